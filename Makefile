@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets itself up from a fresh clone. It needs Python 3.10 to 3.13 with venv:
+# `make test PYTHON=python3.12` chooses which one the environment is made from.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: install demo test test-real lint format bench clean
+
+install: $(INSTALLED)
+
+# bin/pip is the last file that venv writes: without it, the environment is missing or half made.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; v = sys.version_info[:2]; \
+	sys.exit(None if (3, 10) <= v <= (3, 13) else "onebasin needs Python 3.10 to 3.13: make PYTHON=python3.12")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/onebasin demo -o demo
+
+# Two workers with one thread each: more threads would only fight over two cores.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
+
+test-real: $(INSTALLED)
+	$(BIN)/python -m pytest -m real tests
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict onebasin
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks
+
+# Leaves .venv, which is slow to make again.
+clean:
+	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find onebasin tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
