@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table per architecture, as text that people read.
+
+A new family is a new `.txt` file here, in the notation of `onebasin.symmetry.table`, and nothing else: no
+other file knows a model family, and no algorithm lives here.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from onebasin.symmetry import Table, TableError, read_table
+
+
+@cache
+def _shipped(family: str) -> Table:
+    return read_table((files(__name__) / f"{family}.txt").read_text("utf-8"), f"{family}.txt", _included)
+
+
+def _included(family: str) -> Table:
+    if not (files(__name__) / f"{family}.txt").is_file():
+        raise TableError(f"there is no family '{family}' to include")
+    return _shipped(family)
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """All shipped tables, by family name, in alphabetical order."""
+    names = sorted(path.name for path in files(__name__).iterdir())
+    return {name[:-4]: _shipped(name[:-4]) for name in names if name.endswith(".txt")}
+
+
+def table_for(model_type: str) -> Table:
+    """The table of a config's `model_type`. Raises TableError naming the nearest known types."""
+    for table in tables().values():
+        if model_type in table.types:
+            return table
+    known = sorted(name for table in tables().values() for name in table.types)
+    near = get_close_matches(model_type, known, n=3, cutoff=0.4)
+    hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+    raise TableError(f"model type '{model_type}' has no table yet ({hint}); name one with --family")
+
+
+def named_table(family: str) -> Table:
+    """The table called `family`, or the one in the file of that path. Raises TableError if it is neither."""
+    if family in tables():
+        return tables()[family]
+    path = Path(family)
+    if path.is_file():
+        return read_table(path.read_text("utf-8"), str(path), _included)
+    raise TableError(f"there is no family '{family}'; known: {', '.join(tables())}")

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mathematics: axis notation, spaces, groups, family signatures, alignments.
+
+A model is a set of tensors whose axes live in named spaces; a symmetry is one group element per space.
+Nothing here knows a model family, a file format or an algorithm that needs data: torch, scipy and nothing of ours.
+"""
+
+from .alignment import Alignment
+from .groups import Group, Moments
+from .levels import LEVELS, PARTS, RESCALE, acting_groups
+from .signature import Entry, Norm, Signature, Space
+from .table import Table, TableError, read_table, resolve
+
+__all__ = [
+    "LEVELS",
+    "PARTS",
+    "RESCALE",
+    "Alignment",
+    "Entry",
+    "Group",
+    "Moments",
+    "Norm",
+    "Signature",
+    "Space",
+    "Table",
+    "TableError",
+    "acting_groups",
+    "read_table",
+    "resolve",
+]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An alignment: one group element per space, applied to tensors, composed, inverted, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .axes import blocks
+from .maps import Element, Linear, Monomial, act_on, product
+from .signature import Entry, Signature
+
+FORMAT = "onebasin-alignment-1"
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Maps from root space to element; a space that is absent keeps the identity.
+
+    batch: root space -> the spaces its element is batched over (heads, for qk), needed to compose: the batch
+    is indexed by the *target* heads, so it moves with what is applied after it.
+    """
+
+    elements: Mapping[str, Element] = field(default_factory=dict)
+    batch: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    # --- acting -------------------------------------------------------------------------------------------
+
+    def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
+        """The tensor `role` of the rewritten model: every axis mapped by its space's element.
+
+        Shape, dtype and device stay; where nothing acts, the tensor itself is returned.
+        Raises ValueError where a matrix meets a norm whose weight is not folded away.
+        """
+        entry = signature.tensors[role]
+        if not any(signature.root[leaf.space] in self.elements for leaf in signature.leaves(entry)):
+            return tensor
+        if entry.norm is not None:
+            return self._norm_weight(signature, entry, tensor)
+        out = torch.empty_like(tensor)
+        for (piece, leaves), (target, _) in zip(
+            blocks(tensor, entry.axes, signature.sizes), blocks(out, entry.axes, signature.sizes), strict=True
+        ):
+            roots = [signature.root.get(leaf.space, "") for leaf in leaves]
+            for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
+                element = self.elements.get(root)
+                if element is not None:
+                    over = tuple(roots.index(outer) for outer in signature.spaces[root].batch)
+                    piece = act_on(piece, element, over, dim, leaf.dual)
+            target.copy_(piece)
+        return out
+
+    def _norm_weight(self, signature: Signature, entry: Entry, tensor: Tensor) -> Tensor:
+        """A norm's weight is a diagonal matrix D -> g D g^-1: permuted; a rotation needs a multiple of 1."""
+        assert entry.norm is not None
+        element = self.elements[signature.root[entry.norm.target]]
+        if isinstance(element, Monomial):
+            return Monomial(element.index).act(tensor.unsqueeze(-1)).squeeze(-1)
+        if not bool((tensor == tensor.flatten()[0]).all()):
+            raise ValueError(f"'{entry.name}' must be folded away before a rotation: use the canonical form")
+        return tensor
+
+    # --- algebra ------------------------------------------------------------------------------------------
+
+    def after(self, first: Alignment) -> Alignment:
+        """`self * first`: the alignment that applies `first`, then `self`."""
+        batch = {**first.batch, **self.batch}
+        elements: dict[str, Element] = {}
+        for key in {**first.elements, **self.elements}:
+            mine, theirs = self.elements.get(key), first.elements.get(key)
+            if theirs is not None:
+                theirs = _carry(theirs, key, self.elements, batch)
+            if mine is not None and theirs is not None:
+                elements[key] = product(mine, theirs)
+            else:
+                both = mine if mine is not None else theirs
+                assert both is not None
+                elements[key] = both
+        return Alignment(elements, batch)
+
+    def inverse(self) -> Alignment:
+        """The alignment that undoes this one."""
+        elements: dict[str, Element] = {}
+        for key in sorted(self.elements, key=lambda key: len(self.batch.get(key, ()))):  # outer spaces first
+            elements[key] = _carry(self.elements[key].inverse(), key, elements, self.batch)
+        return Alignment(elements, self.batch)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.elements)
+
+    # --- on disk ------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file: KEY.index, KEY.scale, KEY.matrix, KEY.dual."""
+        tensors: dict[str, Tensor] = {}
+        for key, element in self.elements.items():
+            if isinstance(element, Monomial):
+                tensors[f"{key}.index"] = element.index
+                if element.scale is not None:
+                    tensors[f"{key}.scale"] = element.scale
+            else:
+                tensors[f"{key}.matrix"] = element.matrix
+                if element.dual is not None:
+                    tensors[f"{key}.dual"] = element.dual
+        batch = {key: list(self.batch.get(key, ())) for key in self.elements}
+        metadata = {"format": FORMAT, "batch": json.dumps(batch)}
+        save_file({key: t.detach().cpu().contiguous() for key, t in tensors.items()}, str(path), metadata)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Alignment:
+        """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
+        try:
+            with safe_open(str(path), "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"cannot read the alignment '{path}': {error}") from None
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"'{path}' is not an alignment of this version ({FORMAT})")
+        batch = {key: tuple(outer) for key, outer in json.loads(metadata["batch"]).items()}
+        elements: dict[str, Element] = {}
+        for key in batch:
+            if f"{key}.index" in tensors:
+                elements[key] = Monomial(tensors[f"{key}.index"], tensors.get(f"{key}.scale"))
+            else:
+                elements[key] = Linear(tensors[f"{key}.matrix"], tensors.get(f"{key}.dual"))
+        return cls(elements, batch)
+
+
+def _carry(
+    element: Element, key: str, moving: Mapping[str, Element], batch: Mapping[str, tuple[str, ...]]
+) -> Element:
+    """Reorder the batch of `element`, which acts on `key`, by what moves the spaces that it is batched over.
+
+    An outer element may itself be batched: query heads permuted inside every group, in `(kv group qk)`.
+    """
+    over = batch.get(key, ())
+    for dim, outer in enumerate(over):
+        mover = moving.get(outer)
+        if mover is None:
+            continue
+        within = batch.get(outer, ())
+        if not isinstance(mover, Monomial) or any(space not in over[:dim] for space in within):
+            raise ValueError(f"space '{outer}' carries '{key}' inside it and can only be permuted")
+        order = Monomial(mover.index)
+        places = tuple(over.index(space) for space in within)
+        if isinstance(element, Monomial):
+            scale = element.scale
+            element = Monomial(
+                act_on(element.index, order, places, dim, False),
+                None if scale is None else act_on(scale, order, places, dim, False),
+            )
+        else:
+            dual = element.dual
+            element = Linear(
+                act_on(element.matrix, order, places, dim, False),
+                None if dual is None else act_on(dual, order, places, dim, False),
+            )
+    return element

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups that act on spaces, one short file each, with their one hard operation `nearest`.
+
+Each takes the cross-moments of a space and returns its best element, in closed form but for
+joint rescaling (one variable) and `Invertible` (descent). Nothing here knows tensors,
+tables or models.
+"""
+
+from .base import Group, Moments
+from .fixed import Fixed
+from .invertible import Invertible
+from .orthogonal import Orthogonal, OrthogonalFixingOnes, nuclear, polar
+from .permutation import Permutation, SignedPermutation
+from .scaling import Positive, ScaledPermutation, best_scale
+from .similarity import ScaledOrthogonal
+from .wreath import Wreath
+
+__all__ = [
+    "Fixed",
+    "Group",
+    "Invertible",
+    "Moments",
+    "Orthogonal",
+    "OrthogonalFixingOnes",
+    "Permutation",
+    "Positive",
+    "ScaledOrthogonal",
+    "ScaledPermutation",
+    "SignedPermutation",
+    "Wreath",
+    "best_scale",
+    "nuclear",
+    "polar",
+]

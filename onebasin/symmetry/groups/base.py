@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every group can do, and the statistics that matching hands to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..maps import Element
+
+
+@dataclass(frozen=True)
+class Moments:
+    """All that a space's best element depends on, with everything else held fixed.
+
+    Over the tensors that write the space (primal) and those that read it (dual), with the space's axis
+    first and everything else flattened, anchor A and source S:
+    primal, dual              sum of A S^T, (*batch, n, n)
+    primal_norm, dual_norm    squared norms of the rows of S, (*batch, n)
+    primal_gram, dual_gram    sum of S S^T, (*batch, n, n); None unless the group `uses_gram`
+    The squared distance of g is
+        |A|^2 + |g S|^2 + |g^-T S|^2 - 2 <g, primal> - 2 <g^-T, dual>.
+    """
+
+    primal: Tensor
+    dual: Tensor
+    primal_norm: Tensor
+    dual_norm: Tensor
+    primal_gram: Tensor | None = None
+    dual_gram: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """The matrix M of `argmax <g, M>` where g^-T = g (permutations, signs, orthogonal maps)."""
+        return self.primal + self.dual
+
+    def value(self, element: Element) -> Tensor:
+        """Squared distance of `element` less its constant |A|^2, (*batch,).
+
+        Without Gram matrices |g S|^2 comes from the row norms, which is exact for every element whose
+        matrix has orthogonal columns: all groups but `Invertible`.
+        """
+        eye = torch.eye(self.primal.shape[-1]).to(self.primal).expand_as(self.primal)
+        total = self.primal.new_zeros(self.primal.shape[:-2])
+        for dual, cross, norm, gram in (
+            (False, self.primal, self.primal_norm, self.primal_gram),
+            (True, self.dual, self.dual_norm, self.dual_gram),
+        ):
+            g = element.act(eye, dual)
+            grown = (g**2).sum(-2).mul(norm).sum(-1) if gram is None else (g @ gram * g).sum((-2, -1))
+            total = total + grown - 2 * (g * cross).sum((-2, -1))
+        return total
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Moments:
+        """`change` applied to every statistic: a dtype, a device, a shape of the batch."""
+        grams = (None if gram is None else change(gram) for gram in (self.primal_gram, self.dual_gram))
+        rest = (self.primal, self.dual, self.primal_norm, self.dual_norm)
+        return Moments(*map(change, rest), *grams)
+
+    def take(self, index: Tensor | tuple[Tensor, ...]) -> Moments:
+        """The moments of some batch entries."""
+        return self.map(lambda statistic: statistic[index])
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.primal + other.primal, self.dual + other.dual,
+                       self.primal_norm + other.primal_norm, self.dual_norm + other.dual_norm,
+                       _add(self.primal_gram, other.primal_gram),
+                       _add(self.dual_gram, other.dual_gram))  # fmt: skip
+
+
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else a + b
+
+
+class Group(Protocol):
+    """A group acting on a space of n dimensions, with one hard operation: `nearest`."""
+
+    name: str
+    uses_gram: bool  # whether `nearest` needs the Gram matrices of the moments
+
+    def nearest(self, moments: Moments) -> Element:
+        """The element that brings the source closest to the anchor."""
+        ...
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Element:
+        """A random element in float64, for tests and scrambling."""
+        ...
+
+    def dimension(self, size: int) -> int:
+        """Number of continuous parameters of one element on `size` dimensions."""
+        ...

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trivial group: vocabulary, classes, positions, pixels."""
+
+from __future__ import annotations
+
+import torch
+
+from ..maps import Monomial
+from .base import Moments
+
+
+class Fixed:
+    """Only the identity acts."""
+
+    name = "fixed"
+    uses_gram = False
+
+    def nearest(self, moments: Moments) -> Monomial:
+        *batch, n, _ = moments.primal.shape
+        return Monomial(torch.arange(n, device=moments.primal.device).expand(*batch, n))
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
+        return Monomial(torch.arange(size).expand(*batch, size))
+
+    def dimension(self, size: int) -> int:
+        return 0

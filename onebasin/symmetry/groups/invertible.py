@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Any invertible map inside a head: the whole symmetry of a bilinear circuit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..maps import Linear
+from .base import Moments
+from .orthogonal import random_orthogonal
+from .scaling import random_scale
+from .similarity import ScaledOrthogonal
+
+TRIAL = 10  # steps after which the two descents are compared
+
+
+class Invertible:
+    """GL(n): writers take g, readers h = g^-T. nearest descends from the optimum of `ScaledOrthogonal`.
+
+    With G_p, G_d the Gram matrices of the source and P, D the cross-moments, the squared distance is
+        f(g) = tr(g G_p g^T) - 2 <g, P> + tr(h G_d h^T) - 2 <h, D>.
+    Move by g -> (1 + X) g. Then h -> (1 + X)^-T h = (1 - X^T + ...) h, and with everything carried to the
+    current point (G_p' = g G_p g^T, P' = P g^T, G_d' = h G_d h^T, D' = D h^T) the gradient at X = 0 is
+        2 F,   F = (G_p' - P') - (G_d' - D')^T,
+    and the Gauss-Newton model  2 <F, X> + |X G_p'^1/2|^2 + |G_d'^1/2 X|^2  is least where
+        X G_p' + G_d' X = -F,
+    a Sylvester equation with positive semidefinite coefficients, solved in their two eigenbases. X is a
+    direction of descent; the step is halved until f falls by Armijo's rule, so the result is never above the
+    start. The determinant keeps its sign on the way, so a second descent starts from the best reflection of
+    the start, and the one that is lower after a few steps goes on.
+
+    condition: steps that take |g| |g^-1| / n (Frobenius) above it are refused, so that the source does not
+    lose digits. tolerance: stops where a step promises less than this part of |g S|^2 + |h S|^2. limit: most
+    steps. Computed in float64, all heads at once.
+    """
+
+    name = "invertible"
+    uses_gram = True
+
+    def __init__(self, condition: float = 1e4, tolerance: float = 1e-10, limit: int = 30) -> None:
+        self.condition, self.tolerance, self.limit = condition, tolerance, limit
+
+    def nearest(self, moments: Moments) -> Linear:
+        """Raises ValueError where the moments come without Gram matrices."""
+        if moments.primal_gram is None or moments.dual_gram is None:
+            raise ValueError("an invertible map needs the Gram matrices of the source among its moments")
+        shape = moments.primal.shape
+        flat = moments.map(
+            lambda statistic: statistic.double().reshape(-1, *statistic.shape[len(shape) - 2 :])
+        )
+        start = ScaledOrthogonal().nearest(flat)
+        assert start.dual is not None
+        flip = _reflection(start.matrix.mT @ flat.primal + start.dual.mT @ flat.dual)
+        trial = min(TRIAL, self.limit)
+        here = self._descend(start.matrix, start.dual, flat, trial)
+        there = self._descend(start.matrix @ flip, start.dual @ flip, flat, trial)
+        ahead = flat.value(Linear(*there)) < flat.value(Linear(*here))
+        g, h = (_where(ahead, *pair) for pair in zip(there, here, strict=True))
+        g, h = self._descend(g, h, flat, self.limit - trial)
+        return Linear(g.reshape(shape).to(moments.primal), h.reshape(shape).to(moments.primal))
+
+    def _descend(self, g: Tensor, h: Tensor, moments: Moments, limit: int) -> tuple[Tensor, Tensor]:
+        """At most `limit` steps from g, h, (N, n, n) each; heads that have arrived rest."""
+        g, h = g.clone(), h.clone()
+        live = torch.arange(len(g), device=g.device)
+        for _ in range(limit):
+            if not len(live):
+                break
+            g[live], h[live], going = self._step(g[live], h[live], moments.take(live))
+            live = live[going]
+        return g, h
+
+    def _step(self, g: Tensor, h: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+        """One step of all heads: the new g and h, and which heads have further to go."""
+        primal, dual, primal_gram, dual_gram = (
+            moments.primal,
+            moments.dual,
+            moments.primal_gram,
+            moments.dual_gram,
+        )
+        assert primal_gram is not None and dual_gram is not None
+        gram_p, gram_d = g @ primal_gram @ g.mT, h @ dual_gram @ h.mT
+        force = (gram_p - primal @ g.mT) - (gram_d - dual @ h.mT).mT
+        a, u = torch.linalg.eigh(gram_p)
+        b, v = torch.linalg.eigh(gram_d)
+        stiff = b.clamp_min(0)[:, :, None] + a.clamp_min(0)[:, None, :]
+        stiff = stiff + 1e-12 * (a[:, -1] + b[:, -1])[:, None, None] + torch.finfo(a.dtype).tiny
+        x = -v @ ((v.mT @ force @ u) / stiff) @ u.mT
+        slope, now = 2 * (force * x).sum((-2, -1)), moments.value(Linear(g, h))
+        todo = slope.abs() > self.tolerance * (a.sum(-1) + b.sum(-1))
+
+        eye, length = torch.eye(g.shape[-1]).to(g), torch.ones_like(slope)
+        pending, moved_g, moved_h = slope < 0, g, h  # the last small step is taken too
+        for _ in range(30):
+            if not bool(pending.any()):
+                break
+            move, singular = torch.linalg.inv_ex(eye + length[:, None, None] * x)
+            new_g, new_h = g + length[:, None, None] * x @ g, move.mT @ h
+            spread = torch.linalg.matrix_norm(new_g) * torch.linalg.matrix_norm(new_h) / g.shape[-1]
+            lower = moments.value(Linear(new_g, new_h)) <= now + 1e-4 * length * slope
+            good = lower & (spread < self.condition) & (singular == 0)
+            taken = pending & good
+            moved_g, moved_h = _where(taken, new_g, moved_g), _where(taken, new_h, moved_h)
+            pending = pending & ~good
+            length = length / 2
+        return moved_g, moved_h, todo & ~pending
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
+        left, right = (random_orthogonal(size, batch, generator) for _ in range(2))
+        spectrum = random_scale((*batch, size), generator)[..., None, :]
+        return Linear((left * spectrum) @ right, (left / spectrum) @ right)
+
+    def dimension(self, size: int) -> int:
+        return size**2
+
+
+def _reflection(overlap: Tensor) -> Tensor:
+    """1 - 2 w w^T along the direction w that overlaps least: the cheapest change of determinant."""
+    w = torch.linalg.eigh(overlap + overlap.mT)[1][..., :1]
+    flip: Tensor = torch.eye(w.shape[-2]).to(w) - 2 * w @ w.mT
+    return flip
+
+
+def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(condition[:, None, None], a, b)

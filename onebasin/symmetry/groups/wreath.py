@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads permuted as wholes, each with inner maps of its own: the wreath product of a permutation group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..assignment import assignment
+from ..maps import Element, Monomial, product
+from .base import Group, Moments
+from .invertible import Invertible
+from .orthogonal import Orthogonal, nuclear
+from .permutation import random_index
+from .similarity import ScaledOrthogonal
+
+WreathElement = tuple[Monomial, tuple[Element, ...]]
+
+
+class Wreath:
+    """Permutation of h blocks, each with one element of every inner group: (head qk) and (head vo) together.
+
+    An element (p, g) sends the block x[p(i)] to place i and maps it there: out[i] = g[i] x[p(i)]; the inner
+    elements are batched over the *target* blocks.
+
+    nearest is the joint optimum over the permutation and all inner elements. Pairing anchor block i with
+    source block j gains value(i, j) = sum over the inner groups of max <g, M(i, j)>, a nuclear norm where
+    the group is orthogonal; one assignment over these values picks the pairs, and the inner `nearest` their
+    elements.
+    """
+
+    def __init__(self, *inner: Group) -> None:
+        self.inner = inner
+        self.uses_gram = any(group.uses_gram for group in inner)
+        self.name = "wreath(" + ", ".join(group.name for group in inner) + ")"
+
+    def nearest(self, moments: tuple[Moments, ...], outer: Tensor | None = None) -> WreathElement:
+        """moments: for every inner group the moments of all pairs, matrices (h, h, n, n) [anchor, source].
+
+        outer: what pairs gain without any inner map, (h, h), where some tensor has the blocks' axis alone.
+        """
+        gains = torch.stack([_gain(group, pairs) for group, pairs in zip(self.inner, moments, strict=True)])
+        index = assignment(gains.sum(0) if outer is None else gains.sum(0) + outer)
+        rows = torch.arange(len(index), device=index.device)
+        chosen = [pairs.take((rows, index)) for pairs in moments]
+        inner = tuple(group.nearest(pairs) for group, pairs in zip(self.inner, chosen, strict=True))
+        return Monomial(index), inner
+
+    def random(self, blocks: int, sizes: tuple[int, ...], generator: torch.Generator) -> WreathElement:
+        outer = Monomial(random_index(blocks, (), generator))
+        pairs = zip(self.inner, sizes, strict=True)
+        return outer, tuple(group.random(n, (blocks,), generator) for group, n in pairs)
+
+    def dimension(self, blocks: int, sizes: tuple[int, ...]) -> int:
+        return blocks * sum(group.dimension(n) for group, n in zip(self.inner, sizes, strict=True))
+
+
+def compose(second: WreathElement, first: WreathElement) -> WreathElement:
+    """(p2, g2) (p1, g1): out[i] = g2[i] g1[p2(i)] x[p1(p2(i))]."""
+    outer = second[0].after(first[0])
+    moved = (element.take(second[0].index, 0) for element in first[1])
+    return outer, tuple(product(g2, g1) for g2, g1 in zip(second[1], moved, strict=True))
+
+
+def inverse(element: WreathElement) -> WreathElement:
+    """out[j] = g[p^-1(j)]^-1 x[p^-1(j)]."""
+    outer = element[0].inverse()
+    return outer, tuple(inner.take(outer.index, 0).inverse() for inner in element[1])
+
+
+def _gain(group: Group, pairs: Moments) -> Tensor:
+    """Decrease of the squared distance, halved, at the inner optimum of every pair: (h, h).
+
+    Descending on all h^2 pairs costs too much: `Invertible` is judged by the optimum that it starts from.
+    """
+    if isinstance(group, Invertible):
+        group = ScaledOrthogonal()
+    if isinstance(group, Orthogonal):
+        return nuclear(pairs.total)  # the same number, without the singular vectors
+    norm = pairs.primal_norm.sum(-1) + pairs.dual_norm.sum(-1)
+    return (norm - pairs.value(group.nearest(pairs))) / 2

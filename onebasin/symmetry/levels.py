@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which group acts on which space at a level of symmetry.
+
+`paper` is the rotation paper's set: rotations inside each attention head, neuron permutations in each FFN,
+optionally a scale per head; head order and residual stream stay. The other four use every space, each level
+containing the one before it where the space allows it:
+
+    permutation   permutations of everything (Git Re-Basin's symmetries)
+    orthogonal    rotations wherever no nonlinearity stands in the way, the residual stream included
+    full          and positive scales
+    invertible    and any invertible map inside attention heads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .groups import (
+    Group,
+    Invertible,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Permutation,
+    ScaledOrthogonal,
+    ScaledPermutation,
+    SignedPermutation,
+)
+from .signature import Signature
+
+LEVELS = ("paper", "permutation", "orthogonal", "full", "invertible")
+PARTS = ("attention", "ffn", "stream", "head")
+RESCALE = ("none", "after", "joint")
+
+
+def acting_groups(
+    signature: Signature,
+    level: str = "paper",
+    *,
+    rescale: str = "none",
+    parts: Collection[str] | None = None,
+    layers: Collection[int] | None = None,
+) -> dict[str, Group]:
+    """Root space -> group, for the spaces that may move.
+
+    parts, layers: only these (None: all); spaces shared by all layers ignore `layers`.
+    Raises ValueError for an unknown level, part, rescaling or layer number.
+    """
+    _known("symmetry", [level], LEVELS)
+    _known("rescale", [rescale], RESCALE)
+    _known("part", parts or [], PARTS)
+    unknown = set(layers or ()) - set(signature.layers)
+    if unknown:
+        raise ValueError(f"there is no layer {min(unknown)}; layers run from 0 to {max(signature.layers, default=-1)}")
+    groups: dict[str, Group] = {}
+    for root, kind in signature.kinds.items():
+        space = signature.spaces[root]
+        wanted = (parts is None or space.part in parts) and (
+            layers is None or space.layer is None or space.layer in layers
+        )
+        group = _group(kind, space.part, space.size, level, rescale) if wanted else None
+        if group is not None:
+            groups[root] = group
+    return groups
+
+
+def _group(kind: str, part: str, size: int, level: str, rescale: str) -> Group | None:
+    if level == "paper":
+        if part == "attention" and kind == "linear":
+            return Orthogonal() if rescale == "none" else ScaledOrthogonal(joint=rescale == "joint")
+        return Permutation() if part == "ffn" and kind != "fixed" else None
+    if kind in ("fixed", "rows", "labels"):
+        return None
+    if level == "permutation" or kind == "permutation":
+        return Permutation()
+    if kind == "odd":
+        return SignedPermutation()
+    if kind == "relu":
+        return ScaledPermutation() if level != "orthogonal" else Permutation()
+    if kind == "ones":
+        return OrthogonalFixingOnes()
+    if kind == "linear" and level == "invertible" and part == "attention":
+        return Invertible()
+    if kind == "linear" and level != "orthogonal" and rescale != "none":
+        return ScaledOrthogonal(joint=rescale == "joint")
+    return Orthogonal()
+
+
+def _known(what: str, given: Collection[str], known: Collection[str]) -> None:
+    for word in given:
+        if word not in known:
+            raise ValueError(f"unknown {what} '{word}'; choose from {', '.join(known)}")

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elements of the groups, in the two forms that all of them take: a gather with scales, or a matrix.
+
+Both act on the vectors of a space by `x -> g x`. A tensor that *reads* from the space takes the dual
+`g^-T`, so that (W g^-1)(g x) = W x. Leading dimensions are batch: a map for every head, say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Monomial:
+    """Permutation with an optional scale: (g x)[i] = scale[i] * x[index[i]].
+
+    index: (*batch, n) int64. scale: (*batch, n), non-zero, or None for all ones.
+    """
+
+    index: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.index.dim() - 1
+
+    def act(self, x: Tensor, dual: bool = False) -> Tensor:
+        """x: (*batch, n, m) -> (*batch, n, m)."""
+        index = self.index.to(x.device)
+        if index.dim() == 1:
+            out = x.index_select(-2, index)
+        else:
+            out = torch.take_along_dim(x, index.unsqueeze(-1), dim=-2)
+        if self.scale is None:
+            return out
+        scale = self.scale.to(x)
+        return out * (1 / scale if dual else scale).unsqueeze(-1)
+
+    def after(self, first: Monomial) -> Monomial:
+        """The product `self * first`: apply `first`, then `self`."""
+        index = torch.take_along_dim(first.index, self.index, dim=-1)
+        scale = self.scale
+        if first.scale is not None:
+            moved = torch.take_along_dim(first.scale, self.index, dim=-1)
+            scale = moved if scale is None else scale * moved
+        return Monomial(index, scale)
+
+    def inverse(self) -> Monomial:
+        index = torch.argsort(self.index, dim=-1)
+        scale = None if self.scale is None else 1 / torch.take_along_dim(self.scale, index, dim=-1)
+        return Monomial(index, scale)
+
+    def take(self, index: Tensor, dim: int) -> Monomial:
+        """Reorder batch dimension `dim`: entry i of the result is entry index[i]."""
+        scale = None if self.scale is None else self.scale.index_select(dim, index)
+        return Monomial(self.index.index_select(dim, index), scale)
+
+    def is_identity(self) -> bool:
+        n = self.index.shape[-1]
+        same = bool((self.index == torch.arange(n, device=self.index.device)).all())
+        return same and (self.scale is None or bool((self.scale == 1).all()))
+
+    def dense(self, dtype: torch.dtype = torch.float64) -> Linear:
+        """The same map as a matrix (only ever for small spaces and for mixing with `Linear`)."""
+        n = self.index.shape[-1]
+        eye = torch.eye(n, dtype=dtype, device=self.index.device).expand(*self.index.shape, n)
+        return Linear(self.act(eye), None if self.scale is None else self.act(eye, dual=True))
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Invertible matrix. `dual` is its inverse transpose; None says the matrix is orthogonal.
+
+    matrix, dual: (*batch, n, n), floating point.
+    """
+
+    matrix: Tensor
+    dual: Tensor | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.matrix.dim() - 2
+
+    def act(self, x: Tensor, dual: bool = False) -> Tensor:
+        """x: (*batch, n, m) -> (*batch, n, m)."""
+        matrix = self.dual if dual and self.dual is not None else self.matrix
+        return matrix.to(x) @ x
+
+    def after(self, first: Linear) -> Linear:
+        """The product `self * first`: apply `first`, then `self`."""
+        first_matrix = first.matrix.to(self.matrix)
+        if self.dual is None and first.dual is None:
+            return Linear(self.matrix @ first_matrix)
+        mine = self.matrix if self.dual is None else self.dual
+        theirs = first.matrix if first.dual is None else first.dual
+        return Linear(self.matrix @ first_matrix, mine @ theirs.to(mine))
+
+    def inverse(self) -> Linear:
+        if self.dual is None:
+            return Linear(self.matrix.mT)
+        return Linear(self.dual.mT, self.matrix.mT)
+
+    def take(self, index: Tensor, dim: int) -> Linear:
+        """Reorder batch dimension `dim`: entry i of the result is entry index[i]."""
+        dual = None if self.dual is None else self.dual.index_select(dim, index)
+        return Linear(self.matrix.index_select(dim, index), dual)
+
+    def is_identity(self) -> bool:
+        n = self.matrix.shape[-1]
+        return bool((self.matrix == torch.eye(n).to(self.matrix)).all())
+
+
+Element = Monomial | Linear
+
+
+def product(second: Element, first: Element) -> Element:
+    """`second * first`: apply `first`, then `second`. Mixed forms become a matrix."""
+    if isinstance(second, Monomial) and isinstance(first, Monomial):
+        return second.after(first)
+    if isinstance(second, Monomial):
+        assert isinstance(first, Linear)
+        second = second.dense(first.matrix.dtype)
+    if isinstance(first, Monomial):
+        first = first.dense(second.matrix.dtype)
+    return second.after(first)
+
+
+def act_on(x: Tensor, element: Element, batch: tuple[int, ...], dim: int, dual: bool) -> Tensor:
+    """Let `element` act on dimension `dim` of x, its batch running over the dimensions `batch`.
+
+    x: any shape -> the same shape. The other dimensions are carried along.
+    """
+    rest = tuple(d for d in range(x.dim()) if d != dim and d not in batch)
+    order = (*batch, dim, *rest)
+    moved = x.permute(order)
+    lead = len(batch) + 1
+    out = element.act(moved.reshape(*moved.shape[:lead], -1), dual)
+    out = out.reshape(*out.shape[:lead], *moved.shape[lead:])
+    back = [0] * x.dim()
+    for position, original in enumerate(order):
+        back[original] = position
+    return out.permute(back)

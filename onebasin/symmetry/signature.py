@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The signature of one model: its tensors, their axes, the spaces the axes live in, and what acts on each space.
+
+A signature is what a table becomes when it meets a checkpoint. Everything downstream (matching, canonical
+form, distances, audit) reads signatures and never a model family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .axes import Axis, Leaf, leaves, nesting
+
+# What may act on a space is the intersection of what everything that touches it allows. A kind is the set of
+# moves it allows; `ones` rotates the complement of the all-ones vector only.
+MOVES: dict[str, frozenset[str]] = {
+    "fixed": frozenset(),
+    "rows": frozenset(),  # fixed, but two models may hold different numbers of them (positions)
+    "labels": frozenset(),  # fixed, and its tensors belong to one task (classes)
+    "permutation": frozenset({"permute"}),  # pointwise nonlinearity (GELU, SiLU, softmax over heads)
+    "odd": frozenset({"permute", "sign"}),  # odd nonlinearity (tanh), or an RMSNorm with a weight
+    "relu": frozenset({"permute", "scale"}),  # positively homogeneous nonlinearity
+    "ones": frozenset({"permute", "ones"}),  # a LayerNorm without weight reads the space
+    "orthogonal": frozenset({"permute", "sign", "ones", "rotate"}),  # an RMSNorm without weight reads it
+    "linear": frozenset({"permute", "sign", "scale", "ones", "rotate", "shear"}),  # nothing but matrices
+}
+_KIND = {moves: kind for kind, moves in reversed(list(MOVES.items()))}
+
+
+@dataclass(frozen=True)
+class Space:
+    """A named space. `batch` are the spaces it has one map for each entry of (heads, for qk).
+
+    output: what lives here leaves the model (the hidden states of a model without a head), so nothing may act.
+    """
+
+    key: str
+    name: str
+    size: int
+    kind: str
+    part: str
+    layer: int | None
+    batch: tuple[str, ...] = ()
+    output: bool = False
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm `source -> target`; its weight is diagonal in `target`.
+
+    kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does).
+    """
+
+    kind: str
+    source: str
+    target: str
+
+    @property
+    def unit(self) -> float:
+        """What the stored weight is when the norm does nothing but normalise."""
+        return 0.0 if self.kind == "rmsnorm1p" else 1.0
+
+    @property
+    def writes_back(self) -> bool:
+        """The normed vector goes into the same space: its weight has no reader to move into."""
+        return self.source == self.target
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor: its role (the table's name for it), its name on disk, its axes.
+
+    alias: another role that holds the same numbers (tied weights). stored: whether the file holds it; a tied tensor
+    may be left out. notes: gauge freedom, see `canonical`.
+    """
+
+    role: str
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    layer: int | None = None
+    norm: Norm | None = None
+    alias: str | None = None
+    head: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
+    stored: bool = True
+
+
+@dataclass(frozen=True)
+class Signature:
+    """All tensors (by role, in the order of execution) and spaces (by key) of one model. `root` maps every space to the one whose
+    element it shares: the target of a norm to its source, a tied head's space to the embedding's.
+    `absent` are the tied tensors that the file leaves out.
+    """
+
+    family: str
+    tensors: Mapping[str, Entry]
+    spaces: Mapping[str, Space]
+    root: Mapping[str, str]
+    absent: Mapping[str, Entry] = field(default_factory=dict)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        return {key: space.size for key, space in self.spaces.items()}
+
+    @cached_property
+    def members(self) -> dict[str, list[str]]:
+        """Root space -> all spaces that share its element."""
+        found: dict[str, list[str]] = {}
+        for key in self.spaces:
+            found.setdefault(self.root[key], []).append(key)
+        return found
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """Root space -> kind: the intersection of what its members and the norms that read them allow."""
+        moves = {
+            root: frozenset.intersection(
+                *(MOVES["fixed" if self.spaces[key].output else self.spaces[key].kind] for key in keys)
+            )
+            for root, keys in self.members.items()
+        }
+        for entry in self.tensors.values():
+            if entry.norm is not None:
+                root = self.root[entry.norm.source]
+                layer_norm = entry.norm.kind == "layernorm"
+                if entry.norm.writes_back:
+                    allowed = MOVES["permutation" if layer_norm else "odd"]
+                else:
+                    allowed = MOVES["ones" if layer_norm else "orthogonal"]
+                moves[root] &= allowed
+        return {root: _KIND[found] for root, found in moves.items()}
+
+    @cached_property
+    def touching(self) -> dict[str, list[str]]:
+        """Root space -> roles of the tensors that have it on an axis (aliases left out)."""
+        found: dict[str, list[str]] = {root: [] for root in self.members}
+        for role, entry in self.tensors.items():
+            if entry.alias is None:
+                for key in dict.fromkeys(self.root[leaf.space] for leaf in self.leaves(entry)):
+                    found[key].append(role)
+        return found
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted({entry.layer for entry in self.tensors.values() if entry.layer is not None})
+
+    def leaves(self, entry: Entry) -> Iterator[Leaf]:
+        """The leaves of a tensor that are spaces (constants left out)."""
+        return (leaf for leaf in leaves(entry.axes) if not leaf.constant)
+
+    def part(self, entry: Entry) -> str:
+        """Which part of the model a tensor belongs to: attention, ffn, norm, embedding, head or other."""
+        parts = {self.spaces[leaf.space].part for leaf in self.leaves(entry)}
+        if entry.head:
+            return "head"
+        for part in ("attention", "ffn"):
+            if part in parts or entry.notes.get("part") == part:
+                return part
+        if entry.norm is not None or entry.role.removesuffix(".bias") + ".weight" in self._norm_roles:
+            return "norm"
+        kinds = {self.spaces[leaf.space].kind for leaf in self.leaves(entry)}
+        return "embedding" if kinds & {"fixed", "rows"} else "other"
+
+    @cached_property
+    def _norm_roles(self) -> frozenset[str]:
+        return frozenset(role for role, entry in self.tensors.items() if entry.norm is not None)
+
+
+def batches(entries: Mapping[str, Entry], root: Mapping[str, str], fixed: set[str]) -> dict[str, tuple[str, ...]]:
+    """The batch of every root space: what stands before it in *every* flattened axis it occurs in."""
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries.values():
+        for leaf, outer in nesting(entry.axes):
+            if leaf.constant:
+                continue
+            key = root[leaf.space]
+            before = tuple(root[name] for name in outer if root[name] not in fixed)
+            known = found.get(key, before)
+            found[key] = tuple(name for name in known if name in before)
+    return found

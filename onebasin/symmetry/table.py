@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Family tables: the text that says which spaces a model's axes live in, and its meeting with a checkpoint.
+
+A table has a header, a list of spaces, and one line per tensor:
+
+    family gpt2
+    types  gpt2                           config.json's model_type
+    prefix transformer.                   optional base-model prefix(es)
+    include bert                          takes over another table's spaces and tensors (not its types, prefixes and
+                                          heads); what this table names itself replaces what it took over
+    layers n_layer                        config key that counts the layers (checked); `a * b` multiplies
+    size   head = n_head                  sizes that shapes alone do not tell; `a | b` tries keys in turn
+
+    spaces                                name, kind, part, `layer` where every layer has its own
+        vocab   fixed
+        stream  linear       stream
+        head    permutation  attention  layer
+        qk      linear       attention  layer
+
+    tensors                               name (`?` may be absent), axes, notes
+        wte.weight                        vocab stream
+        ln_f.weight                       layernorm: stream -> final
+        ln_f.bias                         final
+    layer h.{}
+        attn.c_attn.weight                attn_in' [(head qk) | (head qk') | (head vo)]
+        attn.c_proj.bias                  stream                        ; part attention
+    heads                                 never carry the base-model prefix
+        lm_head.weight?                   vocab final'                  ; tied wte.weight
+
+`{a|b}` in a name are spellings of one tensor; the first is its role. A kind `act KEY` reads the activation
+function's name from the config (relu -> relu, tanh -> odd, else permutation). Spaces that occur only as
+the target of a norm need no declaration. `ignore PATTERN` names buffers that hold no parameters.
+
+Notes after `;`
+    tied ROLE            holds the same numbers as ROLE when the config ties embeddings
+    part NAME            counts to this part of the model (for a bias whose axes do not say)
+    when KEY=VALUE       the line holds only for such configs (`!=` for all others; for a list: a part of an item)
+    else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
+    invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
+    passes [SPACE]       a constant that attention passes on unchanged: a value bias
+    into ROLE ...        what all rows share can move into each ROLE: summed embedding tables
+    rows ROLE ...        except the first rows: one each for the ROLEs that are there (class token)
+
+    beside ROLE          where this tensor is, so is ROLE, even where a tie leaves it out of the file
+    nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads
+
+The lines stand in the order of execution: a tensor's place among the norms says which of them its output meets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from .axes import Axis, leaves, nesting, parse, rename, show, size
+from .signature import MOVES, Entry, Norm, Signature, Space, batches
+
+
+class TableError(ValueError):
+    """A table that cannot be read, or a checkpoint that does not fit its table."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    kind: str
+    part: str = ""
+    per_layer: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One tensor line. `heading` is the pattern of the enclosing `layer` block, or empty."""
+
+    pattern: str
+    optional: bool
+    axes: tuple[Axis, ...]
+    norm: tuple[str, str, str] | None
+    notes: Mapping[str, str]
+    heading: str
+    head: bool
+
+    @property
+    def full(self) -> str:
+        return f"{self.heading}.{self.pattern}" if self.heading else self.pattern
+
+
+@dataclass
+class Table:
+    family: str = ""
+    types: list[str] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    layers: list[list[str]] = field(default_factory=list)
+    sizes: dict[str, list[str]] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    included: str = ""
+    spaces: dict[str, Declared] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+
+
+_NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(\w+)\s*->\s*(\w+)$")
+_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "when", "else"}
+
+
+def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
+    """Parse a table; `named` finds the tables that it may include.
+
+    Raises TableError naming `origin` and the line that cannot be read.
+    """
+    table = Table()
+    section, heading = "", ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.split("#")[0].rstrip()
+        if not line:
+            continue
+        try:
+            word, _, rest = line.strip().partition(" ")
+            rest = rest.strip()
+            if not line[0].isspace():
+                if word in ("spaces", "tensors", "heads"):
+                    section, heading = word, ""
+                elif word == "layer":
+                    section, heading = "tensors", rest
+                else:
+                    _header(table, word, rest)
+            elif section == "spaces":
+                _space(table, word, rest.split())
+            elif section in ("tensors", "heads"):
+                table.lines.append(_tensor(word, rest, heading, section == "heads"))
+            else:
+                raise TableError("an indented line before 'spaces' or 'tensors'")
+        except ValueError as error:
+            raise TableError(f"{origin}, line {number}: {error}") from None
+    if not table.family or not table.lines:
+        raise TableError(f"{origin}: a table needs a 'family' line and at least one tensor")
+    if table.included:
+        if named is None:
+            raise TableError(f"{origin}: there is no table '{table.included}' to include")
+        table = _inherit(table, named(table.included))
+    _declare_norm_targets(table, origin)
+    return table
+
+
+def _header(table: Table, word: str, rest: str) -> None:
+    if word == "family":
+        table.family = rest
+    elif word == "types":
+        table.types += rest.split()
+    elif word == "prefix":
+        table.prefixes += rest.split()
+    elif word == "include":
+        table.included = rest
+    elif word == "layers":
+        table.layers = [_keys(factor) for factor in rest.split("*")]
+    elif word == "ignore":
+        table.ignored += rest.split()
+    elif word == "size":
+        name, _, keys = rest.partition("=")
+        table.sizes[name.strip()] = _keys(keys)
+    else:
+        raise TableError(f"'{word}' is no heading; known are family, types, prefix, include, layers, size, "
+                         "ignore, spaces, tensors, layer, heads")  # fmt: skip
+
+
+def _keys(text: str) -> list[str]:
+    return [key.strip() for key in text.split("|")]
+
+
+def _inherit(table: Table, base: Table) -> Table:
+    """A table with the spaces and the base model of another before its own, which replace those they name."""
+    own = {line.full for line in table.lines}
+    return replace(
+        table,
+        layers=table.layers or base.layers,
+        sizes={**base.sizes, **table.sizes},
+        ignored=base.ignored + table.ignored,
+        spaces={**base.spaces, **table.spaces},
+        lines=[line for line in base.lines if not line.head and line.full not in own] + table.lines,
+    )
+
+
+def _space(table: Table, name: str, words: list[str]) -> None:
+    if not words:
+        raise TableError(f"space '{name}' needs a kind: one of {', '.join(MOVES)} or 'act KEY'")
+    kind = words.pop(0)
+    if kind == "act" and words:
+        kind = f"act {words.pop(0)}"
+    elif kind not in MOVES:
+        raise TableError(f"'{kind}' is no kind of space; known are {', '.join(MOVES)} and 'act KEY'")
+    per_layer = "layer" in words
+    parts = [word for word in words if word != "layer"]
+    if name in table.spaces:
+        raise TableError(f"space '{name}' is declared twice")
+    table.spaces[name] = Declared(kind, parts[0] if parts else "", per_layer)
+
+
+def _tensor(name: str, rest: str, heading: str, head: bool) -> Line:
+    expression, *clauses = (piece.strip() for piece in rest.split(";"))
+    notes = {}
+    for clause in clauses:
+        word, _, argument = clause.partition(" ")
+        if word not in _NOTES:
+            raise TableError(f"'{word}' is no note; known are {', '.join(sorted(_NOTES))}")
+        notes[word] = argument.strip()
+    norm = _NORM.match(expression)
+    axes = parse(norm[3] if norm else expression)
+    return Line(name.removesuffix("?"), name.endswith("?"), axes, (norm[1], norm[2], norm[3]) if norm else None,
+                notes, heading, head)  # fmt: skip
+
+
+def _declare_norm_targets(table: Table, origin: str) -> None:
+    """A space that is only ever the target of a norm is linear, and per layer where its norm is."""
+    for line in table.lines:
+        if line.norm and line.norm[2] not in table.spaces:
+            table.spaces[line.norm[2]] = Declared("linear", "", bool(line.heading))
+    for line in table.lines:
+        for leaf in leaves(line.axes):
+            if not leaf.constant and leaf.space not in table.spaces:
+                raise TableError(f"{origin}: '{line.full}  {show(line.axes)}' names the undeclared space '{leaf.space}'")
+
+
+# --- a table meets a checkpoint -------------------------------------------------------------------------------
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """`h.{}.{weight|gamma}` -> a regex with a numbered group for every layer index."""
+    out = ""
+    for piece in re.split(r"(\{[^}]*\})", pattern):
+        if piece == "{}":
+            out += r"(\d+)"
+        elif piece.startswith("{"):
+            out += "(?:" + "|".join(map(re.escape, piece[1:-1].split("|"))) + ")"
+        else:
+            out += re.escape(piece)
+    return re.compile(out)
+
+
+def _role(pattern: str, indices: tuple[str, ...]) -> str:
+    """The first spelling of a pattern, its layer indices filled in."""
+    given = iter(indices)
+    return re.sub(r"\{([^}]*)\}", lambda found: found[1].split("|")[0] if found[1] else next(given), pattern)
+
+
+def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
+    """The first of `keys` that the config has (a number stands for itself), or None."""
+    for key in keys:
+        if key.isdigit():
+            return int(key)
+        if config.get(key) is not None:
+            return config[key]
+    return None
+
+
+def _holds(condition: str, config: Mapping[str, Any]) -> bool:
+    """Whether a `when KEY=VALUE` or `when KEY!=VALUE` is true of a config; the empty condition is."""
+    if not condition:
+        return True
+    key, _, value = condition.partition("=")
+    given = config.get(key.removesuffix("!").strip())
+    value = value.strip()
+    if isinstance(given, str) and "|" in given:  # a list in an older config
+        given = given.split("|")
+    is_so = any(value in str(item) for item in given) if isinstance(given, (list, tuple)) else str(given) == value
+    return is_so != key.endswith("!")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Signature:
+    """Fit a table to a checkpoint: every tensor found in it exactly once, every size solved for.
+
+    shapes: tensor name on disk -> shape. config: the model's configuration as a dictionary.
+    Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape.
+    """
+    table = replace(table, lines=[line for line in table.lines if _holds(line.notes.get("when", ""), config)])
+    prefix = next((p for p in table.prefixes if any(name.startswith(p) for name in shapes)), "")
+    found = _locate(table, shapes, prefix)
+    numbers = _layer_numbers(table, found, config)
+    _require(table, found, numbers, prefix)
+
+    found = dict(sorted(found.items(), key=lambda item: _order(table, *item[1][1:])))
+    same = _spared(table, found)
+    entries: dict[str, Entry] = {}
+    declared: dict[str, tuple[str, Declared, int | None]] = {}  # key -> name in the table, declaration, layer
+    for role, (name, line, indices) in found.items():
+        layer = numbers[line.heading][indices] if line.heading else None
+        keys = {}
+        mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list((line.norm or ())[1:])
+        for space in dict.fromkeys(mentioned):
+            word = same.get(space, space)
+            declaration = table.spaces[word]
+            if declaration.per_layer and line.heading:
+                keys[space] = f"{_role(line.heading, indices)}.{word}"
+                declared[keys[space]] = (word, declaration, layer)
+            else:
+                keys[space] = word
+                declared[word] = (word, declaration, None)
+        norm = line.norm and Norm(line.norm[0], keys[line.norm[1]], keys[line.norm[2]])
+        entries[role] = Entry(role, name, tuple(shapes[name]), tuple(rename(axis, keys) for axis in line.axes),
+                              layer, norm or None, None, line.head, line.notes)  # fmt: skip
+
+    sizes = _solve(entries, declared, table, config)
+    absent = _absent(table, entries, same, declared, config, prefix)
+    root, aliases = _unite(entries, absent, list(declared), config)
+    for role in aliases:
+        entry = entries[role]
+        entries[role] = Entry(entry.role, entry.name, entry.shape, entry.axes, entry.layer, entry.norm,
+                              entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
+
+    kind = {key: _kind(declaration.kind, config) for key, (_, declaration, _) in declared.items()}
+    fixed = {root[key] for key in declared if not MOVES[kind[key]]}
+    outputs = _outputs(table, [*entries.values(), *absent.values()], same)
+    batch = batches(entries, root, fixed)
+    spaces = {
+        key: Space(key, name, sizes[key], kind[key], declaration.part, layer, batch.get(root[key], ()), key in outputs)
+        for key, (name, declaration, layer) in declared.items()
+    }
+    return Signature(table.family, entries, spaces, root, absent)
+
+
+def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[int, tuple[int, ...], int]:
+    """The table's order is that of execution: blocks as they stand, a layer after the other, then line by line."""
+    number = next(i for i, other in enumerate(table.lines) if other is line)
+    start = number
+    while start and table.lines[start - 1].heading == line.heading:
+        start -= 1
+    return start, tuple(map(int, indices)), number
+
+
+def _absent(
+    table: Table,
+    entries: Mapping[str, Entry],
+    same: Mapping[str, str],
+    declared: Mapping[str, object],
+    config: Mapping[str, Any],
+    prefix: str,
+) -> dict[str, Entry]:
+    """Tied tensors of a head that the file leaves out, since it holds their numbers under another name.
+
+    A weight is there where its bias is stored, and a bias where its weight is. A weight without either is there
+    where the model has a head (its names carry a prefix, or its architecture says so), the config ties, and
+    nothing else reads the space that it would read, or only what stands `beside` it.
+    """
+    architectures = [str(item) for item in config.get("architectures") or ()]
+    headed = bool(prefix) or any("For" in item or "Head" in item for item in architectures)
+    ties = headed and config.get("tie_word_embeddings", True)
+    unread = set(declared) - {leaf.space for entry in entries.values() for leaf in leaves(entry.axes) if leaf.dual}
+    beside = {entry.notes.get("beside") for entry in entries.values()}
+    found: dict[str, Entry] = {}
+    for line in table.lines:
+        other = entries.get(line.notes.get("tied", ""))
+        role = _role(line.full, ()) if "{}" not in line.full else ""
+        if other is None or role in entries or not line.head:
+            continue
+        axes = tuple(rename(axis, same) for axis in line.axes)
+        reads = {leaf.space for leaf in leaves(axes) if leaf.dual}
+        module, _, what = role.rpartition(".")
+        sibling = f"{module}.{'bias' if what == 'weight' else 'weight'}"
+        if sibling in entries or sibling in found or (ties and reads and (reads <= unread or role in beside)):
+            found[role] = Entry(role, role, other.shape, axes, None, None, other.role, True, line.notes, False)
+    return found
+
+
+def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set[str]:
+    """Spaces that leave the model: nothing reads them, or only a head would and there is none."""
+    inner = {name for entry in entries for _, outer in nesting(entry.axes) for name in outer}
+    written = {leaf.space for entry in entries for leaf in leaves(entry.axes)}
+    found = written - inner - _read(entries)
+    if not any(entry.head for entry in entries):
+        heads = (leaf for line in table.lines if line.head for leaf in leaves(line.axes))
+        found |= {same.get(leaf.space, leaf.space) for leaf in heads if leaf.dual}
+    return found
+
+
+def _read(entries: Collection[Entry]) -> set[str]:
+    """Spaces that a tensor or a norm reads."""
+    found = {leaf.space for entry in entries for leaf in leaves(entry.axes) if leaf.dual}
+    return found | {entry.norm.source for entry in entries if entry.norm}
+
+
+def _locate(
+    table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str
+) -> dict[str, tuple[str, Line, tuple[str, ...]]]:
+    """Place every tensor: role -> (name on disk, line, layer indices)."""
+    matchers = [(_regex(line.full), line) for line in table.lines]
+    ignored = [_regex(pattern) for pattern in table.ignored]
+    found: dict[str, tuple[str, Line, tuple[str, ...]]] = {}
+    unknown = []
+    for name in shapes:
+        bare = name.removeprefix(prefix)
+        if any(pattern.fullmatch(bare) for pattern in ignored):
+            continue
+        for matcher, line in matchers:
+            candidate = name if line.head else bare
+            if not line.head and prefix and bare == name:
+                continue  # outside the base model: only a head can be meant
+            match = matcher.fullmatch(candidate)
+            if match:
+                role = _role(line.full, match.groups())
+                if role in found:
+                    raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")
+                found[role] = (name, line, match.groups())
+                break
+        else:
+            unknown.append(name)
+    if unknown:
+        raise TableError(f"{table.family}: the table does not know {_some(unknown)}")
+    return found
+
+
+def _layer_numbers(
+    table: Table, found: Mapping[str, tuple[str, Line, tuple[str, ...]]], config: Mapping[str, Any]
+) -> dict[str, dict[tuple[str, ...], int]]:
+    """Per `layer` block: its index tuples in order -> layer number."""
+    numbers: dict[str, dict[tuple[str, ...], int]] = {}
+    for heading in dict.fromkeys(line.heading for line in table.lines if line.heading):
+        indices = {where for _, line, where in found.values() if line.heading == heading}
+        ordered = sorted(indices, key=lambda where: tuple(map(int, where)))
+        numbers[heading] = {where: number for number, where in enumerate(ordered)}
+    factors = [lookup(config, keys) for keys in table.layers]
+    first = next(iter(numbers), None)
+    if factors and None not in factors and first is not None and len(numbers[first]) != prod(factors):
+        raise TableError(f"the config counts {prod(factors)} layers, the weights hold {len(numbers[first])}")
+    return numbers
+
+
+def _require(
+    table: Table,
+    found: Mapping[str, tuple[str, Line, tuple[str, ...]]],
+    numbers: Mapping[str, Mapping[tuple[str, ...], int]],
+    prefix: str,
+) -> None:
+    """Every tensor that must be there is; one that may be absent is so in all layers or in none."""
+    missing = []
+    for line in table.lines:
+        if line.head:
+            continue
+        roles = [_role(line.full, indices) for indices in (numbers[line.heading] if line.heading else [()])]
+        absent = [prefix + role for role in roles if role not in found]
+        if not line.optional or len(absent) < len(roles):
+            missing += absent
+    if missing:
+        raise TableError(f"{table.family}: the weights lack {_some(missing)}")
+
+
+def _spared(table: Table, found: Mapping[str, object]) -> dict[str, str]:
+    """Spaces that are others here, since the tensor between them is absent: the notes `else A = B, C = D`."""
+    same: dict[str, str] = {}
+    for line in table.lines:
+        if "else" in line.notes and _role(line.full, ()) not in found:
+            for pair in line.notes["else"].split(","):
+                space, _, other = pair.partition("=")
+                same[space.strip()] = other.strip()
+    return same
+
+
+def _solve(
+    entries: Mapping[str, Entry],
+    declared: Mapping[str, tuple[str, Declared, int | None]],
+    table: Table,
+    config: Mapping[str, Any],
+) -> dict[str, int]:
+    """Sizes of all spaces from the config's counts and the tensors' shapes."""
+    sizes: dict[str, int] = {}
+    for key, (name, _, _) in declared.items():
+        if name in table.sizes:
+            value = lookup(config, table.sizes[name])
+            if not isinstance(value, int) or value < 1:
+                raise TableError(f"the config lacks '{' or '.join(table.sizes[name])}' (number of '{name}')")
+            sizes[key] = value
+    for entry in entries.values():
+        if len(entry.axes) != len(entry.shape):
+            raise TableError(f"'{entry.name}' has shape {entry.shape}, its axes are '{show(entry.axes)}'")
+    open_axes = [(entry, axis, length) for entry in entries.values() for axis, length in zip(entry.axes, entry.shape, strict=True)]
+    progress = True
+    while progress and open_axes:
+        progress, waiting = False, []
+        for entry, axis, length in open_axes:
+            unknown = {leaf.space for leaf in leaves(axis) if not leaf.constant and leaf.space not in sizes}
+            if len(unknown) > 1:
+                waiting.append((entry, axis, length))
+                continue
+            progress = True
+            if unknown:  # an axis's size is linear in the one unknown: size = a + b * unknown
+                name = unknown.pop()
+                a = size(axis, {**sizes, name: 0})
+                b = size(axis, {**sizes, name: 1}) - a
+                value, remainder = divmod(length - a, b)
+                if remainder or value < 1:
+                    raise TableError(
+                        f"'{entry.name}' has shape {entry.shape}: {length} does not split into '{show((axis,))}' "
+                        f"with {_known(axis, sizes)}"
+                    )
+                sizes[name] = value
+            elif size(axis, sizes) != length:
+                raise TableError(
+                    f"'{entry.name}' has shape {entry.shape}: '{show((axis,))}' should be {size(axis, sizes)}, not {length}"
+                )
+        open_axes = waiting
+    if open_axes:
+        entry, axis, _ = open_axes[0]
+        raise TableError(f"'{entry.name}': the sizes in '{show((axis,))}' cannot be told from shapes; add a 'size' line")
+    return sizes
+
+
+def _known(axis: Axis, sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{leaf.space} = {sizes[leaf.space]}" for leaf in leaves(axis) if leaf.space in sizes)
+
+
+def _unite(
+    entries: Mapping[str, Entry], absent: Mapping[str, Entry], keys: list[str], config: Mapping[str, Any]
+) -> tuple[dict[str, str], list[str]]:
+    """Which spaces share one element (norm source and target, tied axes), and which tensors are aliases."""
+    parent = {key: key for key in keys}
+
+    def top(key: str) -> str:
+        while parent[key] != key:
+            key = parent[key]
+        return key
+
+    for entry in entries.values():
+        if entry.norm:
+            parent[top(entry.norm.target)] = top(entry.norm.source)
+    tied = [entry for entry in entries.values() if "tied" in entry.notes] if config.get("tie_word_embeddings", True) else []
+    tied = [entry for entry in tied if entry.notes["tied"] in entries]
+    for entry in (*tied, *absent.values()):
+        for mine, theirs in zip(entry.axes, entries[entry.notes["tied"]].axes, strict=True):
+            for a, b in zip(leaves(mine), leaves(theirs), strict=True):
+                if not a.constant:
+                    parent[top(a.space)] = top(b.space)
+    return {key: top(key) for key in keys}, [entry.role for entry in tied]
+
+
+def _kind(kind: str, config: Mapping[str, Any]) -> str:
+    if not kind.startswith("act "):
+        return kind
+    activation = str(lookup(config, kind.removeprefix("act ").split("|")))
+    return {"relu": "relu", "tanh": "odd"}.get(activation, "permutation")
