@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model folders: lazy reading, pairs of tensors, distances, atomic writing, model cards, verification.
+
+Everything that touches the disk or a stock `transformers` model lives here, and no algorithm does.
+Nothing here knows a model family: tables say what a tensor is, `transformers` says how a model runs.
+"""
+
+from .card import model_card, provenance
+from .distance import Distances, distances
+from .gauge import Canonical
+from .pairing import Shared, read_pair, shared_roles
+from .reader import DTYPES, Checkpoint, CheckpointError, locate
+from .verification import Verification, compare, compare_models, load_model
+from .writer import write_model
+
+__all__ = [
+    "DTYPES",
+    "Canonical",
+    "Checkpoint",
+    "CheckpointError",
+    "Distances",
+    "Shared",
+    "Verification",
+    "compare",
+    "compare_models",
+    "distances",
+    "load_model",
+    "locate",
+    "model_card",
+    "provenance",
+    "read_pair",
+    "shared_roles",
+    "write_model",
+]

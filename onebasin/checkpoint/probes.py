@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random valid inputs for two `transformers` models, from their configs and what `forward` accepts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+_SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "image", "audio", "video")
+
+
+def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed: int) -> dict[str, Tensor]:
+    """Inputs that both models accept, on a's device and in its dtype.
+
+    Token ids lie in the smaller vocabulary and are not special; rows have different lengths, end in the end
+    token where there is one, and are padded and masked. Images and audio are standard normal.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    text = [model.config.get_text_config() for model in (a, b)]
+    image = [getattr(model.config, "vision_config", None) or model.config for model in (a, b)]
+    whole = [model.config for model in (a, b)]
+    accepted = _accepted(a) & _accepted(b)
+    if type(a).__name__.endswith("ForSequenceClassification") and not _ids(text[0], "pad_token_id"):
+        batch = 1  # decoders tell the last token of a row by the padding after it
+    choices = 2 if type(a).__name__.endswith(("MultipleChoice", "DoubleHeadsModel")) else 1
+    given: dict[str, Tensor] = {}
+    if "input_ids" in accepted and "input_ids" in _needed(a):
+        given |= _text(text, batch * choices, length, generator)
+        if choices > 1:
+            given = {name: value.unflatten(0, (batch, choices)) for name, value in given.items()}  # type: ignore[no-untyped-call]
+        if "decoder_input_ids" in accepted:
+            given["decoder_input_ids"] = _text(text, batch, length, generator)["input_ids"]
+    if "pixel_values" in accepted:
+        given["pixel_values"] = _pixels(image, batch, generator)
+        if "bool_masked_pos" in accepted and "MaskedImage" in type(a).__name__:
+            side = _least(image, "image_size", default=1) // _least(image, "patch_size", default=1)
+            given["bool_masked_pos"] = torch.rand(batch, side * side, generator=generator) < 0.4
+    if "input_features" in accepted:  # a log-mel spectrogram: twice the encoder's positions
+        frames = 2 * _least(whole, "max_source_positions", default=1500)
+        bins = _least(whole, "num_mel_bins", default=80)
+        given["input_features"] = torch.randn(batch, bins, frames, generator=generator)
+        given["decoder_input_ids"] = _text(text, batch, length, generator)["input_ids"]
+    if "input_values" in accepted:
+        bins = _least(whole, "num_mel_bins", default=0)
+        shape = (batch, _least(whole, "max_length", default=1024), bins) if bins else (batch, 4000)
+        given["input_values"] = torch.randn(shape, generator=generator)
+    if getattr(a.config, "add_cross_attention", False):
+        width = _least(text, "hidden_size", default=1)
+        given["encoder_hidden_states"] = torch.randn(batch, 5, width, generator=generator)
+    return {
+        name: value.to(a.device, a.dtype if value.is_floating_point() else None)
+        for name, value in given.items()
+        if name in accepted
+    }
+
+
+def _accepted(model: PreTrainedModel) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _needed(model: PreTrainedModel) -> tuple[str, ...]:
+    """The main input, and for models of two kinds of input (CLIP) both."""
+    both = "pixel_values" in _accepted(model) and model.config.get_text_config() is not model.config
+    return ("input_ids", "pixel_values") if both else (model.main_input_name,)
+
+
+def _text(
+    configs: list[PretrainedConfig], rows: int, length: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """input_ids, attention_mask, token_type_ids, each (rows, length), and mc_token_ids (rows,)."""
+    vocabulary = _least(configs, "vocab_size", default=1)
+    special = {value for config in configs for word in _SPECIAL for value in _ids(config, f"{word}_token_id")}
+    plain = torch.tensor([token for token in range(vocabulary) if token not in special] or [0])
+    pad, end = _ids(configs[0], "pad_token_id"), _ids(configs[0], "eos_token_id")
+    # RoBERTa counts positions from the padding token on.
+    offset = pad[0] + 1 if pad and 0 <= pad[0] < 8 else 0
+    length = max(2, min(length, _least(configs, "max_position_embeddings", default=length + offset) - offset))
+    ids = plain[torch.randint(len(plain), (rows, length), generator=generator)]
+    lengths = length - torch.arange(rows) % max(1, length // 2)
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    if end:
+        ids[torch.arange(rows), lengths - 1] = end[0]
+    ids = torch.where(mask == 1, ids, pad[0] if pad else 0)
+    kinds = _least(configs, "type_vocab_size", default=0)  # GPT-2 has none: it would read them as tokens
+    found = {"input_ids": ids, "attention_mask": mask, "mc_token_ids": lengths - 1}
+    if kinds:
+        found["token_type_ids"] = torch.randint(kinds, ids.shape, generator=generator)
+    return found
+
+
+def _pixels(configs: list[PretrainedConfig], batch: int, generator: torch.Generator) -> Tensor:
+    """(batch, channels, height, width)"""
+    size: Any = getattr(configs[0], "image_size", None) or 32
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    channels = _least(configs, "num_channels", default=3)
+    return torch.randn(batch, channels, height, width, generator=generator)
+
+
+def _least(configs: list[PretrainedConfig], name: str, default: int) -> int:
+    """The smallest of the configs' whole numbers `name`."""
+    found = [getattr(config, name, None) for config in configs]
+    return min((value for value in found if isinstance(value, int)), default=default)
+
+
+def _ids(config: PretrainedConfig, name: str) -> list[int]:
+    """A token id of the config as a list: none, one or several."""
+    value = getattr(config, name, None)
+    return [value] if isinstance(value, int) else [item for item in value or [] if isinstance(item, int)]

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lazy reading of a model folder: names and shapes from headers, tensors one by one from mapped files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from onebasin.families import named_table, table_for
+from onebasin.symmetry import Signature, resolve
+
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model holds besides weights
+
+
+class CheckpointError(ValueError):
+    """A model folder that cannot be read; the message says which file and what to do."""
+
+
+def one_line(error: Exception) -> str:
+    """The first two lines of an error's message as one, for use inside another message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] or type(error).__name__
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"'{path}' is not valid JSON: {one_line(error)}") from None
+
+
+def locate(model: str | Path) -> Path:
+    """The local folder of a model: a path, or a hub id `owner/name[@revision]` fetched into the hub's cache.
+
+    Raises CheckpointError where there is neither.
+    """
+    text = str(model)
+    path = Path(text)
+    if text and path.is_dir():
+        return path
+    if text and path.exists():
+        raise CheckpointError(f"'{text}' is a file; give the folder that holds config.json and the weights")
+    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.parent.is_dir():
+        raise CheckpointError(f"there is no folder '{text}' (a model on the hub is called 'owner/name')")
+    try:
+        found = _fetch(text, "model*.safetensors")
+        return found if any(found.glob("model*.safetensors")) else _fetch(text, "pytorch_model*.bin")
+    except Exception as error:  # the client's own errors, and those of whichever transport it uses
+        reason = one_line(error)
+        raise CheckpointError(
+            f"there is no folder '{text}', and the hub gave no such model: {reason}"
+        ) from None
+
+
+def _fetch(model: str, weights: str) -> Path:
+    name, _, revision = model.partition("@")
+    return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_BESIDES, weights]))
+
+
+class Checkpoint:
+    """A model folder, read lazily. Nothing is loaded until `read`, and nothing stays in memory after it.
+
+    folder: where config.json and the weights lie. family: the name or file of a table, for a model type that
+    has none. Raises CheckpointError (a ValueError) for what cannot be read or does not fit its table.
+    """
+
+    def __init__(self, model: str | Path, family: str | None = None) -> None:
+        self.given = str(model)
+        self.folder = locate(model)
+        self._family = family
+        self._open = ExitStack()
+        self.config_updates: dict[str, Any] = {}  # what the config must say besides raw_config
+        self.notes: list[str] = []  # what was decided on the way from the folder to these tensors
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.given!r})"
+
+    @cached_property
+    def raw_config(self) -> dict[str, Any]:
+        """config.json as it stands."""
+        path = self.folder / "config.json"
+        if not path.is_file():
+            raise CheckpointError(f"'{self.folder}' holds no config.json; is it a Hugging Face model folder?")
+        config = _json(path)
+        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+            raise CheckpointError(f"'{path}' names no model_type")
+        if "quantization_config" in config:
+            raise CheckpointError(f"'{self.given}' is quantised; give the model in floating point")
+        return config
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration with the defaults of its class filled in. No code of the folder is run."""
+        if self.raw_config["model_type"] not in CONFIG_MAPPING:
+            return self.raw_config
+        try:
+            full = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
+            names = {new: getattr(full, new, None) for new in getattr(full, "attribute_map", {})}
+            return {**full.to_dict(), **names, **self.raw_config}
+        except Exception as error:  # each config class refuses bad values in its own way
+            raise CheckpointError(f"'{self.folder / 'config.json'}': {one_line(error)}") from None
+
+    @cached_property
+    def files(self) -> dict[str, Path]:
+        """Tensor name -> file that holds it. The order of preference is that of transformers.
+
+        Raises CheckpointError where there are no weights, or an index and its files do not belong together.
+        """
+        if "transformers_weights" in self.raw_config:
+            raise CheckpointError(f"'{self.given}' renames its weight files (transformers_weights); "
+                                  "save it again with its usual names")  # fmt: skip
+        for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
+            single = self.folder / f"{stem}{suffix}"
+            if single.is_file():
+                return dict.fromkeys(self._names(single), single)
+            index = self.folder / f"{stem}{suffix}.index.json"
+            if index.is_file():
+                return self._indexed(index, suffix)
+        raise CheckpointError(f"'{self.folder}' holds no model.safetensors and no pytorch_model.bin")
+
+    def _indexed(self, index: Path, suffix: str) -> dict[str, Path]:
+        read = _json(index)
+        named = read.get("weight_map") if isinstance(read, dict) else None
+        if (
+            not isinstance(named, dict)
+            or not named
+            or not all(isinstance(file, str) for file in named.values())
+        ):
+            raise CheckpointError(f"'{index}' is not an index of weight files: it has no usable 'weight_map'")
+        files: dict[str, Path] = {}
+        for file in dict.fromkeys(named.values()):
+            path = self.folder / file
+            if Path(file).name != file or not file.endswith(suffix) or not path.is_file():
+                raise CheckpointError(f"'{index}' names '{file}', which is no weight file of this folder")
+            for name in self._names(path):  # transformers loads all that a file holds, listed or not
+                if name in files:
+                    raise CheckpointError(f"'{name}' is in '{files[name]}' and again in '{path}'")
+                files[name] = path
+        for name, file in named.items():
+            if files.get(name) != self.folder / file:
+                raise CheckpointError(f"'{self.folder / file}' lacks '{name}', which '{index.name}' promises")
+        return files
+
+    # --- safetensors and pickles ----------------------------------------------------------------------------
+
+    @cached_property
+    def _handles(self) -> dict[Path, Any]:
+        return {}
+
+    def _handle(self, file: Path) -> Any:
+        if file not in self._handles:
+            try:
+                self._handles[file] = self._open.enter_context(safe_open(str(file), "pt"))
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"'{file}' is damaged or cut short: {error}") from None
+        return self._handles[file]
+
+    def _names(self, file: Path) -> list[str]:
+        return list((self._handle(file) if file.suffix == ".safetensors" else self._pickle(file)).keys())
+
+    def _pickle(self, file: Path) -> dict[str, Tensor]:
+        """The tensors of a pickle, by the loader that builds nothing but tensors and runs no code."""
+        if file not in self._handles:
+            try:
+                try:
+                    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                except RuntimeError:  # the older format, without zip, cannot be memory-mapped
+                    loaded = torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:  # a hostile file can raise anything
+                reason = f"is damaged, or holds more than tensors and could run code ({one_line(error)})"
+                raise CheckpointError(f"'{file}' {reason}; it was not loaded") from None
+            if not isinstance(loaded, dict) or not all(
+                isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+                for name, value in loaded.items()
+            ):
+                raise CheckpointError(f"'{file}' is not a dictionary of tensors")
+            self._handles[file] = {name: value.detach() for name, value in loaded.items()}
+        return self._handles[file]  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._open.close()
+        self.__dict__.pop("_handles", None)
+
+    # --- what matching needs --------------------------------------------------------------------------------
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name on disk -> shape, from headers only."""
+        return {
+            name: tuple(self._handle(file).get_slice(name).get_shape())
+            if file.suffix == ".safetensors"
+            else tuple(self._pickle(file)[name].shape)
+            for name, file in self.files.items()
+        }
+
+    @cached_property
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Tensor name on disk -> floating-point dtype, from headers only; other tensors are left out."""
+        found = {}
+        for name, file in self.files.items():
+            if file.suffix == ".safetensors":
+                dtype = _STORED.get(self._handle(file).get_slice(name).get_dtype())
+            else:
+                dtype = self._pickle(file)[name].dtype
+            if dtype is not None and dtype in DTYPES.values():
+                found[name] = dtype
+        return found
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """The floating-point dtype that most tensors are stored in (float32 where there are none)."""
+        counted = Counter(self.dtypes.values()).most_common(1)
+        return counted[0][0] if counted else torch.float32
+
+    @cached_property
+    def signature(self) -> Signature:
+        """The table of this model type, fitted to these tensors.
+
+        Raises CheckpointError naming tensors that are unknown, missing or of a wrong shape.
+        """
+        try:
+            table = named_table(self._family) if self._family else table_for(self.raw_config["model_type"])
+            return resolve(table, self.shapes, self.config)
+        except CheckpointError:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"'{self.given}': {error}") from None
+
+    def read_name(self, name: str) -> Tensor:
+        """The tensor `name` (as on disk) in its own dtype."""
+        file = self.files[name]
+        if file.suffix != ".safetensors":
+            return self._pickle(file)[name]
+        try:
+            tensor: Tensor = self._handle(file).get_tensor(name)
+        except (SafetensorError, OSError, KeyError) as error:
+            raise CheckpointError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
+        return tensor
+
+    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        """The tensor `role` of the signature, in the dtype and on the device where the mathematics runs.
+
+        Raises CheckpointError naming the tensor where it holds NaN or infinity, or no floating-point numbers.
+        """
+        name = self.signature.tensors[role].name
+        if name not in self.dtypes:
+            raise CheckpointError(
+                f"'{self.given}': the tensor '{name}' does not hold plain floating-point numbers"
+            )
+        tensor = self.read_name(name).to(device=device, dtype=dtype)
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"'{self.given}': the tensor '{name}' holds NaN or infinite values")
+        return tensor
+
+    def others(self) -> Iterator[str]:
+        """Names on disk that the table ignores (buffers)."""
+        placed = {entry.name for entry in self.signature.tensors.values()}
+        return (name for name in self.files if name not in placed)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do two model folders compute the same function? Asked of the stock `transformers` classes, at random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+
+from .probes import probe
+from .reader import Checkpoint, CheckpointError, one_line
+
+# Relative rounding error of a function whose weights were rounded once, see `tolerance_of`.
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 8 * 2.0**-11,
+    torch.bfloat16: 8 * 2.0**-8,
+}
+_INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
+
+
+@dataclass(frozen=True)
+class Verification:
+    """same: relative_difference <= tolerance. max_difference: the largest |a - b| of any output.
+
+    relative_difference: the largest over the outputs of max |a - b| / max |a|. outputs: what was compared.
+    unused: weights that the class of the config loads from neither folder, and that were not verified.
+    """
+
+    same: bool
+    max_difference: float
+    relative_difference: float
+    tolerance: float
+    outputs: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def tolerance_of(*dtypes: torch.dtype) -> float:
+    """The relative difference that rounding explains, for the coarsest of the dtypes.
+
+    Rewriting a model multiplies its weights by matrices and rounds them again, so every weight of the copy
+    has a relative error of at most the unit roundoff u (2^-11 for float16, 2^-8 for bfloat16), and of about
+    0.4 u in the root mean square. The errors are independent: a product with a matrix is off by about 0.4 u,
+    n products in a row by 0.4 sqrt(n) u. 8 u is what 400 products in a row explain, some 60 layers of six.
+    A wrong map differs by order 1. float32 and float64 leave room for the arithmetic of the rewriting and of
+    the forward pass, which at these precisions outweighs the rounding of the weights.
+    """
+    return max(TOLERANCE[dtype] for dtype in dtypes)
+
+
+def compare(
+    a: str | Path,
+    b: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    batch: int = 4,
+    length: int = 16,
+    seed: int = 0,
+    device: str = "cpu",
+    tolerance: float | None = None,
+) -> Verification:
+    """Whether the model folders `a` and `b` give the same outputs for the same random inputs.
+
+    dtype: of the forward pass. batch, length, seed: of the inputs, which fit both models. tolerance: by
+    default what rounding explains, given how both are stored. Everything that is not internal is compared:
+    logits, poolings, and the last hidden state of models without a head. No code from the folders is run.
+    Raises CheckpointError where a folder does not load whole, or the two have no output in common.
+    """
+    folders = Checkpoint(a), Checkpoint(b)
+    models = []
+    unused = []
+    for folder in folders:
+        model, extra = load(folder, dtype, device)
+        models.append(model)
+        unused.append(extra)
+    for folder, extra, other in zip(folders, unused, reversed(unused), strict=True):
+        if extra - other:
+            raise CheckpointError(f"'{folder.given}': {_kind(models[0])} does not use {_some(extra - other)}")
+    stored = (value for folder in folders for value in folder.dtypes.values())
+    allowed = tolerance_of(dtype, *stored) if tolerance is None else tolerance
+    found = compare_models(models[0], models[1], batch=batch, length=length, seed=seed, tolerance=allowed)
+    return Verification(found.same, found.max_difference, found.relative_difference, allowed, found.outputs,
+                        tuple(sorted(unused[0])))  # fmt: skip
+
+
+def compare_models(
+    a: PreTrainedModel,
+    b: PreTrainedModel,
+    *,
+    batch: int = 4,
+    length: int = 16,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Verification:
+    """`compare` for two loaded models on one device. They are left as they were found.
+
+    Raises CheckpointError where they have no output in common, or cannot be run on the inputs.
+    """
+    allowed = tolerance_of(a.dtype, b.dtype) if tolerance is None else tolerance
+    given = probe(a, b, batch, length, seed)
+    ours, theirs = _outputs(a, given, seed), _outputs(b, given, seed)
+    both = [name for name in ours if name in theirs]
+    if not both:
+        raise CheckpointError(f"the models have no output in common: {_kind(a)} gives {', '.join(ours)}, "
+                              f"{_kind(b)} gives {', '.join(theirs)}")  # fmt: skip
+    largest = relative = 0.0
+    for name in both:
+        x, y = ours[name].double(), theirs[name].double()
+        if x.shape != y.shape:
+            raise CheckpointError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and "
+                                  f"{tuple(y.shape)}")  # fmt: skip
+        difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
+        scale = _largest(x[x.isfinite()])
+        largest = max(largest, difference)
+        relative = max(relative, difference / scale if scale else (inf if difference else 0.0))
+    return Verification(relative <= allowed, largest, relative, allowed, tuple(both))
+
+
+def load(folder: Checkpoint, dtype: torch.dtype, device: str = "cpu") -> tuple[PreTrainedModel, set[str]]:
+    """The folder's model in the class its config names, in eval mode, and the weights that class leaves out.
+
+    Raises CheckpointError where it does not load, or weights that the class needs are missing.
+    """
+    assert folder.config  # refuses a damaged config.json in one sentence
+    try:
+        model, info = _loaded(folder.folder, dtype)
+        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
+            model, info = _loaded(folder.folder, dtype, add_pooling_layer=False)
+    except Exception as error:  # each model class fails in its own way
+        raise CheckpointError(f"'{folder.given}' does not load: {one_line(error)}") from None
+    if info["missing_keys"]:
+        raise CheckpointError(f"'{folder.given}': {_kind(model)} needs {_some(info['missing_keys'])}, "
+                              "which the weights lack")  # fmt: skip
+    module: nn.Module = model  # whose `to` and `eval` are typed
+    module.to(device=device, dtype=dtype).train(False)
+    return model, set(info["unexpected_keys"])
+
+
+def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
+    """The model of a folder in the class its config names; dtype: None keeps the stored one."""
+    checkpoint = Checkpoint(folder)
+    return load(checkpoint, dtype or checkpoint.stored_dtype, device)[0]
+
+
+def _loaded(folder: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    with _quietly():
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        found: tuple[PreTrainedModel, dict[str, Any]] = _class(config).from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            output_loading_info=True,
+            **{_DTYPE: dtype},
+            **options,
+        )
+    return found
+
+
+_DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
+
+
+def _class(config: PretrainedConfig) -> Any:
+    names = getattr(config, "architectures", None) or [""]
+    found = getattr(transformers, str(names[0]), None)
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
+
+
+@torch.no_grad()
+def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """All floating-point outputs that are not internal, by name."""
+    cache = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    training = model.training
+    cpu_and_device = [model.device] if model.device.type != "cpu" else []
+    try:
+        with torch.random.fork_rng(devices=cpu_and_device, device_type=model.device.type):
+            torch.manual_seed(seed)  # for models that draw a mask of their own
+            model.train(False)
+            found = model(**given, **cache, return_dict=True)
+    except Exception as error:
+        raise CheckpointError(f"{_kind(model)} cannot be run on random inputs: {one_line(error)}") from None
+    finally:
+        model.train(training)
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, Tensor)
+        and value.is_floating_point()
+        and not any(word in name for word in _INTERNAL)
+    }
+
+
+def _largest(x: Tensor) -> float:
+    value = float(x.abs().max()) if x.numel() else 0.0
+    return value if value == value else inf  # NaN on one side only
+
+
+def _kind(model: PreTrainedModel) -> str:
+    return type(model).__name__
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in sorted(names)[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the loader's progress bars and report, which this module turns into errors."""
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a model folder: shard by shard into a hidden sibling folder, which takes its place at the end."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .reader import Checkpoint, CheckpointError, one_line
+
+# What a model folder holds besides weights and config.json. Code (*.py) and other weights are never copied.
+COMPANIONS = (
+    "generation_config.json",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json", "entity_vocab.json",
+    "*.model", "*.tiktoken",
+    "LICENSE*", "NOTICE*",
+)  # fmt: skip
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def write_model(
+    out: str | Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    like: Checkpoint,
+    *,
+    overwrite: bool = False,
+    dtype: torch.dtype | None = None,
+    shard_size: int | str = "5GB",
+    config_updates: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
+    check: Callable[[Path], object] | None = None,
+    inputs: Iterable[str | Path] = (),
+) -> None:
+    """Write the folder `out`: weights from `tensors`, everything else from `like`.
+
+    tensors: (name on disk, tensor) pairs, consumed lazily; one shard is in memory at a time.
+    dtype: of all floating-point tensors; None keeps what `like` stores under each name.
+    config_updates: merged into config.json. files: name -> text, written beside the weights.
+    check: called with the finished folder before anyone sees it; what it raises refuses the folder.
+    inputs: folders that must not be overwritten, besides `like`.
+
+    The folder appears whole or not at all. A failure removes what was written; a killed process leaves at
+    most a hidden folder beside `out`. Raises CheckpointError for an output that exists, is no model folder or
+    is an input, for a tensor that is not finite in its dtype, and for a full disk.
+    """
+    out = Path(out).resolve()
+    limit = _bytes(shard_size)
+    _refuse(out, overwrite, [like.folder, *map(Path, inputs)])
+    made = [parent for parent in out.parents if not parent.exists()]
+    temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        with _clearly(out):
+            temporary.mkdir(parents=True)
+            _companions(temporary, like, dtype, config_updates or {})
+        _weights(temporary, out, tensors, like, dtype, limit)
+        with _clearly(out):
+            for name, text in (files or {}).items():
+                (temporary / name).write_text(text, "utf-8")
+        if check is not None:
+            check(temporary)
+        with _clearly(out):
+            _into_place(temporary, out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for parent in made:  # innermost first
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def _refuse(out: Path, overwrite: bool, inputs: list[Path]) -> None:
+    if not out.exists():
+        return
+    if not overwrite:
+        raise CheckpointError(f"'{out}' exists; choose another folder, or overwrite it (--overwrite)")
+    if not (out / "config.json").is_file():
+        raise CheckpointError(f"'{out}' is not a model folder (it has no config.json) and is not overwritten")
+    for folder in inputs:
+        if folder.resolve().is_relative_to(out):
+            raise CheckpointError(f"'{out}' holds an input of this command and is not overwritten")
+
+
+def _companions(
+    folder: Path, like: Checkpoint, dtype: torch.dtype | None, updates: Mapping[str, Any]
+) -> None:
+    for pattern in COMPANIONS:
+        for source in sorted(like.folder.glob(pattern)):
+            if source.is_file():
+                target = folder / source.relative_to(like.folder)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(source, target)
+    config = {**like.raw_config, **updates}
+    if dtype is not None:
+        name = _name(dtype)
+        config = _with_dtype(config, name)
+        if not {"dtype", "torch_dtype"} & config.keys():
+            config["torch_dtype"] = name  # the older key: every version of transformers reads it
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (folder / "config.json").write_text(text, "utf-8")
+
+
+def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The config with `name` wherever it states a dtype, in the configs of its components too."""
+    return {
+        key: name
+        if key in ("dtype", "torch_dtype")
+        else _with_dtype(value, name)
+        if isinstance(value, dict) and key.endswith("_config")
+        else value
+        for key, value in config.items()
+    }
+
+
+def _weights(
+    folder: Path,
+    out: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    like: Checkpoint,
+    dtype: torch.dtype | None,
+    limit: int,
+) -> None:
+    """Write the shards into `folder` (called `out` in errors). How many there are is known at the end: they get their final names then."""
+    shard: dict[str, Tensor] = {}
+    held = total = 0
+    shards: list[list[str]] = []
+
+    def flush() -> None:
+        with _clearly(out):
+            path = folder / f"{len(shards)}.safetensors"
+            save_file(shard, str(path), {"format": "pt"})
+            path.chmod((folder / "config.json").stat().st_mode)  # safetensors writes 0600
+        shards.append(list(shard))
+        shard.clear()
+
+    seen: set[str] = set()
+    for name, tensor in tensors:
+        if name in seen:
+            raise CheckpointError(f"the tensor '{name}' comes twice")
+        seen.add(name)
+        ready = _ready(name, tensor, like, dtype)
+        if shard and held + ready.nbytes > limit:
+            flush()
+            held = 0
+        shard[name] = ready
+        held += ready.nbytes
+        total += ready.nbytes
+    if not seen:
+        raise CheckpointError("there are no tensors to write")
+    flush()
+    with _clearly(out):
+        _name_shards(folder, shards, total)
+
+
+def _name_shards(folder: Path, shards: list[list[str]], total: int) -> None:
+    if len(shards) == 1:
+        (folder / "0.safetensors").rename(folder / "model.safetensors")
+        return
+    where = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (folder / f"{number}.safetensors").rename(folder / file)
+        where.update(dict.fromkeys(names, file))
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _ready(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | None) -> Tensor:
+    """A copy as it is stored: on the CPU, in its dtype, contiguous.
+
+    It has memory of its own, as the format wants it, whether the tensor is a view, a tied or a reused one.
+    """
+    wanted = tensor.dtype
+    if tensor.is_floating_point():
+        wanted = dtype or like.dtypes.get(name, like.stored_dtype)
+    ready = tensor.detach().to("cpu", wanted, copy=True, memory_format=torch.contiguous_format)
+    if wanted.is_floating_point and not bool(torch.isfinite(ready).all()) and name not in set(like.others()):
+        raise CheckpointError(f"the tensor '{name}' is not finite in {_name(wanted)}; write a wider dtype")
+    return ready
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _into_place(temporary: Path, out: Path) -> None:
+    """Give the finished folder its name; what stood there before is removed afterwards."""
+    if not out.exists():
+        temporary.rename(out)
+    elif _exchange(temporary, out):
+        shutil.rmtree(temporary, ignore_errors=True)
+    else:  # no atomic exchange here: between the two renames, both folders are whole, under hidden names
+        aside = temporary.with_name(temporary.name + ".old")
+        out.rename(aside)
+        try:
+            temporary.rename(out)
+        except BaseException:
+            aside.rename(out)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step (Linux: renameat2, RENAME_EXCHANGE). False where that is not offered."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+
+
+@contextmanager
+def _clearly(out: Path) -> Iterator[None]:
+    """Turn a failed write into one clear sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(error)
+        if full:
+            raise CheckpointError(f"the disk is full: '{out.parent}' has no room for the model") from None
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise CheckpointError(f"cannot write '{out}': {reason}") from None
+
+
+def _bytes(size: int | str) -> int:
+    """`5GB`, `500MB`, `2GiB` or a number -> bytes. Raises CheckpointError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", str(size).strip(), re.IGNORECASE)
+    count = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
+    if count < 1:
+        raise CheckpointError(f"'{size}' is no shard size; write it as 5GB or 500MB")
+    return count
