@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main jobs, from model folders to model folders: match, merge, verify, distance, canonical.
+
+Each function is what the command of the same name runs. Models are folders, hub ids or `PreTrainedModel` objects;
+objects are written to a temporary folder first, because a folder's tensor names are the contract.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from onebasin.checkpoint import (
+    DTYPES,
+    Canonical,
+    Checkpoint,
+    CheckpointError,
+    Distances,
+    Verification,
+    compare,
+    distances,
+    load_model,
+    model_card,
+    provenance,
+    read_pair,
+    shared_roles,
+    write_model,
+)
+from onebasin.fusion import COMBINE, merged_tensors, nearest_to_mean
+from onebasin.matching import match_weights
+from onebasin.symmetry import LEVELS, Alignment, acting_groups
+
+Model = str | Path | PreTrainedModel
+Tell = Callable[[str], None]
+
+METHODS = tuple(COMBINE)
+STREAM_LEVELS = ("orthogonal", "full", "invertible")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`."""
+
+    symmetry: str = "paper"
+    rescale: str = "joint"
+    parts: Collection[str] | None = None
+    layers: Collection[int] | None = None
+    precision: str = "float32"
+    device: str = "cpu"
+    family: str | None = None
+    starts: int = 1
+    seed: int = 0
+    tolerance: float = 1e-6
+    max_sweeps: int = 100
+    tensor_weights: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        if self.precision not in ("float32", "float64"):
+            raise ValueError(f"precision '{self.precision}': the mathematics runs in float32 or float64")
+        return DTYPES[self.precision]
+
+    def weight(self, role: str) -> float:
+        """A tensor's weight in the objective: that of the first given name part that its role contains, else 1."""
+        return next((weight for part, weight in self.tensor_weights.items() if part in role), 1.0)
+
+
+def match(
+    source: Model,
+    anchor: Model,
+    output: str | Path | None = None,
+    *,
+    alignment: str | Path | None = None,
+    anchor_output: str | Path | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    tell: Tell | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Rewrite `source` as the functionally identical model that lies closest to `anchor`.
+
+    output: folder to write (None: the result holds the rewritten `model` instead). alignment: file to save the group
+    elements in. anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which
+    is what the output is close to (default: output + "-anchor"). dtype: of the weights written (default: the
+    source's). verify: compare outputs on random inputs before anything is moved into place. options: fields of
+    `Options`.
+
+    Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
+    Raises ValueError (CheckpointError, TableError) with one clear sentence for what cannot be matched, and for an
+    output that would differ from the source beyond rounding; nothing is written then.
+    """
+    started = time.perf_counter()
+    opt = Options(**options)
+    with _checkpoints([source, anchor], opt.family) as given, _workplace(output) as target:
+        _refuse_existing(target, given, overwrite)
+        first, second = (_gauge(checkpoint, opt, tell) for checkpoint in given)
+        found = _align(first, second, opt, tell)
+        result: dict[str, Any] = {
+            "output": None if output is None else str(output),
+            "anchor": second.given,
+            "symmetry": opt.symmetry,
+            "rescale": opt.rescale,
+            "distance_before": found.before.distance,
+            "distance_after": found.after.distance,
+            "objective": found.objective,
+        }
+        record = _Record("match", command, given, opt, result, [found])
+        differences: list[float | None] = [None]
+        if tell:
+            tell("writing")
+        write_model(
+            target,
+            _tensors(first, found.alignment, opt),
+            first,
+            overwrite=overwrite,
+            dtype=DTYPES[dtype] if dtype else None,
+            config_updates=first.config_updates,
+            files=record.files(),
+            check=_checker(given[0], differences, 0) if verify else None,
+        )
+        result["max_output_difference"] = differences[0]
+        if alignment is not None:
+            found.alignment.save(alignment)
+            result["alignment"] = str(alignment)
+        if output is None:
+            result["model"] = load_model(target)
+        elif isinstance(second, Canonical):
+            place = Path(anchor_output) if anchor_output else Path(f"{str(output).rstrip('/')}-anchor")
+            _write_canonical(second, place, overwrite, dtype, verify)
+            result["anchor_output"] = str(place)
+    result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
+    result["seconds"] = round(time.perf_counter() - started, 3)
+    return result
+
+
+def merge(
+    models: Sequence[Model],
+    output: str | Path | None = None,
+    *,
+    method: str = "average",
+    weights: Sequence[float] | None = None,
+    match: str = "paper",
+    anchor: int | str = "auto",
+    heads_from: int | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    tell: Tell | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Match every model to an anchor, then merge them into one.
+
+    method: see `METHODS`. weights: one per model (default: equal); they are used as given. match: "none" or a level of
+    symmetry. anchor: the model that stays as it is, counted from 0, or "auto": the one nearest to the mean of all.
+    heads_from: the model whose task head, labels and configuration the result takes (default: the anchor). verify:
+    check that every matched model still computes its source's function.
+
+    Returns as `match`, with lists over the matched models. Raises ValueError as `match` does.
+    """
+    started = time.perf_counter()
+    if match != "none" and match not in LEVELS:
+        raise ValueError(f"unknown --match '{match}'; choose from none, {', '.join(LEVELS)}")
+    if method not in METHODS:
+        raise ValueError(f"unknown method '{method}'; choose from {', '.join(METHODS)}")
+    if len(models) < 2:
+        raise ValueError("merging needs at least two models")
+    shares = _weights(weights, len(models))
+    opt = Options(**options, symmetry=match if match != "none" else "paper")
+    with _checkpoints(models, opt.family) as given, _workplace(output) as target:
+        _refuse_existing(target, given, overwrite)
+        _in_range("heads-from", heads_from, len(models))
+        if anchor != "auto":
+            _in_range("anchor", int(anchor), len(models))
+        gauged = [_gauge(checkpoint, opt, tell) if match != "none" else checkpoint for checkpoint in given]
+        shared = _common_roles(gauged)
+        centre = nearest_to_mean(gauged, shared.roles, shares) if anchor == "auto" else int(anchor)
+        if tell:
+            tell(f"anchor: model {centre} ({given[centre].given})")
+        found = [
+            _align(model, gauged[centre], opt, tell, identity=match == "none")
+            for i, model in enumerate(gauged)
+            if i != centre
+        ]
+        alignments = [item.alignment for item in found]
+        alignments.insert(centre, Alignment())
+        layout = centre if heads_from is None else heads_from
+        notes = [*gauged[layout].notes, *(note for item in found for note in item.notes)]
+        if shared.differing:
+            notes.append(f"copied from model {layout} ({given[layout].given}), since the models differ there: "
+                         + ", ".join(shared.differing))  # fmt: skip
+        differences: list[float | None] = [None] * len(found)
+        if verify and match != "none":
+            others = [i for i in range(len(gauged)) if i != centre]
+            for place, i in enumerate(others):
+                if tell:
+                    tell(f"verifying model {i}")
+                _verify_aligned(given[i], gauged[i], alignments[i], opt, differences, place)
+        result: dict[str, Any] = {
+            "output": None if output is None else str(output),
+            "anchor": centre,
+            "method": method,
+            "match": match,
+            "weights": shares,
+            "distance_before": [item.before.distance for item in found],
+            "distance_after": [item.after.distance for item in found],
+            "max_output_difference": differences,
+        }
+        record = _Record("merge", command, given, opt, result, found)
+        if tell:
+            tell("writing")
+        write_model(
+            target,
+            merged_tensors(gauged, alignments, shares, layout, shared.roles, combine=COMBINE[method], dtype=opt.dtype,
+                           device=opt.device),
+            gauged[layout],
+            overwrite=overwrite,
+            dtype=DTYPES[dtype] if dtype else None,
+            config_updates=gauged[layout].config_updates,
+            files=record.files(),
+        )  # fmt: skip
+        if output is None:
+            result["model"] = load_model(target)
+    result["notes"] = list(dict.fromkeys(notes))
+    result["seconds"] = round(time.perf_counter() - started, 3)
+    return result
+
+
+def verify(a: Model, b: Model, *, family: str | None = None, **how: Any) -> Verification:
+    """Do two models compute the same function? Random valid inputs; see `onebasin.checkpoint.compare`."""
+    with _checkpoints([a, b], family) as (first, second):
+        return compare(first.folder, second.folder, **how)
+
+
+def distance(a: Model, b: Model, *, family: str | None = None) -> Distances:
+    """Euclidean distance over the parameters that two models share: whole, per part, per layer."""
+    with _checkpoints([a, b], family) as (first, second):
+        return distances(first, second)
+
+
+def canonical(
+    model: Model,
+    output: str | Path,
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    family: str | None = None,
+    precision: str = "float32",
+) -> dict[str, Any]:
+    """Write a model in canonical form: everything that its function does not see is fixed by rule.
+
+    Returns {"output", "max_output_difference", "notes", "seconds"}. Raises ValueError as `match` does.
+    """
+    started = time.perf_counter()
+    opt = Options(symmetry="full", family=family, precision=precision)
+    with _checkpoints([model], family) as given:
+        _refuse_existing(Path(output), given, overwrite)
+        form = Canonical(given[0], opt.dtype)
+        difference = _write_canonical(form, Path(output), overwrite, dtype, verify)
+    return {
+        "output": str(output),
+        "max_output_difference": difference,
+        "notes": form.notes,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A source's alignment to its anchor, and the distances before and after it."""
+
+    alignment: Alignment
+    before: Distances
+    after: Distances
+    objective: list[float]
+    notes: list[str]
+
+
+def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | None, identity: bool = False) -> _Found:
+    shared = shared_roles(source, anchor)
+    before = distances(source, anchor, dtype=opt.dtype)
+    if identity:
+        return _Found(Alignment(), before, before, [], [])
+    groups = acting_groups(
+        source.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers
+    )
+    matched = match_weights(
+        source.signature,
+        lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
+        groups,
+        roles=shared.roles,
+        weights=opt.weight,
+        tolerance=opt.tolerance,
+        max_sweeps=opt.max_sweeps,
+        starts=opt.starts,
+        seed=opt.seed,
+        progress=tell and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
+    )
+    after = distances(source, anchor, matched.alignment, dtype=opt.dtype)
+    notes = [f"heads of different tasks, not matched: {', '.join(shared.differing)}"] if shared.differing else []
+    return _Found(matched.alignment, before, after, matched.objective, notes)
+
+
+def _tensors(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[tuple[str, Tensor]]:
+    """The rewritten model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
+    for role, entry in model.signature.tensors.items():
+        tensor = model.read(role, opt.dtype, opt.device)
+        yield entry.name, alignment.apply(model.signature, role, tensor)
+
+
+def _gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoint:
+    """The model in canonical form where the level rotates the residual stream, else as it is."""
+    if opt.symmetry not in STREAM_LEVELS:
+        return checkpoint
+    if tell:
+        tell(f"canonical form of {checkpoint.given}")
+    return Canonical(checkpoint, opt.dtype)
+
+
+def _write_canonical(form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool) -> float | None:
+    differences: list[float | None] = [None]
+    write_model(
+        output,
+        ((entry.name, form.read(role, form.dtype)) for role, entry in form.signature.tensors.items()),
+        form,
+        overwrite=overwrite,
+        dtype=DTYPES[dtype] if dtype else None,
+        config_updates=form.config_updates,
+        check=_checker(form, differences, 0) if verify else None,
+    )
+    return differences[0]
+
+
+def _checker(original: Checkpoint, differences: list[float | None], place: int) -> Callable[[Path], None]:
+    """A check for `write_model`: refuse a folder whose outputs differ from the original's beyond rounding."""
+
+    def check(folder: Path) -> None:
+        verdict = compare(original.folder, folder)
+        differences[place] = verdict.max_difference
+        if not verdict.same:
+            raise CheckpointError(
+                f"the rewritten '{original.given}' differs from the original by {verdict.max_difference:.3g} "
+                f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
+            )
+
+    return check
+
+
+def _verify_aligned(
+    original: Checkpoint, model: Checkpoint, alignment: Alignment, opt: Options, differences: list[float | None], place: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(
+            Path(folder) / "model",
+            _tensors(model, alignment, opt),
+            model,
+            config_updates=model.config_updates,
+            check=_checker(original, differences, place),
+        )
+
+
+@dataclass
+class _Record:
+    """What is written beside the weights: README.md and onebasin.json."""
+
+    job: str
+    command: str | None
+    inputs: Sequence[Checkpoint]
+    options: Options
+    result: Mapping[str, Any]
+    found: Sequence[_Found]
+
+    def files(self) -> dict[str, str]:
+        command = self.command or f"onebasin.{self.job}(...)"
+        before, after = [item.before for item in self.found], [item.after for item in self.found]
+        options = {key: value for key, value in asdict(self.options).items() if value is not None}
+        facts = provenance(self.inputs, command=command, options=options, result=self.result, before=before, after=after)
+        card = model_card(self.inputs, command=command, result=self.result, before=before, after=after)
+        return {"README.md": card, "onebasin.json": json.dumps(facts, indent=2) + "\n"}
+
+
+@dataclass(frozen=True)
+class _Common:
+    roles: list[str]
+    differing: list[str]
+
+
+def _common_roles(models: Sequence[Checkpoint]) -> _Common:
+    """Roles that all models share, and those that only some have or that differ in their labels."""
+    pairs = [shared_roles(model, models[0]) for model in models[1:]]
+    roles = [role for role in pairs[0].roles if all(role in pair.roles for pair in pairs)]
+    kept = set(roles)
+    differing = [role for model in models for role, entry in model.signature.tensors.items()
+                 if role not in kept and entry.alias is None]  # fmt: skip
+    return _Common(roles, list(dict.fromkeys(differing)))
+
+
+@contextmanager
+def _checkpoints(models: Sequence[Model], family: str | None) -> Iterator[list[Checkpoint]]:
+    """Open every model; `PreTrainedModel` objects go through a temporary folder. All are closed afterwards."""
+    with tempfile.TemporaryDirectory() as temporary:
+        opened = []
+        try:
+            for number, model in enumerate(models):
+                if isinstance(model, PreTrainedModel):
+                    folder = Path(temporary) / f"model-{number}"
+                    model.save_pretrained(folder)
+                    opened.append(Checkpoint(folder, family))
+                else:
+                    opened.append(Checkpoint(model, family))
+            yield opened
+        finally:
+            for checkpoint in opened:
+                checkpoint.close()
+
+
+@contextmanager
+def _workplace(output: str | Path | None) -> Iterator[Path]:
+    """Where to write: the output, or a temporary folder that lives as long as the block."""
+    if output is not None:
+        yield Path(output)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary) / "model"
+
+
+def _refuse_existing(output: Path, inputs: Sequence[Checkpoint], overwrite: bool) -> None:
+    """Fail before any work where the output could not be written at the end."""
+    if any(output.resolve() == checkpoint.folder.resolve() for checkpoint in inputs):
+        raise CheckpointError(f"the output '{output}' is one of the inputs; choose another folder")
+    if output.exists() and not overwrite:
+        raise CheckpointError(f"the output folder '{output}' exists; choose another or pass --overwrite")
+
+
+def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
+    if weights is None:
+        return [1 / count] * count
+    if len(weights) != count:
+        raise ValueError(f"{count} models need {count} weights, not {len(weights)}")
+    if not all(abs(weight) < float("inf") for weight in weights):
+        raise ValueError("weights must be finite numbers")
+    return [float(weight) for weight in weights]
+
+
+def _in_range(option: str, number: int | None, count: int) -> None:
+    if number is not None and not 0 <= number < count:
+        raise ValueError(f"--{option} {number}: the {count} models count from 0 to {count - 1}")

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: one thin file per command, which parses words and prints results.
+
+What a command does lives in `onebasin.api` and below; nothing here computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Annotated
+
+import typer
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+from . import barrier, canonical, demo, distance, families, inspect, match, merge, verify  # noqa: E402
+from .common import exits_with_2  # noqa: E402
+
+app = typer.Typer(
+    help="Match transformers through their parameter-space symmetries, merge them, and measure the barrier between them.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from onebasin import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+for command in (
+    inspect.inspect,
+    match.match,
+    merge.merge,
+    verify.verify,
+    distance.distance,
+    canonical.canonical,
+    barrier.barrier,
+    families.families,
+    demo.demo,
+):
+    app.command()(exits_with_2(command))

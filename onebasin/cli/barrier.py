@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin barrier"""
+
+from __future__ import annotations
+
+import json as json_
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from onebasin import api
+from onebasin.data import TASKS, load_task
+from onebasin.landscape import curve
+from onebasin.landscape.plots import plot_curves, require_matplotlib
+
+from . import common as c
+
+
+def barrier(
+    a: Annotated[str, typer.Argument(help="The model at lambda 0, and the anchor: a folder or a hub id.")],
+    b: Annotated[str, typer.Argument(help="The model at lambda 1.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The folder to write barrier.json and barrier.png in.")
+    ],
+    task: Annotated[str, typer.Option(help=f"What is measured: {', '.join(TASKS)}.")],
+    data: Annotated[
+        str, typer.Option(help="A file (.txt, .jsonl, .csv, also .gz), builtin:digits or builtin:stdlib.")
+    ],
+    points: Annotated[int, typer.Option(help="Models on the line, both ends included.")] = 11,
+    match: Annotated[
+        str,
+        typer.Option(help="Match B to A first: none, paper, permutation, orthogonal, full, invertible."),
+    ] = "none",
+    rescale: c.Rescale = "joint",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="train, validation, test or all [default: digits test, text validation, rows all]."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first so many images, rows or sequences.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Examples in a batch; changes the speed, not the result.")] = 64,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens in a sequence [default: what the model takes, at most 512].")
+    ] = None,
+    vocabulary: Annotated[
+        str | None,
+        typer.Option(help="JSON file character -> id (or a list), for a character-level language model."),
+    ] = None,
+    mask_id: Annotated[
+        int | None, typer.Option(help="masked-lm: id of the mask token [default: the tokenizer's].")
+    ] = None,
+    mask_share: Annotated[float, typer.Option(help="masked-lm: share of the tokens that are masked.")] = 0.15,
+    maskable: Annotated[
+        str | None, typer.Option(help="masked-lm: only these token ids, such as 5-80,91.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="masked-lm: of the masks.")] = 0,
+    device: c.Device = "cpu",
+    overwrite: c.Overwrite = False,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Measure loss and accuracy on the line between A and B, and how far the loss rises above its ends."""
+    require_matplotlib()
+    folder = Path(output)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"the output folder '{output}' exists; choose another or pass --overwrite")
+    examples = load_task(
+        task, data, a, split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
+        mask_id=mask_id, mask_share=mask_share, maskable=_ids(maskable), seed=seed,
+    )  # fmt: skip
+    with c.progress(quiet) as tell, tempfile.TemporaryDirectory() as temporary:
+        ends = (a, b)
+        if match != "none":
+            found = api.match(
+                b, a, Path(temporary) / "matched", symmetry=match, rescale=rescale, device=device, tell=tell
+            )
+            c.print_notes(found, quiet)
+            # A level that moves the residual stream gives A a normal form too: the line starts there.
+            ends = (found.get("anchor_output", a), found["output"])
+        result = curve(*ends, examples, points, device=device, tell=tell)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "barrier.json").write_text(json_.dumps(result, indent=2) + "\n", "utf-8")
+    legend = "as they are" if match == "none" else f"matched: {match}"
+    names = (Path(a).name, Path(b).name)
+    plot_curves({legend: result}, folder / "barrier.png", title=f"{task} on {Path(data).name}", ends=names)
+    if json:
+        c.print_json(result)
+        return
+    table = Table("lambda", "loss", "accuracy")
+    for lam, loss, accuracy in zip(result["lambdas"], result["losses"], result["accuracies"], strict=True):
+        table.add_row(f"{lam:.3g}", f"{loss:.4f}", f"{accuracy:.4f}")
+    console = Console()
+    console.print(table)
+    console.print(f"barrier {result['barrier']:.4f}; written to {output}", highlight=False, markup=False)
+
+
+def _ids(text: str | None) -> set[int] | None:
+    """`5-7,91` -> {5, 6, 7, 91}. Raises ValueError quoting the piece that is no range."""
+    if text is None:
+        return None
+    ids: set[int] = set()
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"--maskable: '{piece.strip()}' is neither a token id nor a range such as 5-80")
+        ids |= set(range(int(first), int(last or first) + 1))
+    return ids

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin canonical"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onebasin import api
+
+from . import common as c
+
+
+def canonical(
+    model: Annotated[str, typer.Argument(help="A model: a folder or a hub id.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
+    dtype: c.Dtype = None,
+    precision: c.Precision = "float32",
+    family: c.Family = None,
+    overwrite: c.Overwrite = False,
+    verify: c.Verify = True,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Write MODEL in canonical form: what its function does not see is fixed by rule."""
+    with c.progress(quiet) as tell:
+        if tell:
+            tell("writing the canonical form")
+        result = api.canonical(model, output, dtype=dtype, precision=precision, family=family, overwrite=overwrite, verify=verify)
+    c.print_notes(result, quiet)
+    if json:
+        c.print_json(result)
+    elif not quiet:
+        difference = result["max_output_difference"]
+        print(f"{result['output']}" + (f": largest output difference {difference:.3g}" if difference is not None else ""))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin demo"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from onebasin.studies import demo as study
+
+from . import common as c
+
+
+def demo(
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The folder to write; an earlier demo in it is replaced.")
+    ] = "demo",
+    seed: Annotated[int, typer.Option(help="Of the first model; the others take the next numbers.")] = 0,
+    models: Annotated[int, typer.Option(help="How many models to train, at least 2.")] = 3,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Train small vision transformers apart on handwritten digits, then match and merge them."""
+    with c.progress(quiet) as tell:
+        results = study.demo(output, seed=seed, models=models, tell=tell)
+    if json:
+        c.print_json(results)
+        return
+    console = Console()
+    console.print(_table(results))
+    files = f"{results['picture']} and {output}/results.json"
+    console.print(f"{results['seconds']:.0f} seconds; wrote {files}", highlight=False, markup=False)
+
+
+def _table(results: dict[str, Any]) -> Table:
+    table = Table(title="397 test images")
+    for name in ("model", "loss", "accuracy", "barrier", "distance"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for i, model in enumerate(results["models"]):
+        table.add_row(
+            f"{i}, seed {model['seed']}", *_scores(model), "", "", end_section=i == len(results["models"]) - 1
+        )
+    for level, merge in results["pair"].items():
+        distance = f"{merge['distance_after'][0]:.2f}"
+        table.add_row(
+            f"average of 0 and 1, {study.SETTINGS.get(level, level)}",
+            *_scores(merge),
+            f"{merge['barrier']:.3f}",
+            distance,
+        )
+    table.add_section()
+    for level, merge in results["all"].items():
+        table.add_row(
+            f"average of all {len(results['models'])}, {study.SETTINGS.get(level, level)}",
+            *_scores(merge),
+            "",
+            "",
+        )
+    return table
+
+
+def _scores(entry: dict[str, Any]) -> tuple[str, str]:
+    return f"{entry['loss']:.3f}", f"{100 * entry['accuracy']:.1f} %"

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin distance"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from onebasin import api
+
+from . import common as c
+
+
+def distance(
+    a: Annotated[str, typer.Argument(help="A model: a folder or a hub id.")],
+    b: Annotated[str, typer.Argument(help="Another model; relative distances are to its norm.")],
+    family: c.Family = None,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Euclidean distance over the parameters that A and B share: whole, per part, per layer."""
+    with c.progress(quiet) as tell:
+        if tell:
+            tell("reading")
+        found = api.distance(a, b, family=family)
+    if json:
+        c.print_json({"distance": found.distance, "relative": found.relative, "parts": found.parts, "layers": found.layers})
+    elif quiet:
+        print(f"{found.distance:.9g}")
+    else:
+        table = Table("", "distance")
+        table.add_row("whole", f"{found.distance:.6g}  (relative {found.relative:.4g})")
+        for name, value in found.parts.items():
+            table.add_row(name, f"{value:.6g}")
+        for name, value in found.layers.items():
+            table.add_row(f"layer {name}", f"{value:.6g}")
+        Console().print(table)

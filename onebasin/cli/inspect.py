@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin inspect"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.symmetry import LEVELS, acting_groups
+from onebasin.symmetry.axes import show
+
+from . import common as c
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="A model: a folder or a hub id.")],
+    symmetry: Annotated[str, typer.Option(help=f"Level at which to name the groups: {', '.join(LEVELS)}.")] = "full",
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor with its axes.")] = False,
+    family: c.Family = None,
+    json: c.Json = False,
+) -> None:
+    """Show a model's spaces, their groups and sizes, and the dimension of its symmetry group."""
+    checkpoint = Checkpoint(model, family)
+    signature = checkpoint.signature
+    groups = acting_groups(signature, symmetry, rescale="joint")
+    spaces = []
+    for root, keys in signature.members.items():
+        space, group = signature.spaces[root], groups.get(root)
+        copies = 1
+        for outer in space.batch:
+            copies *= signature.sizes[outer]
+        spaces.append({
+            "space": root,
+            "also": [key for key in keys if key != root],
+            "size": space.size,
+            "copies": copies,
+            "kind": signature.kinds[root],
+            "group": group.name if group else "fixed",
+            "dimension": copies * group.dimension(space.size) if group else 0,
+            "tensors": signature.touching[root],
+        })  # fmt: skip
+    total = sum(int(str(space["dimension"])) for space in spaces)
+    facts = {"model": model, "family": signature.family, "tensors": len(signature.tensors), "symmetry": symmetry,
+             "dimension": total, "spaces": spaces}  # fmt: skip
+    if json:
+        facts["axes"] = {role: show(entry.axes) for role, entry in signature.tensors.items()}
+        c.print_json(facts)
+        return
+    console = Console()
+    console.print(f"{model}: {signature.family}, {len(signature.tensors)} tensors, {len(signature.layers)} layers")
+    table = Table("space", "size", "copies", "group", "dimension", "tensors")
+    for space in spaces:
+        if space["group"] != "fixed" or not signature.spaces[str(space["space"])].layer:
+            table.add_row(*(str(space[key]) for key in ("space", "size", "copies", "group", "dimension")),
+                          str(len(space["tensors"])))  # type: ignore[arg-type]  # fmt: skip
+    console.print(table)
+    console.print(f"continuous symmetries at level {symmetry}: {total} dimensions")
+    if tensors:
+        listing = Table("tensor", "shape", "axes")
+        for entry in signature.tensors.values():
+            listing.add_row(entry.name, str(entry.shape), show(entry.axes))
+        console.print(listing)

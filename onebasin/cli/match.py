@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin match"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onebasin import api
+
+from . import common as c
+
+
+def match(
+    source: Annotated[str, typer.Argument(help="The model to rewrite: a folder or a hub id.")],
+    anchor: Annotated[str, typer.Argument(help="The model to bring it close to.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
+    symmetry: Annotated[str, typer.Option(help="Level: paper, permutation, orthogonal, full, invertible.")] = "paper",
+    rescale: c.Rescale = "joint",
+    parts: c.Parts = None,
+    layers: c.Layers = None,
+    alignment: Annotated[str | None, typer.Option(help="Save the group elements in this safetensors file.")] = None,
+    anchor_output: Annotated[
+        str | None, typer.Option(help="Where levels that rotate the stream write the anchor's canonical form [default: OUTPUT-anchor].")
+    ] = None,
+    dtype: c.Dtype = None,
+    precision: c.Precision = "float32",
+    device: c.Device = "cpu",
+    starts: c.Starts = 1,
+    seed: c.Seed = 0,
+    tensor_weight: c.Weight = None,
+    family: c.Family = None,
+    overwrite: c.Overwrite = False,
+    verify: c.Verify = True,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Rewrite SOURCE as the functionally identical model that lies closest to ANCHOR."""
+    with c.progress(quiet) as tell:
+        result = api.match(
+            source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),
+            alignment=alignment, anchor_output=anchor_output, dtype=dtype, precision=precision, device=device,
+            starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
+            verify=verify, tell=tell, command=c.command_line(),
+        )  # fmt: skip
+    c.print_notes(result, quiet)
+    if json:
+        c.print_json(result)
+    elif not quiet:
+        print(f"{result['output']}: distance to {result['anchor']} {result['distance_before']:.6g} -> {result['distance_after']:.6g}")
+        if result["max_output_difference"] is not None:
+            print(f"same function: largest output difference {result['max_output_difference']:.3g}")
+        if "anchor_output" in result:
+            print(f"{result['anchor_output']}: the anchor in canonical form; merge with this one")

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin merge"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from onebasin import api
+
+from . import common as c
+
+
+def merge(
+    models: Annotated[list[str], typer.Argument(help="Two or more models: folders or hub ids.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
+    method: Annotated[str, typer.Option(help=f"How to merge: {', '.join(api.METHODS)}.")] = "average",
+    weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
+    match: Annotated[str, typer.Option(help="Level of matching first: none, paper, permutation, orthogonal, full, invertible.")] = "paper",
+    anchor: Annotated[str, typer.Option(help="The model that stays as it is, counted from 0, or auto: nearest to the mean.")] = "auto",
+    heads_from: Annotated[int | None, typer.Option(help="The model whose task head and labels to take [default: the anchor].")] = None,
+    rescale: c.Rescale = "joint",
+    parts: c.Parts = None,
+    layers: c.Layers = None,
+    dtype: c.Dtype = None,
+    precision: c.Precision = "float32",
+    device: c.Device = "cpu",
+    starts: c.Starts = 1,
+    seed: c.Seed = 0,
+    tensor_weight: c.Weight = None,
+    family: c.Family = None,
+    overwrite: c.Overwrite = False,
+    verify: c.Verify = True,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Match MODELS to an anchor and merge them into one."""
+    try:
+        shares = None if weights is None else [float(word) for word in weights.split(",")]
+    except ValueError:
+        raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
+    if anchor != "auto" and not anchor.isdigit():
+        raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
+    with c.progress(quiet) as tell:
+        result = api.merge(
+            models, output, method=method, weights=shares, match=match, anchor=anchor, heads_from=heads_from,
+            rescale=rescale, parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
+            device=device, starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family,
+            overwrite=overwrite, verify=verify, tell=tell, command=c.command_line(),
+        )  # fmt: skip
+    c.print_notes(result, quiet)
+    if json:
+        c.print_json(result)
+    elif not quiet:
+        others = [name for i, name in enumerate(models) if i != result["anchor"]]
+        for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=True):
+            print(f"{name}: distance to {models[result['anchor']]} {before:.6g} -> {after:.6g}")
+        print(f"{result['output']}: {method} of {len(models)} models, matched at level {match}")

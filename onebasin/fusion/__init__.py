@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging models that are already aligned: one file per method. Aligned models in, tensors of one model out.
+
+Nothing here aligns anything, and nothing here knows how an alignment was found.
+"""
+
+from .average import COMBINE, merged_tensors, nearest_to_mean
+
+__all__ = ["COMBINE", "merged_tensors", "nearest_to_mean"]

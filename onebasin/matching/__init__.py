@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the alignment: from the weights of two models, or of many. Tensors in, `Alignment` out.
+
+Every method here hands cross-moments to a group's `nearest`; what differs is where the moments come from.
+Nothing here reads a folder, writes a model, or merges.
+"""
+
+from .universe import Universe, match_universe
+from .weights import Matched, match_weights
+
+__all__ = ["Matched", "Universe", "match_universe", "match_weights"]

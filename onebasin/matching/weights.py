@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight matching: the alignment that brings a source's weights closest to an anchor's, without data.
+
+Spaces that share a block of some tensor are coupled. A space coupled to no other has a closed form, so all of
+`paper` is one pass in any order (rotation paper, Algorithm 1 and Eq. 7). Coupled spaces are visited in turn, each
+set to its exact optimum given the others: block coordinate descent, whose objective never increases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from onebasin.symmetry import Alignment, Group, Moments, Signature
+from onebasin.symmetry.axes import blocks, size
+from onebasin.symmetry.groups import ScaledOrthogonal, Wreath, polar
+from onebasin.symmetry.maps import Element, Linear, Monomial
+
+from .moments import Pair, cross_moments, outer_moments, pairwise_moments
+
+Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
+
+
+@dataclass
+class Matched:
+    """What matching found.
+
+    alignment: one element per active space. objective: the weighted squared distance over every tensor that an active
+    space touches, first before any move, then after every sweep. sweeps: how many the slowest component took.
+    """
+
+    alignment: Alignment
+    objective: list[float] = field(default_factory=list)
+    sweeps: int = 0
+
+
+def match_weights(
+    signature: Signature,
+    read: Read,
+    groups: Mapping[str, Group],
+    *,
+    roles: Iterable[str] | None = None,
+    weights: Callable[[str], float] | None = None,
+    tolerance: float = 1e-6,
+    max_sweeps: int = 100,
+    starts: int = 1,
+    seed: int = 0,
+    warm: bool = False,
+    progress: Callable[[str, float], None] | None = None,
+) -> Matched:
+    """Match a source to an anchor over the spaces in `groups`.
+
+    signature: of the source. read: role -> (anchor, source) tensors of equal shape, in the dtype and on the device
+    of the mathematics. roles: the tensors that count (default: all but aliases). weights: role -> weight of its
+    squared distance. tolerance: relative decrease per sweep under which coupled spaces are called converged.
+    starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed spaces, the others
+    add noise to it; the least objective is kept. warm: descend from where the source stands instead. progress: called with a text and the objective after every step.
+    """
+    counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
+    if roles is not None:
+        wanted = set(roles)
+        counted = [role for role in counted if role in wanted]
+    present = {signature.root[leaf.space] for role in counted for leaf in signature.leaves(signature.tensors[role])}
+    active = {root: group for root, group in groups.items() if root in present}
+    elements: dict[str, Element] = {}
+    history: list[list[float]] = []
+    before: dict[str, float] = {}
+    for component in _components(signature, counted, active):
+        best: _Descent | None = None
+        for start in range(starts if len(component.units) > 1 else 1):
+            noise = torch.Generator().manual_seed(seed + start) if start else None
+            descent = _Descent(signature, component, read, active, weights, noise)
+            descent.run(tolerance, max_sweeps, warm, progress)
+            if best is None or descent.objective[-1] < best.objective[-1]:
+                best = descent
+        assert best is not None
+        elements.update(best.alignment().elements)
+        history.append(best.objective)
+        before.update(best.before)
+    # A fused tensor may belong to several components through disjoint blocks, so gains add where distances do not.
+    length = max(map(len, history), default=1)
+    objective = [sum(before.values()) - sum(h[0] - h[min(i, len(h) - 1)] for h in history) for i in range(length)]
+    batch = {root: signature.spaces[root].batch for root in active}
+    return Matched(Alignment(elements, batch), objective, length - 1)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What is optimised at once: one space, or a permutation of heads with the spaces inside them."""
+
+    root: str
+    inner: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Component:
+    units: list[_Unit]
+    roles: list[str]
+
+
+def _components(signature: Signature, roles: Sequence[str], active: Mapping[str, Group]) -> list[_Component]:
+    """Split the active spaces into sets that no tensor block joins.
+
+    Within a set, layers come in order and spaces shared by all layers last: after the start has placed those, each
+    layer settles in them before it has a say in them.
+    """
+    inside: dict[str, list[str]] = {}
+    for root in active:
+        outer = [key for key in signature.spaces[root].batch if key in active]
+        if outer:
+            inside.setdefault(outer[0], []).append(root)
+    joint = {root for inner in inside.values() for root in inner}
+    parent = {root: root for root in active}
+
+    def top(root: str) -> str:
+        while parent[root] != root:
+            root = parent[root]
+        return root
+
+    for outer, inner in inside.items():
+        for root in inner:
+            parent[top(root)] = top(outer)
+    touched: dict[str, list[str]] = {root: [] for root in active}
+    for role in roles:
+        entry = signature.tensors[role]
+        meta = torch.empty([size(axis, signature.sizes) for axis in entry.axes], device="meta")
+        for _, leaves in blocks(meta, entry.axes, signature.sizes):
+            here = [root for root in dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves) if root in active]
+            for root in here:
+                parent[top(root)] = top(here[0])
+                if not touched[root] or touched[root][-1] != role:
+                    touched[root].append(role)
+    grouped: dict[str, list[str]] = {}
+    for root in active:
+        grouped.setdefault(top(root), []).append(root)
+
+    def order(root: str) -> tuple[int, int]:
+        layer = signature.spaces[root].layer
+        return (1, 0) if layer is None else (0, layer)
+
+    components = []
+    for members in grouped.values():
+        units = [_Unit(root, tuple(inside.get(root, ()))) for root in sorted(members, key=order) if root not in joint]
+        mine = set(members)
+        ordered = [role for role in roles if any(role in touched[root] for root in mine)]
+        components.append(_Component(units, ordered))
+    return components
+
+
+class _Descent:
+    """Block coordinate descent on one component. `source` is kept fully transformed, so each step is an increment."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        component: _Component,
+        read: Read,
+        groups: Mapping[str, Group],
+        weights: Callable[[str], float] | None,
+        noise: torch.Generator | None,
+    ) -> None:
+        self.signature, self.component, self.groups, self.noise = signature, component, groups, noise
+        self.anchor: dict[str, Tensor] = {}
+        self.source: dict[str, Tensor] = {}
+        for role in component.roles:
+            self.anchor[role], self.source[role] = read(role)
+        self.weight = {role: weights(role) if weights else 1.0 for role in component.roles}
+        self.batch = {root: signature.spaces[root].batch for unit in component.units for root in (unit.root, *unit.inner)}
+        self.total = Alignment({}, self.batch)
+        self.touching = {
+            root: [role for role in component.roles if role in set(signature.touching[root])] for root in self.batch
+        }
+        self.before: dict[str, float] = {}
+        self.objective: list[float] = []
+
+    def run(self, tolerance: float, max_sweeps: int, warm: bool, progress: Callable[[str, float], None] | None) -> None:
+        units = self.component.units
+        self.before = self._distances()
+        self.objective = [sum(self.before.values())]
+        if len(units) == 1:
+            self._step(units[0])
+            self.objective.append(sum(self._distances().values()))
+            if progress:
+                progress(units[0].root, self.objective[-1])
+            return
+        if not warm:
+            self._start()
+        for sweep in range(max_sweeps):
+            for unit in units:
+                self._step(unit)
+            self.objective.append(sum(self._distances().values()))
+            if progress:
+                progress(f"sweep {sweep + 1}", self.objective[-1])
+            if (sweep or warm) and self.objective[-2] - self.objective[-1] <= tolerance * self.objective[-2]:
+                break
+
+    def alignment(self) -> Alignment:
+        """The accumulated elements, projected back onto their groups in float64."""
+        return Alignment({root: _exact(self.groups[root], e) for root, e in self.total.elements.items()}, self.batch)
+
+    def _distances(self) -> dict[str, float]:
+        return {
+            role: self.weight[role] * float((self.anchor[role] - self.source[role]).square().sum(dtype=torch.float64))
+            for role in self.component.roles
+        }
+
+    def _pairs(self, roles: Iterable[str]) -> list[Pair]:
+        return [(role, self.anchor[role], self.source[role], self.weight[role]) for role in roles]
+
+    def _start(self) -> None:
+        """Place the spaces shared by all layers from the tensors whose other axes are all fixed."""
+        for unit in self.component.units:
+            if self.signature.spaces[unit.root].layer is not None or unit.inner:
+                continue
+            roles = [
+                role
+                for role in self.touching[unit.root]
+                if len(self.signature.tensors[role].axes) > 1
+                and all(
+                    self.signature.root[leaf.space] in (unit.root,) or self.signature.root[leaf.space] not in self.groups
+                    for leaf in self.signature.leaves(self.signature.tensors[role])
+                )
+            ]
+            if roles:
+                self._step(unit, roles)
+
+    def _step(self, unit: _Unit, roles: Sequence[str] | None = None) -> None:
+        """Set one unit to its optimum given all others."""
+        pairs = self._pairs(self.touching[unit.root] if roles is None else roles)
+        found: dict[str, Element]
+        if not unit.inner:
+            moments = cross_moments(self.signature, unit.root, pairs)
+            if roles is not None and self.noise is not None:
+                moments = _perturb(moments, self.noise)
+            found = {unit.root: self.groups[unit.root].nearest(moments)}
+        else:
+            inner = [pairwise_moments(self.signature, unit.root, root, self._pairs(self.touching[root])) for root in unit.inner]
+            rest = outer_moments(self.signature, unit.root, unit.inner, pairs)
+            wreath = Wreath(*(self.groups[root] for root in unit.inner))
+            index, elements = wreath.nearest(tuple(inner), rest)
+            found = {unit.root: index, **dict(zip(unit.inner, elements, strict=True))}
+        step = Alignment(found, self.batch)
+        for role in dict.fromkeys(role for root in found for role in self.touching[root]):
+            self.source[role] = step.apply(self.signature, role, self.source[role])
+        self.total = step.after(self.total)
+
+
+def _perturb(moments: Moments, generator: torch.Generator) -> Moments:
+    """Noise of a tenth of the matrix's own size, for a different start."""
+    size = moments.primal.square().mean().sqrt()
+    noise = torch.randn(moments.primal.shape, generator=generator).to(moments.primal)
+    return Moments(moments.primal + 0.1 * size * noise, moments.dual, moments.primal_norm, moments.dual_norm)
+
+
+def _exact(group: Group, element: Element) -> Element:
+    """Remove the rounding of many single-precision products: the nearest element of the group, in float64."""
+    if isinstance(element, Monomial):
+        return element
+    matrix = element.matrix.double()
+    nothing = torch.zeros(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device)
+    if element.dual is None:
+        return group.nearest(Moments(matrix, torch.zeros_like(matrix), nothing, nothing))
+    dual = element.dual.double()
+    if isinstance(group, ScaledOrthogonal):
+        scale = (torch.linalg.matrix_norm(matrix) / torch.linalg.matrix_norm(dual)).sqrt()[..., None, None]
+        rotation = polar(matrix / scale + dual * scale)
+        return Linear(scale * rotation, rotation / scale)
+    return Linear(matrix, torch.linalg.inv(matrix).mT)
