@@ -36,14 +36,13 @@ from onebasin.checkpoint import (
     shared_roles,
     write_model,
 )
-from onebasin.fusion import COMBINE, merged_tensors, nearest_to_mean
-from onebasin.matching import match_weights
-from onebasin.symmetry import LEVELS, Alignment, acting_groups
+from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
+from onebasin.matching import match_universe, match_weights
+from onebasin.symmetry import LEVELS, Alignment, Group, acting_groups
 
 Model = str | Path | PreTrainedModel
 Tell = Callable[[str], None]
 
-METHODS = tuple(COMBINE)
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 
@@ -187,15 +186,7 @@ def merge(
         gauged = [_gauge(checkpoint, opt, tell) if match != "none" else checkpoint for checkpoint in given]
         shared = _common_roles(gauged)
         centre = nearest_to_mean(gauged, shared.roles, shares) if anchor == "auto" else int(anchor)
-        if tell:
-            tell(f"anchor: model {centre} ({given[centre].given})")
-        found = [
-            _align(model, gauged[centre], opt, tell, identity=match == "none")
-            for i, model in enumerate(gauged)
-            if i != centre
-        ]
-        alignments = [item.alignment for item in found]
-        alignments.insert(centre, Alignment())
+        found, alignments = _align_all(gauged, centre, match, opt, tell)
         layout = centre if heads_from is None else heads_from
         notes = [*gauged[layout].notes, *(note for item in found for note in item.notes)]
         if shared.differing:
@@ -216,6 +207,7 @@ def merge(
             "weights": shares,
             "distance_before": [item.before.distance for item in found],
             "distance_after": [item.after.distance for item in found],
+            "objective": found[0].objective,
             "max_output_difference": differences,
         }
         record = _Record("merge", command, given, opt, result, found)
@@ -223,7 +215,7 @@ def merge(
             tell("writing")
         write_model(
             target,
-            merged_tensors(gauged, alignments, shares, layout, shared.roles, combine=COMBINE[method], dtype=opt.dtype,
+            merged_tensors(gauged, alignments, shares, layout, set(shared.roles), method=method, dtype=opt.dtype,
                            device=opt.device),
             gauged[layout],
             overwrite=overwrite,
@@ -297,13 +289,10 @@ def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | No
     before = distances(source, anchor, dtype=opt.dtype)
     if identity:
         return _Found(Alignment(), before, before, [], [])
-    groups = acting_groups(
-        source.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers
-    )
     matched = match_weights(
         source.signature,
         lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
-        groups,
+        _groups(source, opt),
         roles=shared.roles,
         weights=opt.weight,
         tolerance=opt.tolerance,
@@ -315,6 +304,51 @@ def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | No
     after = distances(source, anchor, matched.alignment, dtype=opt.dtype)
     notes = [f"heads of different tasks, not matched: {', '.join(shared.differing)}"] if shared.differing else []
     return _Found(matched.alignment, before, after, matched.objective, notes)
+
+
+def _align_all(
+    models: Sequence[Checkpoint], centre: int, level: str, opt: Options, tell: Tell | None
+) -> tuple[list[_Found], list[Alignment]]:
+    """Align all models to `models[centre]`: what was found for the others, and every model's alignment.
+
+    At level `paper` each is matched to the anchor alone. At the other levels three or more models are matched to one
+    another, in the anchor's frame.
+    """
+    others = [i for i in range(len(models)) if i != centre]
+    if level in ("none", "paper") or len(models) == 2:
+        found = [_align(models[i], models[centre], opt, tell, identity=level == "none") for i in others]
+        alignments = [item.alignment for item in found]
+        alignments.insert(centre, Alignment())
+        return found, alignments
+    roles = _common_roles(models).roles
+    tensors: list[dict[str, Tensor]] = [{} for _ in models]
+    for role in roles:
+        read = [model.read(role, opt.dtype, opt.device) for model in models]
+        corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in read), strict=True))
+        for mine, tensor in zip(tensors, read, strict=True):
+            mine[role] = tensor[corner]
+    universe = match_universe(
+        [model.signature for model in models],
+        tensors,
+        [_groups(model, opt) for model in models],
+        centre=centre,
+        weights=opt.weight,
+        tolerance=opt.tolerance,
+        max_sweeps=opt.max_sweeps,
+        starts=opt.starts,
+        seed=opt.seed,
+        progress=tell and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
+    )
+    found = []
+    for i in others:
+        before = distances(models[i], models[centre], dtype=opt.dtype)
+        after = distances(models[i], models[centre], universe.alignments[i], dtype=opt.dtype)
+        found.append(_Found(universe.alignments[i], before, after, universe.objective, []))
+    return found, universe.alignments
+
+
+def _groups(model: Checkpoint, opt: Options) -> dict[str, Group]:
+    return acting_groups(model.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers)
 
 
 def _tensors(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[tuple[str, Tensor]]:

@@ -14,8 +14,8 @@ import typer
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-from . import barrier, canonical, demo, distance, families, inspect, match, merge, verify  # noqa: E402
-from .common import exits_with_2  # noqa: E402
+from . import barrier, canonical, demo, distance, families, inspect, match, merge, verify
+from .common import exits_with_2
 
 app = typer.Typer(
     help="Match transformers through their parameter-space symmetries, merge them, and measure the barrier between them.",

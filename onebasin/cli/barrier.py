@@ -23,13 +23,9 @@ from . import common as c
 def barrier(
     a: Annotated[str, typer.Argument(help="The model at lambda 0, and the anchor: a folder or a hub id.")],
     b: Annotated[str, typer.Argument(help="The model at lambda 1.")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="The folder to write barrier.json and barrier.png in.")
-    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write barrier.json and barrier.png in.")],
     task: Annotated[str, typer.Option(help=f"What is measured: {', '.join(TASKS)}.")],
-    data: Annotated[
-        str, typer.Option(help="A file (.txt, .jsonl, .csv, also .gz), builtin:digits or builtin:stdlib.")
-    ],
+    data: Annotated[str, typer.Option(help="A file (.txt, .jsonl, .csv, also .gz), builtin:digits or builtin:stdlib.")],
     points: Annotated[int, typer.Option(help="Models on the line, both ends included.")] = 11,
     match: Annotated[
         str,
@@ -38,13 +34,9 @@ def barrier(
     rescale: c.Rescale = "joint",
     split: Annotated[
         str | None,
-        typer.Option(
-            help="train, validation, test or all [default: digits test, text validation, rows all]."
-        ),
+        typer.Option(help="train, validation, test or all [default: digits test, text validation, rows all]."),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Only the first so many images, rows or sequences.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many images, rows or sequences.")] = None,
     batch: Annotated[int, typer.Option(help="Examples in a batch; changes the speed, not the result.")] = 64,
     context: Annotated[
         int | None, typer.Option(help="Tokens in a sequence [default: what the model takes, at most 512].")
@@ -57,9 +49,7 @@ def barrier(
         int | None, typer.Option(help="masked-lm: id of the mask token [default: the tokenizer's].")
     ] = None,
     mask_share: Annotated[float, typer.Option(help="masked-lm: share of the tokens that are masked.")] = 0.15,
-    maskable: Annotated[
-        str | None, typer.Option(help="masked-lm: only these token ids, such as 5-80,91.")
-    ] = None,
+    maskable: Annotated[str | None, typer.Option(help="masked-lm: only these token ids, such as 5-80,91.")] = None,
     seed: Annotated[int, typer.Option(help="masked-lm: of the masks.")] = 0,
     device: c.Device = "cpu",
     overwrite: c.Overwrite = False,

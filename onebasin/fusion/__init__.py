@@ -4,6 +4,6 @@
 Nothing here aligns anything, and nothing here knows how an alignment was found.
 """
 
-from .average import COMBINE, merged_tensors, nearest_to_mean
+from .average import METHODS, merged_tensors, nearest_to_mean
 
-__all__ = ["COMBINE", "merged_tensors", "nearest_to_mean"]
+__all__ = ["METHODS", "merged_tensors", "nearest_to_mean"]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from onebasin.checkpoint import Checkpoint
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.axes import Leaf, blocks
+
+from .circuits import average_circuit, circuit_roots
 
 Combine = Callable[[list[Tensor], Sequence[float], Signature, Entry], Tensor]
 
@@ -76,45 +78,69 @@ COMBINE: Mapping[str, Combine] = {
 }
 
 
+METHODS = (*COMBINE, "circuit")
+
+
 def merged_tensors(
     models: Sequence[Checkpoint],
     alignments: Sequence[Alignment],
     weights: Sequence[float],
     layout: int,
-    shared: Sequence[str],
+    shared: Collection[str],
     *,
-    combine: Combine = average,
+    method: str = "average",
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Iterator[tuple[str, Tensor]]:
     """The merged model's tensors under the names of `models[layout]`, one at a time.
 
-    Roles in `shared` are combined after each model's alignment acted on them. All others come from `models[layout]`
-    alone, likewise aligned. Where position tables differ in length, the common rows are combined and the rest are
-    the layout's.
+    Roles in `shared` are combined by `method` after each model's alignment acted on them. All others come from
+    `models[layout]` alone, likewise aligned. Where position tables differ in length, the common rows are combined
+    and the rest are the layout's.
     """
-    common = set(shared)
-    for role, entry in models[layout].signature.tensors.items():
-        base = _aligned(models[layout], alignments[layout], role, dtype, device)
-        source = entry.alias if entry.alias is not None else role
-        if role not in common and source not in common:
-            yield entry.name, base
-            continue
-        aligned = [
-            base if i == layout else _aligned(model, alignment, role if role in model.signature.tensors else source, dtype, device)
-            for i, (model, alignment) in enumerate(zip(models, alignments, strict=True))
-        ]
-        corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in aligned), strict=True))
-        merged = combine([tensor[corner] for tensor in aligned], weights, models[layout].signature, entry)
-        if merged.shape != base.shape:
-            base = base.clone()
-            base[corner] = merged
-            merged = base
-        yield entry.name, merged
+    signature = models[layout].signature
+    combine = COMBINE.get(method, average)
+    circuits: dict[int | None, list[str]] = {}
+    for root in circuit_roots(signature) if method == "circuit" else ():
+        circuits.setdefault(signature.spaces[root].layer, []).append(root)
 
+    def aligned(role: str) -> list[Tensor]:
+        """The tensor of every model, in the layout's place for it."""
+        found = []
+        for model, alignment in zip(models, alignments, strict=True):
+            own = role if role in model.signature.tensors else str(signature.tensors[role].alias)
+            found.append(alignment.apply(model.signature, own, model.read(own, dtype, device)))
+        return found
 
-def _aligned(model: Checkpoint, alignment: Alignment, role: str, dtype: torch.dtype, device: str) -> Tensor:
-    return alignment.apply(model.signature, role, model.read(role, dtype, device))
+    def merged(role: str, tensors: list[Tensor]) -> Tensor:
+        base = tensors[layout]
+        corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in tensors), strict=True))
+        mean = combine([tensor[corner] for tensor in tensors], weights, signature, signature.tensors[role])
+        if mean.shape == base.shape:
+            return mean
+        whole = base.clone()
+        whole[corner] = mean
+        return whole
+
+    ready: dict[str, Tensor] = {}  # heads of one layer, whose tensors are merged together
+    for role, entry in signature.tensors.items():
+        touched = [root for root in circuits.get(entry.layer, []) if role in signature.touching[root]]
+        if role not in shared and entry.alias not in shared:
+            model = models[layout]
+            yield entry.name, alignments[layout].apply(signature, role, model.read(role, dtype, device))
+        elif touched:
+            if role not in ready:
+                roots = circuits[entry.layer]
+                group = list(dict.fromkeys(r for root in roots for r in signature.touching[root] if r in shared))
+                all_tensors = {r: aligned(r) for r in group}
+                ready = {r: merged(r, tensors) for r, tensors in all_tensors.items()}
+                for root in roots:
+                    parts = [{r: t[i] for r, t in all_tensors.items()} for i in range(len(models))]
+                    mean = {r: ready[r] for r in group if r in signature.touching[root]}
+                    average_circuit(signature, root, parts, weights, mean)
+            yield entry.name, ready[role]
+        else:
+            yield entry.name, merged(role, aligned(role))
 
 
 def nearest_to_mean(models: Sequence[Checkpoint], shared: Sequence[str], weights: Sequence[float]) -> int:

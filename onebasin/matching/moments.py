@@ -3,83 +3,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from onebasin.symmetry import Moments, Signature
-from onebasin.symmetry.axes import Leaf, blocks
+from onebasin.symmetry.axes import Leaf
 
 Pair = tuple[str, Tensor, Tensor, float]  # role, anchor, source, weight in the objective
+Term = tuple[bool, float, Tensor, Tensor, Tensor | None]  # dual, weight, cross, norms, Gram matrix
 
 
-def cross_moments(signature: Signature, root: str, pairs: Iterable[Pair]) -> Moments:
-    """Moments of `root`, one matrix for every entry of the spaces it is batched over: (*batch, n, n)."""
-    batch = signature.spaces[root].batch
-    total: Moments | None = None
-    for anchor, source, leaf, weight in _views(signature, root, pairs, batch):
-        total = _add(total, anchor @ source.mT, source.square().sum(-1), leaf.dual, weight)
-    if total is None:
-        raise ValueError(f"no tensor touches the space '{root}'")
-    return total
+def cross_moments(signature: Signature, root: str, pairs: Iterable[Pair], gram: bool = False) -> Moments:
+    """Moments of `root`, one matrix for every entry of the spaces it is batched over: (*batch, n, n).
+
+    gram: also the source's own Gram matrices, for groups that need them.
+    """
+    return _sum(
+        root,
+        (
+            (leaf.dual, weight, anchor @ source.mT, source.square().sum(-1), source @ source.mT if gram else None)
+            for anchor, source, leaf, weight in _views(signature, root, pairs)
+        ),
+    )
 
 
-def pairwise_moments(signature: Signature, outer: str, inner: str, pairs: Iterable[Pair]) -> Moments:
+def pairwise_moments(signature: Signature, outer: str, inner: str, pairs: Iterable[Pair], gram: bool = False) -> Moments:
     """Moments of `inner` for every pair of (anchor, source) entries of `outer`, which it is batched over.
 
     Matrices (h, h, n, n), norms (h, h, n), for `Wreath.nearest`. One GEMM of all heads against all heads.
     """
-    total: Moments | None = None
-    for anchor, source, leaf, weight in _views(signature, inner, pairs, (outer,)):
-        h, n, _ = source.shape
-        cross = (anchor.flatten(0, 1) @ source.flatten(0, 1).mT).view(h, n, h, n).transpose(1, 2)
-        norms = source.square().sum(-1).expand(h, h, n)
-        total = _add(total, cross, norms, leaf.dual, weight)
-    if total is None:
-        raise ValueError(f"no tensor touches the space '{inner}'")
-    return total
+
+    def terms() -> Iterator[Term]:
+        for anchor, source, leaf, weight in _views(signature, inner, pairs):
+            h, n, _ = source.shape
+            cross = (anchor.flatten(0, 1) @ source.flatten(0, 1).mT).view(h, n, h, n).transpose(1, 2)
+            own = (source @ source.mT).expand(h, h, n, n) if gram else None
+            yield leaf.dual, weight, cross, source.square().sum(-1).expand(h, h, n), own
+
+    return _sum(inner, terms())
 
 
 def outer_moments(signature: Signature, outer: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
     """What `outer` gains from blocks in which none of the `inner` spaces moves (T5's relative bias), (h, h)."""
     matrix: Tensor | None = None
-    for anchor, source, _, weight in _views(signature, outer, pairs, (), without=inner):
+    for anchor, source, _, weight in _views(signature, outer, pairs, without=inner):
         gain = weight * (anchor @ source.mT)
         matrix = gain if matrix is None else matrix + gain
     return matrix
 
 
 def _views(
-    signature: Signature, root: str, pairs: Iterable[Pair], batch: tuple[str, ...], without: Collection[str] = ()
-) -> Iterable[tuple[Tensor, Tensor, Leaf, float]]:
-    """Every place where `root` occurs, as (*batch, n, rest) views of anchor and source."""
+    signature: Signature, root: str, pairs: Iterable[Pair], without: Collection[str] = ()
+) -> Iterator[tuple[Tensor, Tensor, Leaf, float]]:
+    """Every place where `root` occurs, as (*batch, n, m) matrices of anchor and source."""
+    batch = signature.spaces[root].batch
     for role, anchor, source, weight in pairs:
-        entry = signature.tensors[role]
-        if entry.norm is not None and signature.root[entry.norm.target] == root and anchor.dim() != 1:
-            continue
-        cut = zip(blocks(anchor, entry.axes, signature.sizes), blocks(source, entry.axes, signature.sizes), strict=True)
-        for (a, leaves), (s, _) in cut:
-            roots = [signature.root.get(leaf.space, "") for leaf in leaves]
-            if any(root in roots for root in without):
-                continue
-            for dim, (leaf, here) in enumerate(zip(leaves, roots, strict=True)):
-                if here == root:
-                    over = tuple(roots.index(outer) for outer in batch)
-                    yield _front(a, over, dim), _front(s, over, dim), leaf, weight
+        for (a, leaf, roots), (s, _, _) in zip(
+            signature.views(role, anchor, root), signature.views(role, source, root), strict=True
+        ):
+            if not any(other in roots for other in without):
+                yield as_matrix(a, len(batch)), as_matrix(s, len(batch)), leaf, weight
 
 
-def _front(x: Tensor, batch: tuple[int, ...], dim: int) -> Tensor:
-    rest = tuple(d for d in range(x.dim()) if d != dim and d not in batch)
-    moved = x.permute(*batch, dim, *rest)
-    return moved.reshape(*moved.shape[: len(batch) + 1], -1)
+def as_matrix(view: Tensor, batch: int) -> Tensor:
+    """(*batch, n, *rest) -> (*batch, n, m); m = 1 where there is no rest."""
+    return view.reshape(*view.shape[: batch + 1], -1)
 
 
-def _add(total: Moments | None, cross: Tensor, norms: Tensor, dual: bool, weight: float) -> Moments:
-    cross, norms = weight * cross if weight != 1 else cross, weight * norms if weight != 1 else norms
-    zero, none = (torch.zeros_like(cross), torch.zeros_like(norms)) if total is None else (total.primal, total.primal_norm)
-    if total is None:
-        return Moments(zero, cross, none, norms) if dual else Moments(cross, zero, norms, none)
-    if dual:
-        return Moments(total.primal, total.dual + cross, total.primal_norm, total.dual_norm + norms)
-    return Moments(total.primal + cross, total.dual, total.primal_norm + norms, total.dual_norm)
+def _sum(root: str, terms: Iterable[Term]) -> Moments:
+    """Add up the terms of tensors that write the space and of those that read it. Raises ValueError if there are none."""
+    sums: dict[bool, list[Tensor | None]] = {}
+    for dual, weight, *term in terms:
+        if weight != 1:
+            term = [None if statistic is None else weight * statistic for statistic in term]
+        if dual in sums:
+            sums[dual] = [_plus(old, new) for old, new in zip(sums[dual], term, strict=True)]
+        else:
+            sums[dual] = term
+    if not sums:
+        raise ValueError(f"no tensor touches the space '{root}'")
+    some = next(iter(sums.values()))
+    nothing = [None if statistic is None else torch.zeros_like(statistic) for statistic in some]
+    (primal, primal_norm, primal_gram), (dual, dual_norm, dual_gram) = sums.get(False, nothing), sums.get(True, nothing)
+    assert primal is not None and dual is not None and primal_norm is not None and dual_norm is not None
+    return Moments(primal, dual, primal_norm, dual_norm, primal_gram, dual_gram)
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else a + b

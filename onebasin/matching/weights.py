@@ -9,7 +9,7 @@ set to its exact optimum given the others: block coordinate descent, whose objec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -232,12 +232,16 @@ class _Descent:
         pairs = self._pairs(self.touching[unit.root] if roles is None else roles)
         found: dict[str, Element]
         if not unit.inner:
-            moments = cross_moments(self.signature, unit.root, pairs)
+            group = self.groups[unit.root]
+            moments = cross_moments(self.signature, unit.root, pairs, group.uses_gram)
             if roles is not None and self.noise is not None:
                 moments = _perturb(moments, self.noise)
-            found = {unit.root: self.groups[unit.root].nearest(moments)}
+            found = {unit.root: group.nearest(moments)}
         else:
-            inner = [pairwise_moments(self.signature, unit.root, root, self._pairs(self.touching[root])) for root in unit.inner]
+            inner = [
+                pairwise_moments(self.signature, unit.root, root, self._pairs(self.touching[root]), self.groups[root].uses_gram)
+                for root in unit.inner
+            ]
             rest = outer_moments(self.signature, unit.root, unit.inner, pairs)
             wreath = Wreath(*(self.groups[root] for root in unit.inner))
             index, elements = wreath.nearest(tuple(inner), rest)
@@ -252,7 +256,7 @@ def _perturb(moments: Moments, generator: torch.Generator) -> Moments:
     """Noise of a tenth of the matrix's own size, for a different start."""
     size = moments.primal.square().mean().sqrt()
     noise = torch.randn(moments.primal.shape, generator=generator).to(moments.primal)
-    return Moments(moments.primal + 0.1 * size * noise, moments.dual, moments.primal_norm, moments.dual_norm)
+    return replace(moments, primal=moments.primal + 0.1 * size * noise)
 
 
 def _exact(group: Group, element: Element) -> Element:

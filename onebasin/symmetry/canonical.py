@@ -102,9 +102,9 @@ def _in_the_way(signature: Signature) -> list[str]:
     """Tied readers of norms that must fold for their space to rotate."""
     return [
         role
-        for _, norm in folding_norms(signature)
-        if "ones" in MOVES[signature.kinds[signature.root[norm.source]]]
-        for role in readers(signature, norm.target)
+        for outlet in outlets(signature)
+        if outlet.free and "ones" in MOVES[signature.kinds[signature.root[outlet.norm.source]]]
+        for role in outlet.readers
         if tied(signature, role)
     ]
 
@@ -133,15 +133,55 @@ def readers(signature: Signature, space: str) -> list[str]:
     return [role for role in signature.tensors if has(signature, role, Leaf(space, dual=True))]
 
 
-def folding_norms(signature: Signature) -> Iterator[tuple[str, Norm]]:
-    """Norms whose output is read by tensors, linearly, and by nothing else."""
+@dataclass(frozen=True)
+class Outlet:
+    """Where a norm's output goes.
+
+    readers: what reads it, and nothing else. writers: what is added to it before the next norm (post-LN), with that
+    norm's sum as their only way out. free: nothing but the readers sees it, so the norm's weight can move into them.
+    """
+
+    role: str
+    norm: Norm
+    bias: str | None
+    readers: list[str]
+    writers: list[str]
+    free: bool
+
+    @property
+    def source(self) -> tuple[Leaf]:
+        return (Leaf(self.norm.target, dual=True),)
+
+
+def outlets(signature: Signature) -> Iterator[Outlet]:
+    """The norms whose readers the signature can tell: those with an output space of their own, and those that write
+    back and whose bias `passes`: what they put out is read up to the next norm that writes back, and summed there.
+    """
+    order = list(signature.tensors)
     for role, entry in signature.tensors.items():
-        norm = entry.norm
-        if norm is None or norm.writes_back or signature.spaces[norm.target].output:
+        norm, bias = entry.norm, role.removesuffix("weight") + "bias"
+        if norm is None:
             continue
-        reading = readers(signature, norm.target)
-        if reading and not any("nonlinear" in signature.tensors[reader].notes for reader in reading):
-            yield role, norm
+        own = bias if bias in order and has(signature, bias, Leaf(norm.target)) else None
+        start, stop = 0, None
+        if norm.writes_back:
+            if own is None or "passes" not in signature.tensors[own].notes:
+                continue
+            start = order.index(own) + 1
+            stop = next((i for i in range(start, len(order)) if _returns(signature, order[i], norm.target)), None)
+        stage = order[start:stop] if norm.writes_back else order
+        reading = [reader for reader in stage if has(signature, reader, Leaf(norm.target, dual=True))]
+        added = [r for r in stage if has(signature, r, Leaf(norm.target))] if norm.writes_back else []
+        normed = any(n and n.source == norm.target for n in (signature.tensors[r].norm for r in stage))
+        linear = not any("nonlinear" in signature.tensors[reader].notes for reader in reading)
+        if reading and linear and not normed:
+            free = stop is None and not added and not signature.spaces[norm.target].output
+            yield Outlet(role, norm, own, reading, added, free)
+
+
+def _returns(signature: Signature, role: str, space: str) -> bool:
+    norm = signature.tensors[role].norm
+    return norm is not None and norm.writes_back and norm.source == space
 
 
 def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str | None:
@@ -228,25 +268,15 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     is added to the same sum before the next norm. None where part of it has no place to go.
     """
     source = tuple(dual(signature, leaf) for leaf in leaves)
-    space = leaves[-1].space
-    returning = {r for r, e in signature.tensors.items() if e.norm and e.norm.writes_back and e.norm.source == space}
-    reading, summed = readers(signature, space), []
-    if returning:  # post-LN: the constant lives up to the next norm, and in the sum that this norm takes
-        order = list(signature.tensors)
-        start = order.index(role) + 1
-        stop = next((i for i in range(start, len(order)) if order[i] in returning), None)
-        reading = [reader for reader in order[start:stop] if reader in reading]
-        norms = (signature.tensors[other].norm for other in order[start:stop])
-        if any(norm and norm.source == space for norm in norms) or (stop is None and signature.spaces[space].output):
-            return None
-        if stop is not None:
-            summed = [r for r in order[start:stop] if list(signature.leaves(signature.tensors[r])) == [Leaf(space)]][:1]
-            if not summed:
-                return None
+    outlet = next((found for found in outlets(signature) if found.bias == role), None)
+    reading = outlet.readers if outlet else readers(signature, leaves[-1].space)
     biases = [bias_of(signature, reader, source) for reader in reading]
-    if not reading or None in biases:
+    summed = [r for r in outlet.writers if len(list(signature.leaves(signature.tensors[r]))) == 1] if outlet else []
+    if not reading or None in biases or (outlet and not outlet.free and not summed):
         return None
-    return [*zip(reading, (b for b in biases if b), strict=True), *(("", bias) for bias in summed)]
+    if not outlet and any(entry.norm and entry.norm.target == leaves[-1].space for entry in signature.tensors.values()):
+        return None
+    return [*zip(reading, (b for b in biases if b), strict=True), *(("", bias) for bias in summed[:1])]
 
 
 def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
@@ -284,51 +314,80 @@ def _add(signature: Signature, tensors: Mapping[str, Tensor], role: str, leaf: L
 
 
 def _norms(signature: Signature, tensors: dict[str, Tensor]) -> None:
-    for role, norm in folding_norms(signature):
-        reading, layer_norm = readers(signature, norm.target), norm.kind == "layernorm"
-        leaf, source = Leaf(norm.target), (Leaf(norm.target, dual=True),)
-        pinned = any(tied(signature, reader) for reader in reading)
-        biases = [bias_of(signature, reader, source) for reader in reading]
-        weight, bias = tensors[role], role.removesuffix("weight") + "bias"
-        beta = tensors[bias] if bias in signature.tensors and has(signature, bias, leaf) else None
-        carried = beta is not None and None in biases
-        constants = []  # what the norm's bias adds to the output of each reader
-        for reader, own in zip(reading, biases, strict=True):
-            if beta is not None and own is not None and not carried:
-                absorb(signature, tensors, reader, own, beta, (leaf,))
-            views = list(along(signature, reader, tensors[reader], source[0]))
-            constants += [view @ beta for view in views] if carried and beta is not None else []
-        if beta is not None and not carried:
-            beta.zero_()
-        if pinned:
+    for outlet in outlets(signature):
+        weight, leaf = tensors[outlet.role], Leaf(outlet.norm.target)
+        beta = None if outlet.bias is None else tensors[outlet.bias]
+        if beta is not None:
+            places = downstream(signature, outlet.bias or "", (leaf,))
+            _move(signature, tensors, beta, (leaf,), places)
+            beta = None if places else beta
+        if any(tied(signature, reader) for reader in outlet.readers):
             continue
-        gain = weight + (1 - norm.unit)
-        views = [view for reader in reading for view in along(signature, reader, tensors[reader], source[0])]
-        for view in views:
-            view *= gain
-            if layer_norm:
-                view -= view.mean(-1, keepdim=True)
-        weight.fill_(norm.unit)
-        if carried and beta is not None and layer_norm:
-            # The normed vector has no component along ones, so this direction is free to carry the constants of
-            # readers without a bias: (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0.
-            root = beta.numel() ** 0.5
-            for view, constant in zip(views, constants, strict=True):
-                view += constant.unsqueeze(-1) / root
-            beta.fill_(1 / root)
+        views = [view for reader in outlet.readers for view in along(signature, reader, tensors[reader], outlet.source[0])]
+        constants = [] if beta is None else [view @ beta for view in views]
+        if outlet.free and (beta is None or outlet.norm.kind == "layernorm"):
+            for view in views:
+                view *= weight + (1 - outlet.norm.unit)
+            weight.fill_(outlet.norm.unit)
+        if outlet.norm.kind != "layernorm":
+            continue
+        if beta is None or not outlet.free:
+            for reader in outlet.readers:
+                _unreach(signature, tensors, outlet, reader, beta)
+            continue
+        # The normed vector has no component along ones, so this direction is free to carry the constants of readers
+        # without a bias: (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0.
+        root = beta.numel() ** 0.5
+        for view, constant in zip(views, constants, strict=True):
+            view += constant.unsqueeze(-1) / root - view.mean(-1, keepdim=True)
+        beta.fill_(1 / root)
+
+
+def unreached(gain: Tensor) -> Tensor:
+    """The direction h that a LayerNorm's output (less its bias) never has: h D is a multiple of ones, or zero."""
+    least = gain.abs().min()
+    return (gain == 0).to(gain) if least == 0 else least / gain
+
+
+def _unreach(
+    signature: Signature, tensors: dict[str, Tensor], outlet: Outlet, reader: str, beta: Tensor | None
+) -> None:
+    """Take from a reader what it reads along that direction. There it meets only the norm's bias, if any."""
+    bias = bias_of(signature, reader, outlet.source)
+    if beta is not None and bias is None:
+        return
+    h = unreached(tensors[outlet.role] + (1 - outlet.norm.unit))
+    removed = torch.zeros_like(tensors[reader])
+    parts = along(signature, reader, removed, outlet.source[0])
+    for view, part in zip(along(signature, reader, tensors[reader], outlet.source[0]), parts, strict=True):
+        part += (view @ h).unsqueeze(-1) * h / (h @ h)
+        view -= part
+    if beta is not None and bias is not None:
+        absorb(signature, {**tensors, reader: removed}, reader, bias, beta, (Leaf(outlet.norm.target),))
 
 
 def _passed(signature: Signature, tensors: dict[str, Tensor]) -> None:
     for role, word in noted(signature, "passes"):
         for constant, axes in cut(signature, role, tensors[role]):
-            places = downstream(signature, role, axes) if speaks_of(signature, axes, word) else None
-            for reader, bias in places or ():
-                if reader:
-                    absorb(signature, tensors, reader, bias, constant, axes)
-                else:
-                    tensors[bias] += constant
-            if places:
-                constant.zero_()
+            if speaks_of(signature, axes, word):
+                _move(signature, tensors, constant, axes, downstream(signature, role, axes))
+
+
+def _move(
+    signature: Signature,
+    tensors: dict[str, Tensor],
+    constant: Tensor,
+    leaves: tuple[Leaf, ...],
+    places: list[tuple[str, str]] | None,
+) -> None:
+    """Add what a constant becomes to the biases in `places`, and set it to zero; leave it where there are none."""
+    for reader, bias in places or ():
+        if reader:
+            absorb(signature, tensors, reader, bias, constant, leaves)
+        else:
+            tensors[bias] += constant
+    if places:
+        constant.zero_()
 
 
 def _unseen(signature: Signature, tensors: dict[str, Tensor]) -> None:

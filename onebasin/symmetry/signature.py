@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .axes import Axis, Leaf, leaves, nesting
+from torch import Tensor
+
+from .axes import Axis, Leaf, blocks, leaves, nesting
 
 # What may act on a space is the intersection of what everything that touches it allows. A kind is the set of
 # moves it allows; `ones` rotates the complement of the all-ones vector only.
@@ -150,6 +152,20 @@ class Signature:
     def leaves(self, entry: Entry) -> Iterator[Leaf]:
         """The leaves of a tensor that are spaces (constants left out)."""
         return (leaf for leaf in leaves(entry.axes) if not leaf.constant)
+
+    def views(self, role: str, tensor: Tensor, root: str) -> Iterator[tuple[Tensor, Leaf, tuple[str, ...]]]:
+        """Every place where `root` occurs in a tensor, as a view (*batch, n, *rest) that writes through.
+
+        Also its leaf, and the roots of all dimensions of the block that it lies in.
+        """
+        batch = self.spaces[root].batch
+        for block, found in blocks(tensor, self.tensors[role].axes, self.sizes):
+            roots = tuple(self.root.get(leaf.space, "") for leaf in found)
+            for dim, leaf in enumerate(found):
+                if roots[dim] == root:
+                    front = (*(roots.index(outer) for outer in batch), dim)
+                    rest = (other for other in range(len(found)) if other not in front)
+                    yield block.permute(*front, *rest), leaf, roots
 
     def part(self, entry: Entry) -> str:
         """Which part of the model a tensor belongs to: attention, ffn, norm, embedding, head or other."""

@@ -169,15 +169,23 @@ def _keys(text: str) -> list[str]:
 
 
 def _inherit(table: Table, base: Table) -> Table:
-    """A table with the spaces and the base model of another before its own, which replace those they name."""
-    own = {line.full for line in table.lines}
+    """A table with the spaces and the base model of another, which its own replace where they have the same name;
+    a new line goes after the one before it."""
+    lines = [line for line in base.lines if not line.head]
+    at = 0
+    for own in table.lines:
+        replaced = [i for i, line in enumerate(lines) if line in base.lines and line.full == own.full]
+        at = replaced[0] if replaced else len(lines) if own.head else at
+        lines = [line for i, line in enumerate(lines) if i not in replaced]
+        lines.insert(at, own)
+        at += 1
     return replace(
         table,
         layers=table.layers or base.layers,
         sizes={**base.sizes, **table.sizes},
         ignored=base.ignored + table.ignored,
         spaces={**base.spaces, **table.spaces},
-        lines=[line for line in base.lines if not line.head and line.full not in own] + table.lines,
+        lines=lines,
     )
 
 

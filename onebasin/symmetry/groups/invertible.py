@@ -88,7 +88,9 @@ class Invertible:
         stiff = stiff + 1e-12 * (a[:, -1] + b[:, -1])[:, None, None] + torch.finfo(a.dtype).tiny
         x = -v @ ((v.mT @ force @ u) / stiff) @ u.mT
         slope, now = 2 * (force * x).sum((-2, -1)), moments.value(Linear(g, h))
-        todo = slope.abs() > self.tolerance * (a.sum(-1) + b.sum(-1))
+        size = a.sum(-1) + b.sum(-1)
+        todo = slope.abs() > self.tolerance * size
+        allowed = now + torch.finfo(a.dtype).eps * size  # the last digits of f do not judge the last step
 
         eye, length = torch.eye(g.shape[-1]).to(g), torch.ones_like(slope)
         pending, moved_g, moved_h = slope < 0, g, h  # the last small step is taken too
@@ -98,7 +100,7 @@ class Invertible:
             move, singular = torch.linalg.inv_ex(eye + length[:, None, None] * x)
             new_g, new_h = g + length[:, None, None] * x @ g, move.mT @ h
             spread = torch.linalg.matrix_norm(new_g) * torch.linalg.matrix_norm(new_h) / g.shape[-1]
-            lower = moments.value(Linear(new_g, new_h)) <= now + 1e-4 * length * slope
+            lower = moments.value(Linear(new_g, new_h)) <= allowed + 1e-4 * length * slope
             good = lower & (spread < self.condition) & (singular == 0)
             taken = pending & good
             moved_g, moved_h = _where(taken, new_g, moved_g), _where(taken, new_h, moved_h)

@@ -39,12 +39,28 @@ class Wreath:
 
         outer: what pairs gain without any inner map, (h, h), where some tensor has the blocks' axis alone.
         """
-        gains = torch.stack([_gain(group, pairs) for group, pairs in zip(self.inner, moments, strict=True)])
-        index = assignment(gains.sum(0) if outer is None else gains.sum(0) + outer)
+        gains = torch.stack([_gain(group, pairs) for group, pairs in zip(self.inner, moments, strict=True)]).sum(0)
+        if outer is not None:
+            gains = gains + outer
+        index = assignment(gains)
+        stay = torch.arange(len(index), device=index.device)
+        best, value = self._inside(index, moments, outer)
+        if not all(_exact(group) for group in self.inner) and not torch.equal(index, stay):
+            kept, value_kept = self._inside(stay, moments, outer)  # estimated gains must not lead uphill
+            if value_kept < value:
+                index, best = stay, kept
+        return Monomial(index), best
+
+    def _inside(
+        self, index: Tensor, moments: tuple[Moments, ...], outer: Tensor | None
+    ) -> tuple[tuple[Element, ...], Tensor]:
+        """The inner optimum for these pairs, and its squared distance less the constant |A|^2."""
         rows = torch.arange(len(index), device=index.device)
         chosen = [pairs.take((rows, index)) for pairs in moments]
         inner = tuple(group.nearest(pairs) for group, pairs in zip(self.inner, chosen, strict=True))
-        return Monomial(index), inner
+        value = torch.stack([pairs.value(g).sum() for pairs, g in zip(chosen, inner, strict=True)]).sum()
+        # The source's norm in blocks without inner maps is the same for every pairing.
+        return inner, value if outer is None else value - 2 * outer[rows, index].sum()
 
     def random(self, blocks: int, sizes: tuple[int, ...], generator: torch.Generator) -> WreathElement:
         outer = Monomial(random_index(blocks, (), generator))
@@ -68,13 +84,19 @@ def inverse(element: WreathElement) -> WreathElement:
     return outer, tuple(inner.take(outer.index, 0).inverse() for inner in element[1])
 
 
+def _exact(group: Group) -> bool:
+    """Whether `_gain` is the true gain of the group rather than an estimate from below."""
+    return not isinstance(group, (Invertible, ScaledOrthogonal))
+
+
 def _gain(group: Group, pairs: Moments) -> Tensor:
     """Decrease of the squared distance, halved, at the inner optimum of every pair: (h, h).
 
-    Descending on all h^2 pairs costs too much: `Invertible` is judged by the optimum that it starts from.
+    A descent for each of all h^2 pairs costs too much: scaled and invertible maps are judged by the best rotation
+    and the best scale after it, and `nearest` checks that the pairs chosen so are better than those at hand.
     """
-    if isinstance(group, Invertible):
-        group = ScaledOrthogonal()
+    if not _exact(group):
+        group = ScaledOrthogonal(joint=False)
     if isinstance(group, Orthogonal):
         return nuclear(pairs.total)  # the same number, without the singular vectors
     norm = pairs.primal_norm.sum(-1) + pairs.dual_norm.sum(-1)

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Are a table's continuous symmetries all there are?
+
+The directions in parameter space that leave all outputs unchanged to first order are the null space of the Jacobian
+of outputs with respect to parameters. The signature generates some of them: the Lie algebra of every space's group,
+and the gauge freedom that the canonical form removes. Where both have the same dimension the table is complete;
+where the null space is larger a symmetry is missing, and where a generated direction changes an output one is wrong.
+
+Norms must have no epsilon: with one, the scale of a stream is a symmetry only nearly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .axes import Leaf
+from .canonical import (
+    absorb,
+    along,
+    bias_of,
+    cut,
+    downstream,
+    has,
+    noted,
+    outlets,
+    separate,
+    share,
+    speaks_of,
+    summands,
+    with_ties,
+    writers,
+)
+from .groups.orthogonal import complement_of_ones
+from .maps import Linear, act_on
+from .signature import MOVES, Norm, Signature
+
+Tensors = Mapping[str, Tensor]
+Tangent = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Flat directions found and generated.
+
+    rank, nullity: of the Jacobian; they add up to the number of parameters. gap: its smallest singular value that
+    counts and its largest that does not, over the largest. dimension: of the span of all generated tangents.
+    largest_change: of the outputs along a generated tangent of norm 1, over the largest singular value.
+    """
+
+    parameters: int
+    rank: int
+    nullity: int
+    gap: tuple[float, float]
+    dimension: int
+    largest_change: float
+
+    @property
+    def complete(self) -> bool:
+        return self.nullity == self.dimension and self.largest_change < 1e-9
+
+
+def audit(
+    signature: Signature, tensors: Tensors, outputs: Callable[[Tangent], Tensor], tolerance: float = 1e-9
+) -> Audit:
+    """Compare the null space of the Jacobian with the tangents that the signature generates.
+
+    tensors: role -> float64 tensor at a generic point (every parameter random, no norm weight zero).
+    outputs: from such tensors to a vector (m,), with more than enough entries to tell all parameters apart.
+    tolerance: singular values below it, relative to the largest, count as zero.
+    Raises ValueError where there are fewer outputs than parameters, or a norm weight is zero.
+    """
+    free = {role: tensors[role] for role, entry in signature.tensors.items() if entry.alias is None}
+    aliases = {role: entry.alias for role, entry in signature.tensors.items() if entry.alias is not None}
+    full = jacobian(lambda given: outputs({**given, **{role: given[a] for role, a in aliases.items()}}), free)
+    if full.shape[0] < full.shape[1]:
+        raise ValueError(f"{full.shape[0]} outputs cannot tell {full.shape[1]} parameters apart; give more inputs")
+    values = torch.linalg.svdvals(full)
+    values = values / values[0]
+    rank = int((values > tolerance).sum())
+    basis = tied_span(signature, tensors, tolerance)
+    change = (full @ basis).norm(dim=0) / torch.linalg.matrix_norm(full, 2)
+    beyond = float(values[rank]) if rank < len(values) else 0.0
+    return Audit(full.shape[1], rank, full.shape[1] - rank, (float(values[rank - 1]), beyond),
+                 basis.shape[1], float(change.max()) if len(change) else 0.0)  # fmt: skip
+
+
+def jacobian(outputs: Callable[[Tangent], Tensor], tensors: Tensors) -> Tensor:
+    """Row after row in reverse mode: (outputs, parameters), parameters in the order of `tensors`."""
+    leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
+    rows = []
+    for value in outputs(leaves).reshape(-1):
+        gradients = torch.autograd.grad(
+            value, list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    return torch.stack(rows)
+
+
+def tied_span(signature: Signature, tensors: Tensors, tolerance: float) -> Tensor:
+    """Orthonormal basis of the generated tangents that keep tied tensors equal: (parameters, dimension).
+
+    Tangents are generated with every tied tensor on its own. Tying restricts a model to a subspace of parameters,
+    and its flat directions are those of the untied model that lie in that subspace.
+    """
+    loose = separate(with_ties(signature))
+    point = share(loose, dict(tensors))
+    rows = []
+    for tangent in tangents(loose, point):
+        flat = torch.cat([tangent.get(role, torch.zeros_like(point[role])).reshape(-1) for role in loose.tensors])
+        if float(flat.norm()) > 0:
+            rows.append(flat / flat.norm())
+    size = sum(point[role].numel() for role in loose.tensors)
+    span = orthonormal(torch.stack(rows, dim=1) if rows else torch.zeros(size, 0, dtype=torch.float64), tolerance)
+    numbers = dict(zip(loose.tensors, torch.arange(size).split([point[r].numel() for r in loose.tensors]), strict=True))
+    ties = {**signature.tensors, **signature.absent}
+    pairs = [(role, entry.alias) for role, entry in ties.items() if entry.alias is not None]
+    if pairs:
+        apart = torch.cat([span[numbers[role]] - span[numbers[other]] for role, other in pairs])
+        _, values, vh = torch.linalg.svd(apart, full_matrices=True)
+        span = span @ vh[int((values > tolerance).sum()) :].mT
+    free = [role for role, entry in signature.tensors.items() if entry.alias is None]
+    return orthonormal(torch.cat([span[numbers[role]] for role in free]), tolerance)
+
+
+def orthonormal(columns: Tensor, tolerance: float) -> Tensor:
+    """An orthonormal basis of the span of some columns."""
+    u, values, _ = torch.linalg.svd(columns, full_matrices=False)
+    return u[:, values > tolerance * values.max()] if values.numel() else u
+
+
+# --- tangents: the signature's moves, to first order --------------------------------------------------------------
+
+
+def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """All directions that the signature says are flat; they may depend on each other. Nothing may be tied."""
+    for generate in (_groups, _norm_weights, _norm_biases, _read_ones, _written_ones, _unseen, _passed, _tables, _scales):
+        yield from generate(signature, tensors)
+
+
+def _lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> Tangent:
+    """x -> (1 + X) x in every space of `maps`, norm weights left alone. X: (*batch, n, n)."""
+    found: Tangent = {}
+    for role, entry in signature.tensors.items():
+        if entry.norm or not any(leaf.space in maps for leaf in signature.leaves(entry)):
+            continue
+        found[role] = torch.zeros_like(tensors[role])
+        pieces = zip(cut(signature, role, tensors[role]), cut(signature, role, found[role]), strict=True)
+        for (piece, leaves), (target, _) in pieces:
+            roots = [signature.root.get(leaf.space, "") for leaf in leaves]
+            for dim, leaf in enumerate(leaves):
+                if leaf.space in maps:
+                    batch = tuple(roots.index(outer) for outer in signature.spaces[roots[dim]].batch)
+                    x = maps[leaf.space]
+                    target += act_on(piece, Linear(x, -x.mT), batch, dim, leaf.dual)
+    return found
+
+
+def _units(shape: torch.Size | tuple[int, ...]) -> Iterator[Tensor]:
+    """Every tensor of this shape with one 1 and zeros elsewhere."""
+    for i in range(torch.Size(shape).numel()):
+        unit = torch.zeros(shape, dtype=torch.float64)
+        unit.view(-1)[i] = 1
+        yield unit
+
+
+def _gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
+    """What the norm multiplies by."""
+    gain = tensors[role] + (1 - norm.unit)
+    if bool((gain == 0).any()):
+        raise ValueError(f"'{role}' holds zeros; an audit needs a generic point")
+    return gain
+
+
+def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The Lie algebra of each space's largest group. A norm y = D xhat + b turns X into D X D^-1 in its output."""
+    for root, kind in signature.kinds.items():
+        space, members = signature.spaces[root], signature.members[root]
+        inner = {e.norm.target: _gain(tensors, r, e.norm) for r, e in signature.tensors.items()
+                 if e.norm and signature.root[e.norm.source] == root and "ones" in MOVES[kind]}  # fmt: skip
+        for x in _algebra(kind, space.size, tuple(signature.sizes[outer] for outer in space.batch)):
+            maps = {key: x if key not in inner else inner[key].unsqueeze(-1) * x / inner[key] for key in members}
+            yield _lie(signature, tensors, maps)
+
+
+def _algebra(kind: str, n: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+    """Basis of the Lie algebra of the largest group of a kind, per batch entry: (*batch, n, n)."""
+    if "shear" in MOVES[kind]:
+        yield from _units((*batch, n, n))
+    elif "scale" in MOVES[kind]:
+        yield from (torch.diag_embed(unit) for unit in _units((*batch, n)))
+    elif "ones" in MOVES[kind]:
+        basis = torch.eye(n, dtype=torch.float64) if "rotate" in MOVES[kind] else complement_of_ones(n)
+        for unit in _units((basis.shape[1], basis.shape[1])):
+            yield basis @ (unit - unit.mT) @ basis.mT
+
+
+def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm's weight and bias against all that reads its output."""
+    for outlet in outlets(signature):
+        gain = _gain(tensors, outlet.role, outlet.norm)
+        for unit in _units(gain.shape) if outlet.free else ():
+            found = {outlet.role: unit * gain}
+            if outlet.bias is not None:
+                found[outlet.bias] = unit * tensors[outlet.bias]
+            for reader in outlet.readers:
+                found[reader] = torch.zeros_like(tensors[reader])
+                weights = along(signature, reader, tensors[reader], outlet.source[0])
+                for view, weight in zip(along(signature, reader, found[reader], outlet.source[0]), weights, strict=True):
+                    view -= weight * unit
+            yield found
+
+
+def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm's bias against the biases of its readers, or what they read along D^-1 1. See `canonical`."""
+    for outlet in outlets(signature):
+        leaf, unread = Leaf(outlet.norm.target), 1 / _gain(tensors, outlet.role, outlet.norm)
+        own = {reader: bias_of(signature, reader, outlet.source) for reader in outlet.readers}
+        if outlet.bias is None or not outlet.free or (None in own.values() and outlet.norm.kind != "layernorm"):
+            continue
+        for unit in _units(tensors[outlet.bias].shape):
+            found = {outlet.bias: unit}
+            for reader, bias in own.items():
+                if bias is not None:
+                    found[bias] = torch.zeros_like(tensors[bias])
+                    absorb(signature, {**tensors, **found}, reader, bias, -unit, (leaf,))
+                    continue
+                found[reader] = torch.zeros_like(tensors[reader])
+                weights = along(signature, reader, tensors[reader], outlet.source[0])
+                for view, weight in zip(along(signature, reader, found[reader], outlet.source[0]), weights, strict=True):
+                    view -= (weight @ unit).unsqueeze(-1) * unread / (unread @ tensors[outlet.bias])
+            yield found
+
+
+def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What reads a LayerNorm's output along D^-1 1 meets only its bias."""
+    for outlet in outlets(signature):
+        unread = 1 / _gain(tensors, outlet.role, outlet.norm)
+        for reader in outlet.readers if outlet.norm.kind == "layernorm" else ():
+            bias = bias_of(signature, reader, outlet.source)
+            if outlet.bias is not None and bias is None:
+                continue  # flat together with the norm's bias only
+            for tangent in _along(signature, tensors, reader, outlet.source[0], unread):
+                if outlet.bias is not None and bias is not None:
+                    tangent[bias] = torch.zeros_like(tensors[bias])
+                    absorb(signature, tangent, reader, bias, -tensors[outlet.bias], (Leaf(outlet.norm.target),))
+                yield tangent
+
+
+def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, leaf in writers(signature):
+        yield from _along(signature, tensors, role, leaf, torch.ones(signature.sizes[leaf.space], dtype=torch.float64))
+
+
+def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
+    """One direction along the axis of `leaf`, for every index of the others."""
+    for block, view in enumerate(along(signature, role, tensors[role], leaf)):
+        for unit in _units(view.shape[:-1]):
+            found = torch.zeros_like(tensors[role])
+            target = list(along(signature, role, found, leaf))[block]
+            target += unit.unsqueeze(-1) * direction
+            yield {role: found}
+
+
+def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, word in noted(signature, "invisible"):
+        for unit in _units(tensors[role].shape):
+            if any(bool(view.any()) and speaks_of(signature, axes, word) for view, axes in cut(signature, role, unit)):
+                yield {role: unit}
+
+
+def _passed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, word in noted(signature, "passes"):
+        for unit in _units(tensors[role].shape):
+            for constant, axes in cut(signature, role, unit):
+                if not bool(constant.any()) or not speaks_of(signature, axes, word):
+                    continue
+                places = downstream(signature, role, axes)
+                if places is None:
+                    continue
+                found = {role: unit, **{bias: torch.zeros_like(tensors[bias]) for _, bias in places}}
+                for reader, bias in places:
+                    if reader:
+                        absorb(signature, {**tensors, **found}, reader, bias, -constant, axes)
+                    else:
+                        found[bias] -= constant
+                yield found
+
+
+def _tables(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, _ in noted(signature, "into"):
+        rows, rest = summands(signature, signature.tensors[role])
+        ((view, axes),) = cut(signature, role, tensors[role])
+        width, moves = view.shape[-1], [(slice(i, i + 1), [target]) for i, target in enumerate(rows)]
+        for where, targets in [*moves, (slice(len(rows), None), rest)] if rest else moves:
+            for unit in _units((width,)):
+                found = {target: torch.zeros_like(tensors[target]) for target in [role, *targets]}
+                cut(signature, role, found[role])[0][0].reshape(-1, width)[where] += unit
+                for target in targets:
+                    for part in along(signature, target, found[target], axes[-1]):
+                        part -= unit
+                yield found
+
+
+def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """All that writes into a sum which only norms read scales together. In post-LN the sum begins with a norm's
+    output, which scales too, against what else reads it."""
+    entries = list(signature.tensors.values())
+    sources = {entry.norm.source for entry in entries if entry.norm}
+    for space in sources:
+        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or signature.spaces[space].output:
+            continue
+        stop = next((i for i, e in enumerate(entries) if e.norm and e.norm.source == space and e.norm.writes_back), None)
+        stage = entries[:stop]
+        if not any(has(signature, entry.role, Leaf(space, dual=True)) for entry in stage):
+            yield {
+                entry.role: tensors[entry.role]
+                for entry in stage
+                if entry.norm is None and has(signature, entry.role, Leaf(space))
+            }
+    for outlet in outlets(signature):
+        if outlet.writers:
+            grown = [outlet.role, *([outlet.bias] if outlet.bias else []), *outlet.writers]
+            yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight matching: planted recovery, descent, optimality, and what stays untouched."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+from conftest import Tensors, apply, random_alignment, squared
+
+from onebasin.matching import match_weights
+from onebasin.symmetry import Alignment, acting_groups
+from onebasin.symmetry.maps import Monomial
+
+CASES = ["BertForSequenceClassification", "GPT2LMHeadModel", "ViTForImageClassification", "RobertaForMaskedLM"]
+PRE_NORM = ["GPT2LMHeadModel", "ViTForImageClassification"]
+
+
+def pairs(anchor: Tensors, source: Tensors):
+    return lambda role: (anchor[role], source[role])
+
+
+@pytest.mark.parametrize("rescale", ["none", "joint"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_scrambled_at_paper_level_is_recovered(tiny, case, rescale):
+    signature, anchor = tiny(case)
+    groups = acting_groups(signature, "paper", rescale=rescale)
+    source = apply(signature, random_alignment(signature, groups), anchor)
+    assert squared(anchor, source) > 1
+    found = match_weights(signature, pairs(anchor, source), groups)
+    assert squared(anchor, apply(signature, found.alignment, source)) < 1e-18 * squared(anchor, anchor) + 1e-16
+
+
+@pytest.mark.parametrize("level", ["permutation", "full"])
+@pytest.mark.parametrize("case", PRE_NORM)
+def test_what_was_scrambled_in_all_spaces_is_recovered(tiny, case, level):
+    signature, anchor = tiny(case, "full")
+    groups = acting_groups(signature, level, rescale="joint")
+    assert "stream" in groups
+    source = apply(signature, random_alignment(signature, groups), anchor)
+    found = match_weights(signature, pairs(anchor, source), groups)
+    after = squared(anchor, apply(signature, found.alignment, source))
+    assert after < 1e-10 * sum(float(t.square().sum()) for t in anchor.values())
+
+
+@pytest.mark.parametrize("case", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_a_permuted_stream_of_a_post_norm_model_is_recovered(tiny, case):
+    signature, anchor = tiny(case)
+    groups = acting_groups(signature, "full", rescale="joint")
+    source = apply(signature, random_alignment(signature, groups), anchor)
+    found = match_weights(signature, pairs(anchor, source), groups)
+    after = squared(anchor, apply(signature, found.alignment, source))
+    assert after < 1e-10 * sum(float(t.square().sum()) for t in anchor.values())
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal", "full"])
+@pytest.mark.parametrize("case", PRE_NORM)
+def test_the_objective_is_the_distance_and_never_increases(tiny, case, level):
+    signature, anchor = tiny(case, "full")
+    _, source = tiny(case, "full", number=1)
+    groups = acting_groups(signature, level, rescale="joint")
+    found = match_weights(signature, pairs(anchor, source), groups)
+    for before, after in zip(found.objective, found.objective[1:], strict=False):
+        assert after <= before * (1 + 1e-12)
+    gain = squared(anchor, source) - squared(anchor, apply(signature, found.alignment, source))
+    assert found.objective[0] - found.objective[-1] == pytest.approx(gain, rel=1e-9)
+    assert gain > 0
+
+
+@pytest.mark.parametrize("level", ["paper", "orthogonal"])
+def test_a_second_run_changes_nothing(tiny, level):
+    signature, anchor = tiny("GPT2LMHeadModel", "full")
+    _, source = tiny("GPT2LMHeadModel", "full", number=1)
+    groups = acting_groups(signature, level)
+    once = match_weights(signature, pairs(anchor, source), groups, tolerance=1e-13, max_sweeps=500)
+    moved = apply(signature, once.alignment, source)
+    twice = match_weights(signature, pairs(anchor, moved), groups, warm=True, tolerance=1e-13)
+    assert twice.objective[-1] == pytest.approx(twice.objective[0], rel=1e-9)
+
+
+def test_paper_matching_beats_random_elements_and_brute_force(tiny):
+    signature, anchor = tiny("BertForSequenceClassification")
+    _, source = tiny("BertForSequenceClassification", number=1)
+    groups = acting_groups(signature, "paper", rescale="joint")
+    found = match_weights(signature, pairs(anchor, source), groups)
+    best = squared(anchor, apply(signature, found.alignment, source))
+    for seed in range(100):
+        random = random_alignment(signature, groups, seed)
+        assert best <= squared(anchor, apply(signature, random, source))
+
+
+def test_neurons_against_all_permutations(tiny):
+    signature, anchor = tiny("BertModel")
+    _, source = tiny("BertModel", number=1)
+    root = "encoder.layer.0.ffn"
+    found = match_weights(signature, pairs(anchor, source), {root: acting_groups(signature, "paper")[root]})
+    best = squared(anchor, apply(signature, found.alignment, source))
+    n = signature.sizes[root]
+    generator = torch.Generator().manual_seed(0)
+    fixed = torch.randperm(n, generator=generator)[: n - 6].tolist()  # brute force over the other six
+    index = found.alignment.elements[root].index
+    free = [i for i in range(n) if i not in fixed]
+    for order in permutations(free):
+        other = index.clone()
+        other[free] = index[list(order)]
+        moved = apply(signature, Alignment({root: Monomial(other)}), source)
+        assert best <= squared(anchor, moved) + 1e-12
+
+
+def test_rescaling_joint_is_never_worse_than_after_never_worse_than_none(tiny):
+    signature, anchor = tiny("GPT2LMHeadModel")
+    _, source = tiny("GPT2LMHeadModel", number=1)
+    ends = [
+        match_weights(signature, pairs(anchor, source), acting_groups(signature, "paper", rescale=rescale)).objective[-1]
+        for rescale in ("joint", "after", "none")
+    ]
+    assert ends[0] <= ends[1] * (1 + 1e-12) <= ends[2] * (1 + 1e-12)
+
+
+def test_only_the_chosen_layers_and_parts_move(tiny):
+    signature, anchor = tiny("BertModel")
+    _, source = tiny("BertModel", number=1)
+    groups = acting_groups(signature, "paper", parts=["ffn"], layers=[1])
+    assert set(groups) == {"encoder.layer.1.ffn"}
+    found = match_weights(signature, pairs(anchor, source), groups)
+    moved = apply(signature, found.alignment, source)
+    changed = {role for role in source if not torch.equal(source[role], moved[role])}
+    assert changed == set(signature.touching["encoder.layer.1.ffn"])
+
+
+def test_tensor_weights_change_what_counts(tiny):
+    signature, anchor = tiny("BertModel")
+    _, source = tiny("BertModel", number=1)
+    groups = acting_groups(signature, "paper", parts=["attention"])
+
+    def keys(role: str) -> float:
+        return 100.0 if ".key." in role else 1.0
+
+    plain = match_weights(signature, pairs(anchor, source), groups)
+    weighted = match_weights(signature, pairs(anchor, source), groups, weights=keys)
+    key = "encoder.layer.0.attention.self.key.weight"
+    distances = [
+        float((anchor[key] - found.alignment.apply(signature, key, source[key])).norm()) for found in (plain, weighted)
+    ]
+    assert distances[1] < distances[0]
+
+
+def test_more_starts_never_end_higher(tiny):
+    signature, anchor = tiny("GPT2LMHeadModel", "full")
+    _, source = tiny("GPT2LMHeadModel", "full", number=1)
+    groups = acting_groups(signature, "orthogonal")
+    one, four = (match_weights(signature, pairs(anchor, source), groups, starts=starts) for starts in (1, 4))
+    assert four.objective[-1] <= one.objective[-1]

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assignment is optimal: against enumeration, the unshifted solver and planted permutations."""
+
+import math
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
+
+from onebasin.symmetry import assignment as module
+from onebasin.symmetry.assignment import assignment
+
+
+def total(score: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return torch.take_along_dim(score.double(), columns.unsqueeze(-1), -1).sum((-2, -1))
+
+
+def optimum(score: torch.Tensor) -> float:
+    rows, columns = linear_sum_assignment(score.double().numpy(), maximize=True)
+    return float(score.double()[rows, columns].sum())
+
+
+def is_permutation(columns: torch.Tensor) -> bool:
+    return columns.dtype == torch.int64 and columns.sort().values.equal(torch.arange(len(columns)))
+
+
+@pytest.fixture(params=[1, 10**9], ids=["shifted", "plain"])
+def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SHIFT_FROM", request.param)
+
+
+@pytest.mark.parametrize("shift_from", [1, 10**9])
+@settings(deadline=None)
+@given(n=st.integers(1, 7), data=st.data())
+def test_matches_enumeration(shift_from: int, n: int, data: st.DataObject) -> None:
+    entries = data.draw(st.lists(st.integers(-4, 4), min_size=n * n, max_size=n * n))
+    score = torch.tensor(entries, dtype=torch.float64).view(n, n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SHIFT_FROM", shift_from)
+        columns = assignment(score)
+    best = max(sum(float(score[i, j]) for i, j in enumerate(p)) for p in permutations(range(n)))
+    assert is_permutation(columns)
+    assert total(score, columns) == best
+
+
+def draw(kind: str, n: int) -> torch.Tensor:
+    g = torch.Generator().manual_seed(n)
+    a, b = (torch.randn(n, max(1, n // 2), generator=g, dtype=torch.float64) for _ in range(2))
+    norms = torch.randn(2, n, 1, generator=g, dtype=torch.float64).exp()
+    return {
+        "gaussian gram": a @ b.T,
+        "shared mean, uneven norms": (a * norms[0] + 1) @ (b * norms[1] + 1).T,
+        "negative": -(a @ b.T).abs(),
+        "rank one": norms[0] @ norms[1].T,
+        "rank one, mixed sign": a[:, :1] @ b[:, :1].T,
+        "ties": torch.randint(0, 3, (n, n), generator=g).double(),
+        "dead rows and columns": (a @ b.T) * (norms[0] > 1) * (norms[1] > 1).T,
+        "duplicate rows": (a @ b.T)[torch.arange(n) // 2],
+        "constant": torch.full((n, n), 2.5, dtype=torch.float64),
+        "zero": torch.zeros(n, n, dtype=torch.float64),
+        "beyond float32": (a @ b.T) * 1e60,
+        "tiny": (a @ b.T) * 1e-60,
+        "large offset": (a @ b.T) + 1e6,
+    }[kind]
+
+
+KINDS = [
+    *("gaussian gram", "shared mean, uneven norms", "negative", "rank one", "rank one, mixed sign", "ties"),
+    *(
+        "dead rows and columns",
+        "duplicate rows",
+        "constant",
+        "zero",
+        "beyond float32",
+        "tiny",
+        "large offset",
+    ),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 33, 300])
+@pytest.mark.parametrize("kind", KINDS)
+def test_matches_plain_solver(kind: str, n: int, dtype: torch.dtype, both_paths: None) -> None:
+    score = draw(kind, n).to(dtype)
+    if not score.isfinite().all():
+        pytest.skip("does not fit the dtype")
+    columns = assignment(score)
+    assert is_permutation(columns)
+    # Rounding of float64 in n additions of the largest entry, no more.
+    rounding = 1e-14 * n * float(score.abs().max())
+    assert total(score, columns).item() == pytest.approx(optimum(score), abs=rounding)
+
+
+@pytest.mark.parametrize("kind", ["gaussian gram", "shared mean, uneven norms", "ties"])
+def test_matches_plain_solver_above_the_threshold(kind: str) -> None:
+    score = draw(kind, module.SHIFT_FROM + 88).float()
+    assert total(score, assignment(score)).item() == pytest.approx(optimum(score), rel=1e-13)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.5])
+def test_finds_planted_permutation(noise: float, both_paths: None) -> None:
+    g = torch.Generator().manual_seed(0)
+    a = torch.randn(256, 128, generator=g)
+    planted = torch.randperm(256, generator=g)
+    source = (a + noise * torch.randn(256, 128, generator=g))[planted]
+    assert assignment(a @ source.T).equal(planted.argsort())
+
+
+def test_shift_leaves_its_argument_alone_and_repeats(both_paths: None) -> None:
+    score = draw("gaussian gram", 100)
+    before = score.clone()
+    assert assignment(score).equal(assignment(score))
+    assert score.equal(before)
+
+
+@pytest.mark.parametrize("kind", ["gaussian gram", "shared mean, uneven norms", "dead rows and columns"])
+def test_column_shift_converges_to_the_duals(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Weak duality: sum_i max_j (M - v)_ij + sum_j v_j is at least the optimum, for any v. At the fixed point
+    # of Sinkhorn it exceeds the optimum by at most the temperature times the greatest entropy, n log n.
+    monkeypatch.setattr(module, "SWEEPS", 1000)
+    n, score = 300, draw(kind, 300)
+    shift = module._column_shift(score, torch.empty_like(score)).double()
+    gap = float((score - shift).amax(1).sum() + shift.sum()) - optimum(score)
+    assert 0 <= gap <= module.TEMPERATURES[-1] * float(score.std()) * n * math.log(n)
+
+
+def test_batches_and_strides(both_paths: None) -> None:
+    g = torch.Generator().manual_seed(1)
+    score = torch.randn(2, 3, 9, 9, generator=g).transpose(-1, -2)
+    columns = assignment(score)
+    assert columns.shape == (2, 3, 9)
+    for i in range(2):
+        for j in range(3):
+            assert columns[i, j].equal(assignment(score[i, j].contiguous()))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4, 4), (3, 0, 0)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    columns = assignment(torch.zeros(shape))
+    assert columns.shape == shape[:-1] and columns.dtype == torch.int64
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_rejects_non_finite(bad: float) -> None:
+    score = torch.eye(4)
+    score[2, 1] = bad
+    with pytest.raises(ValueError, match="finite"):
+        assignment(score)
+
+
+def test_accepts_finite_whose_sum_overflows() -> None:
+    assert assignment(torch.eye(4).flip(0) * 2e38).equal(torch.tensor([3, 2, 1, 0]))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 4, 3)])
+def test_rejects_non_square(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="square"):
+        assignment(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.complex64])
+def test_rejects_other_dtypes(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="float32 or float64"):
+        assignment(torch.eye(3).to(dtype))
