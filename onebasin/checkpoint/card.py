@@ -89,9 +89,7 @@ def provenance(
         "options": _plain(options),
         "result": _plain(result),
         "versions": versions(),
-        "distances": [
-            {"before": asdict(old), "after": asdict(new)} for old, new in zip(before, after, strict=True)
-        ],
+        "distances": [{"before": asdict(old), "after": asdict(new)} for old, new in zip(before, after, strict=True)],
     }
 
 

@@ -45,9 +45,7 @@ def shared_roles(a: Checkpoint, b: Checkpoint) -> Shared:
     for role in both:
         if not mine.tensors[role].head:
             _same_axes(a, b, role)
-    differing = _whole_heads(
-        mine, {role for role in both if mine.tensors[role].head and _differs(a, b, role)}
-    )
+    differing = _whole_heads(mine, {role for role in both if mine.tensors[role].head and _differs(a, b, role)})
     return Shared(
         tuple(role for role in both if role not in differing),
         tuple(role for role in ours if role not in yours),
@@ -105,9 +103,7 @@ def _differs(a: Checkpoint, b: Checkpoint, role: str) -> bool:
     except CheckpointError:
         return True
     spaces = a.signature.spaces
-    labelled = any(
-        spaces[leaf.space].kind == "labels" for leaf in a.signature.leaves(a.signature.tensors[role])
-    )
+    labelled = any(spaces[leaf.space].kind == "labels" for leaf in a.signature.leaves(a.signature.tensors[role]))
     return labelled and _labels(a) != _labels(b)
 
 
@@ -121,12 +117,7 @@ def _whole_heads(signature: Signature, differing: set[str]) -> set[str]:
 
     A head's output layer that is copied from one model needs the hidden layer it was trained with.
     """
-    body = {
-        leaf.space
-        for entry in signature.tensors.values()
-        if not entry.head
-        for leaf in signature.leaves(entry)
-    }
+    body = {leaf.space for entry in signature.tensors.values() if not entry.head for leaf in signature.leaves(entry)}
 
     def inner(role: str) -> set[str]:
         return {leaf.space for leaf in signature.leaves(signature.tensors[role])} - body

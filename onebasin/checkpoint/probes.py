@@ -68,16 +68,16 @@ def _needed(model: PreTrainedModel) -> tuple[str, ...]:
     return ("input_ids", "pixel_values") if both else (model.main_input_name,)
 
 
-def _text(
-    configs: list[PretrainedConfig], rows: int, length: int, generator: torch.Generator
-) -> dict[str, Tensor]:
+def _text(configs: list[PretrainedConfig], rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
     """input_ids, attention_mask, token_type_ids, each (rows, length), and mc_token_ids (rows,)."""
     vocabulary = _least(configs, "vocab_size", default=1)
     special = {value for config in configs for word in _SPECIAL for value in _ids(config, f"{word}_token_id")}
     plain = torch.tensor([token for token in range(vocabulary) if token not in special] or [0])
-    pad, end = _ids(configs[0], "pad_token_id"), _ids(configs[0], "eos_token_id")
+    pad, end = (
+        [token for token in _ids(configs[0], f"{word}_token_id") if 0 <= token < vocabulary] for word in ("pad", "eos")
+    )
     # RoBERTa counts positions from the padding token on.
-    offset = pad[0] + 1 if pad and 0 <= pad[0] < 8 else 0
+    offset = pad[0] + 1 if pad and pad[0] < 8 else 0
     length = max(2, min(length, _least(configs, "max_position_embeddings", default=length + offset) - offset))
     ids = plain[torch.randint(len(plain), (rows, length), generator=generator)]
     lengths = length - torch.arange(rows) % max(1, length // 2)

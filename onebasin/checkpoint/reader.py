@@ -67,9 +67,7 @@ def locate(model: str | Path) -> Path:
         return found if any(found.glob("model*.safetensors")) else _fetch(text, "pytorch_model*.bin")
     except Exception as error:  # the client's own errors, and those of whichever transport it uses
         reason = one_line(error)
-        raise CheckpointError(
-            f"there is no folder '{text}', and the hub gave no such model: {reason}"
-        ) from None
+        raise CheckpointError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None
 
 
 def _fetch(model: str, weights: str) -> Path:
@@ -141,11 +139,7 @@ class Checkpoint:
     def _indexed(self, index: Path, suffix: str) -> dict[str, Path]:
         read = _json(index)
         named = read.get("weight_map") if isinstance(read, dict) else None
-        if (
-            not isinstance(named, dict)
-            or not named
-            or not all(isinstance(file, str) for file in named.values())
-        ):
+        if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
             raise CheckpointError(f"'{index}' is not an index of weight files: it has no usable 'weight_map'")
         files: dict[str, Path] = {}
         for file in dict.fromkeys(named.values()):
@@ -265,9 +259,7 @@ class Checkpoint:
         """
         name = self.signature.tensors[role].name
         if name not in self.dtypes:
-            raise CheckpointError(
-                f"'{self.given}': the tensor '{name}' does not hold plain floating-point numbers"
-            )
+            raise CheckpointError(f"'{self.given}': the tensor '{name}' does not hold plain floating-point numbers")
         tensor = self.read_name(name).to(device=device, dtype=dtype)
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"'{self.given}': the tensor '{name}' holds NaN or infinite values")

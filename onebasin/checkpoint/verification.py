@@ -192,9 +192,7 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
     return {
         name: value
         for name, value in found.items()
-        if isinstance(value, Tensor)
-        and value.is_floating_point()
-        and not any(word in name for word in _INTERNAL)
+        if isinstance(value, Tensor) and value.is_floating_point() and not any(word in name for word in _INTERNAL)
     }
 
 

@@ -97,9 +97,7 @@ def _refuse(out: Path, overwrite: bool, inputs: list[Path]) -> None:
             raise CheckpointError(f"'{out}' holds an input of this command and is not overwritten")
 
 
-def _companions(
-    folder: Path, like: Checkpoint, dtype: torch.dtype | None, updates: Mapping[str, Any]
-) -> None:
+def _companions(folder: Path, like: Checkpoint, dtype: torch.dtype | None, updates: Mapping[str, Any]) -> None:
     for pattern in COMPANIONS:
         for source in sorted(like.folder.glob(pattern)):
             if source.is_file():
@@ -136,7 +134,7 @@ def _weights(
     dtype: torch.dtype | None,
     limit: int,
 ) -> None:
-    """Write the shards into `folder` (called `out` in errors). How many there are is known at the end: they get their final names then."""
+    """Write the shards into `folder` (`out` in errors); they get their names once their number is known."""
     shard: dict[str, Tensor] = {}
     held = total = 0
     shards: list[list[str]] = []

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no implementation of the same steps can undercut on this machine, measured in the same run.
+
+floor = FLOPs of the cross-moments / the largest GEMM rate + the SVDs alone + the assignments alone, on the
+very matrices that matching met + both models read and the result written once at the speed of a copy.
+The GEMMs that rotate the result are not in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from onebasin.matching import weights
+from onebasin.matching.moments import Pair, cross_moments, pairwise_moments
+from onebasin.symmetry import Group, Moments, Signature
+from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.axes import blocks
+from onebasin.symmetry.groups import Permutation
+
+Clock = Callable[[], float]
+Result = TypeVar("Result")
+
+
+@dataclass
+class Floor:
+    """Seconds of each ingredient; flops: of all cross-moments."""
+
+    flops: int = 0
+    gemm: float = 0.0
+    svd: float = 0.0
+    assignment: float = 0.0
+    memory: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.gemm + self.svd + self.assignment + self.memory
+
+
+@dataclass(frozen=True)
+class Machine:
+    """gemm: FLOP/s of the fastest square float32 GEMM. copy: bytes read and written per second."""
+
+    gemm: float
+    copy: float
+
+
+def measure(clock: Clock = time.perf_counter, sizes: tuple[int, ...] = (512, 1024, 2048, 4096)) -> Machine:
+    """Best of five for each size of GEMM, and of five copies of 256 MB."""
+    rates = []
+    for n in sizes:
+        a, b, out = (torch.ones(n, n) for _ in range(3))
+        rates.append(2 * n**3 / min(timed(lambda: torch.mm(a, b, out=out), clock)[0] for _ in range(5)))  # noqa: B023
+    source, target = torch.ones(2, 64 << 20)
+    return Machine(max(rates), 2 * source.nbytes / min(timed(lambda: target.copy_(source), clock)[0] for _ in range(5)))
+
+
+def timed(job: Callable[[], Result], clock: Clock) -> tuple[float, Result]:
+    """Seconds and result of a job."""
+    start = clock()
+    result = job()
+    return clock() - start, result
+
+
+@contextmanager
+def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
+    """While this is open, matching adds the FLOPs and the bare solvers of every step to the floor."""
+    floor = Floor()
+
+    def one(signature: Signature, root: str, pairs: list[Pair]) -> Moments:
+        moments = cross_moments(signature, root, pairs)
+        floor.flops += _flops(signature, root, pairs)
+        if isinstance(groups[root], Permutation):
+            floor.assignment += timed(lambda: assignment(moments.total), clock)[0]
+        else:
+            floor.svd += timed(lambda: torch.linalg.svd(moments.total), clock)[0]
+        return moments
+
+    def all_pairs(signature: Signature, outer: str, inner: str, pairs: list[Pair]) -> Moments:
+        moments = pairwise_moments(signature, outer, inner, pairs)
+        floor.flops += signature.spaces[outer].size * _flops(signature, inner, pairs)
+        total = moments.total
+        if not isinstance(groups[inner], Permutation):
+            floor.svd += timed(lambda: torch.linalg.svdvals(total), clock)[0]
+            floor.svd += timed(lambda: torch.linalg.svd(total.diagonal(dim1=0, dim2=1).movedim(-1, 0)), clock)[0]
+        return moments
+
+    with patch.object(weights, "cross_moments", one), patch.object(weights, "pairwise_moments", all_pairs):
+        yield floor
+
+
+def finish(floor: Floor, machine: Machine, tensors: Mapping[str, tuple[Tensor, Tensor]]) -> Floor:
+    """The floor with its GEMM and memory seconds filled in."""
+    floor.gemm = floor.flops / machine.gemm
+    floor.memory = 3 * sum(anchor.nbytes for anchor, _ in tensors.values()) / machine.copy
+    return floor
+
+
+def _flops(signature: Signature, root: str, pairs: list[Pair]) -> int:
+    """2 n per entry of every view that has the space on a dimension: A S^T of (n, m) with (n, m)."""
+    total = 0
+    for role, anchor, _, _ in pairs:
+        for piece, leaves in blocks(anchor, signature.tensors[role].axes, signature.sizes):
+            total += sum(
+                2 * signature.spaces[root].size * piece.numel()
+                for leaf in leaves
+                if signature.root.get(leaf.space) == root
+            )
+    return total

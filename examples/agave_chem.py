@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merge two reaction transformers that were trained independently, and count the masked atoms they get right.
+
+    python examples/agave_chem.py REACTIONS.jsonl[.gz] -o agave
+
+REACTIONS holds one reaction SMILES a row, in the column `text`. The models are the ALBERTs of agave-chem 0.1.0 and
+0.2.0 (MIT licence, 3 MB each), which pip fetches from the package index: 12 layers that share one set of weights,
+hidden size 256, one vocabulary. What is special about them stands here: how a package becomes a model folder, and how a
+reaction becomes token ids. All else is `onebasin`'s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import onebasin
+from onebasin.data import evaluate, load_model, load_task
+from onebasin.data.files import read_rows
+
+VERSIONS = ("0.1.0", "0.2.0")
+WEIGHTS = "agave_chem/datafiles/models/supervised_albert_model/"
+CONSTANTS = "agave_chem/mappers/neural/constants.py"
+TOKEN = re.compile(r"\[[^\]]+\]|Br|Cl|%\d\d|>>|.")  # bracket atoms, two-letter elements, ring closures, the arrow
+ATOM = re.compile(r"\[[^\]]+\]|Br|Cl|[BCNOSPFIbcnops]")
+LEVELS = ("none", "paper", "permutation", "full")
+
+
+def fetch(version: str, work: Path) -> Path:
+    """The wheel of one version, downloaded into `work` unless it is there. Nothing of it is installed or run."""
+    if not list(work.glob(f"agave_chem-{version}-*.whl")):
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        subprocess.run([*pip, "-d", str(work), f"agave-chem=={version}"], check=True)
+    return next(work.glob(f"agave_chem-{version}-*.whl"))
+
+
+def model_folder(wheel: Path, folder: Path) -> Path:
+    """The wheel's weights and configuration as an ordinary model folder."""
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_bytes(archive.read(WEIGHTS + name))
+    return folder
+
+
+def vocabulary(wheel: Path) -> dict[str, int]:
+    """Token -> id: a literal dictionary in the package's source, read as data."""
+    with zipfile.ZipFile(wheel) as archive:
+        source = ast.parse(archive.read(CONSTANTS))
+    for line in source.body:
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "smiles_token_to_id_dict":
+            found: dict[str, int] = ast.literal_eval(line.value)
+            return found
+    raise ValueError(f"'{wheel}' holds no token dictionary")
+
+
+def encode(reaction: str, ids: dict[str, int]) -> list[int]:
+    """`^`, the tokens of the SMILES, `$`."""
+    return [ids.get(token, ids["[UNK]"]) for token in ("^", *TOKEN.findall(reaction), "$")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("reactions", type=Path)
+    parser.add_argument("-o", "--output", type=Path, default=Path("agave"))
+    parser.add_argument("--levels", nargs="+", default=LEVELS, choices=("none", *onebasin.symmetry.LEVELS))
+    given = parser.parse_args()
+    work: Path = given.output
+    work.mkdir(parents=True, exist_ok=True)
+    wheels = [fetch(version, work) for version in VERSIONS]
+    models = [
+        model_folder(wheel, work / f"model-{version}") for wheel, version in zip(wheels, VERSIONS, strict=True)
+    ]
+
+    ids = vocabulary(wheels[0])
+    rows = read_rows(given.reactions, ("text",))
+    lines = [json.dumps({"input_ids": encode(row["text"], ids)}) for row in rows]
+    tokens = work / "reactions.jsonl"
+    tokens.write_text("\n".join(lines) + "\n", "utf-8")
+    # The models learned to predict atoms only.
+    atoms = [number for token, number in ids.items() if ATOM.fullmatch(token) and token != "[UNK]"]
+    task = load_task("masked-lm", tokens, models[0], batch=16, mask_id=ids["[MASK]"], maskable=atoms)
+
+    def show(name: str, folder: Path, distance: str = "") -> None:
+        scores = evaluate(load_model(folder, "masked-lm"), task)
+        print(f"{name:<28} accuracy {scores.accuracy:.3f}  cross-entropy {scores.loss:6.3f}  {distance}", flush=True)
+
+    for version, model in zip(VERSIONS, models, strict=True):
+        show(version, model)
+    for level in given.levels:
+        result = onebasin.merge(models, work / f"merged-{level}", match=level, anchor=0, overwrite=True)
+        before, after = result["distance_before"][0], result["distance_after"][0]
+        show(f"average, match {level}", work / f"merged-{level}", f"distance {before:.1f} -> {after:.1f}")
+
+
+if __name__ == "__main__":
+    main()

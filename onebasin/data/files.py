@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local data files: plain text, rows in JSONL or CSV, sentences in CoNLL columns; each also as `.gz`."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def read_text(file: str | Path) -> str:
+    """The text of a UTF-8 file, line ends as they stand. Raises ValueError where it has none."""
+    path = Path(file)
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = raw.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:  # a damaged .gz is an OSError or an EOFError
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ValueError(f"cannot read the data file '{file}': {reason}") from None
+    if not text.strip():
+        raise ValueError(f"the data file '{file}' is empty")
+    return text
+
+
+def kind(file: str | Path) -> str:
+    """`txt`, `jsonl` or `csv`, by the file's ending. Raises ValueError for any other."""
+    ending = Path(str(file).removesuffix(".gz")).suffix
+    kinds = {".txt": "txt", ".jsonl": "jsonl", ".csv": "csv"}
+    if ending not in kinds:
+        raise ValueError(f"'{file}' is none of .txt, .jsonl and .csv (or these with .gz)")
+    return kinds[ending]
+
+
+def read_rows(file: str | Path, columns: tuple[str, ...]) -> list[Row]:
+    """The rows of a JSONL or CSV file, each with `columns` at least. Raises ValueError naming what lacks."""
+    text = read_text(file)
+    if kind(file) == "csv":
+        rows: list[Row] = list(csv.DictReader(io.StringIO(text)))
+    elif kind(file) == "jsonl":
+        rows = [_object(file, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    else:
+        raise ValueError(f"'{file}' is plain text; this task needs a .jsonl or .csv file with {_names(columns)}")
+    if not rows:
+        raise ValueError(f"the data file '{file}' has a header but no rows")
+    for number, row in enumerate(rows, 1):
+        missing = tuple(name for name in columns if row.get(name) is None)
+        if missing:
+            raise ValueError(f"row {number} of '{file}' lacks {_names(missing)}; it has {_names(tuple(row))}")
+    return rows
+
+
+def read_sentences(file: str | Path) -> list[Row]:
+    """Sentences with `tokens` and `tags`: a JSONL file with these columns, or a text file in CoNLL columns.
+
+    CoNLL: one token a line, columns parted by blanks, the tag last; a blank line ends a sentence.
+    """
+    if kind(file) != "txt":
+        rows = read_rows(file, ("tokens", "tags"))
+        for number, row in enumerate(rows, 1):
+            lists = isinstance(row["tokens"], list) and isinstance(row["tags"], list)
+            if not lists or len(row["tokens"]) != len(row["tags"]):
+                raise ValueError(f"row {number} of '{file}' needs lists 'tokens' and 'tags' of one length")
+        return rows
+    rows, tokens, tags = [], [], []
+    for number, line in enumerate([*read_text(file).split("\n"), ""], 1):
+        fields = line.split()
+        if len(fields) == 1:
+            raise ValueError(f"line {number} of '{file}' has one column; CoNLL columns are a token, ..., its tag")
+        if fields and fields[0] != "-DOCSTART-":
+            tokens.append(fields[0])
+            tags.append(fields[-1])
+        elif tokens:
+            rows.append({"tokens": tokens, "tags": tags})
+            tokens, tags = [], []
+    return rows
+
+
+def _object(file: str | Path, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number} of '{file}' is not valid JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"line {number} of '{file}' is not a JSON object")
+    return row
+
+
+def _names(columns: tuple[str, ...]) -> str:
+    return ("the columns " if len(columns) > 1 else "the column ") + ", ".join(f"'{name}'" for name in columns)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of curves, as PNG. matplotlib is imported only here, and only when a picture is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+# Okabe and Ito's palette without its yellow, for any colour vision. Markers tell the curves apart in grey.
+COLOURS = ("#555555", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+
+def require_matplotlib() -> None:
+    """Raises ValueError, naming what to install, where matplotlib is missing. For use before long work."""
+    if find_spec("matplotlib") is None:
+        raise ValueError("the plot needs matplotlib: pip install 'onebasin[plot]'")
+
+
+def plot_curves(
+    curves: Mapping[str, Mapping[str, Any]], file: str | Path, *, title: str, ends: tuple[str, str]
+) -> None:
+    """Loss and accuracy along each curve, side by side in one PNG.
+
+    curves: legend text -> what `landscape.curve` returns. ends: names of the models at lambda 0 and 1.
+    The end losses carry rings and a dotted line between them; a curve's barrier is its largest rise above it.
+    Raises ValueError where matplotlib is not installed.
+    """
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        **matplotlib.rcParamsDefault,  # whatever theme the user has set
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(9.5, 4.6), dpi=150, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        loss, accuracy = figure.subplots(1, 2)
+        for i, (label, curve) in enumerate(curves.items()):
+            look: dict[str, Any] = {
+                "color": COLOURS[i % len(COLOURS)],
+                "marker": MARKERS[i % len(MARKERS)],
+                "markersize": 4,
+            }
+            loss.plot(curve["lambdas"], curve["losses"], label=f"{label} (barrier {curve['barrier']:.3f})", **look)
+            accuracy.plot(curve["lambdas"], curve["accuracies"], **look)
+        rings: dict[str, Any] = {
+            "marker": "o",
+            "markersize": 9,
+            "fillstyle": "none",
+            "linestyle": ":",
+            "linewidth": 1,
+        }
+        for i, curve in enumerate(curves.values()):
+            loss.plot([0, 1], curve["end_losses"], color="black", label=None if i else "end losses", **rings)
+        for axes, name in ((loss, "loss"), (accuracy, "accuracy")):
+            axes.set_xlabel(f"λ (0: {ends[0]}, 1: {ends[1]})")
+            axes.set_ylabel(name)
+            axes.grid(alpha=0.25)
+        accuracy.set_ylim(-0.02, 1.02)
+        figure.suptitle(title)
+        figure.legend(loc="outside lower center", ncols=min(len(curves) + 1, 4), fontsize=9)
+        figure.savefig(file)

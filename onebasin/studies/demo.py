@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: small vision transformers trained apart on handwritten digits, then matched and merged.
+
+The models start from different seeds and see the data in different orders, so nothing ties them together.
+They are stock `ViTForImageClassification`, matched and merged through the same functions as by the commands.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import ViTConfig, ViTForImageClassification
+
+from onebasin import api
+from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
+from onebasin.data.tasks import quiet
+from onebasin.landscape import curve
+from onebasin.landscape.plots import plot_curves, require_matplotlib
+
+LEVELS = ("paper", "full")
+EPOCHS = 30
+BATCH = 64
+NOISE = 0.2  # standard deviation of the noise added to training pixels, which lie in [-1, 1]
+LEARNING_RATE = 3e-3
+POINTS = 11
+SETTINGS = {"none": "plain", "paper": "paper: heads and neurons", "full": "full: every space"}  # legend texts
+
+# What turns raw images with pixels 0..16 into this model's input, in the words of an image processor.
+PROCESSOR = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_convert_rgb": False,
+    "do_resize": True,
+    "size": {"height": 8, "width": 8},
+    "do_rescale": True,
+    "rescale_factor": 1 / 16,
+    "do_normalize": True,
+    "image_mean": [0.5],
+    "image_std": [0.5],
+}
+
+Tell = Callable[[str], None]
+
+
+def demo(
+    output: str | Path = "demo",
+    *,
+    seed: int = 0,
+    models: int = 3,
+    levels: Sequence[str] = LEVELS,
+    epochs: int = EPOCHS,
+    tell: Tell | None = None,
+) -> dict[str, Any]:
+    """Train `models` digit ViTs from seeds `seed`, `seed` + 1, ...; match, merge and measure them.
+
+    Model 0 is the anchor of every curve (lambda 0). Writes under `output`: model-0, model-1, ... (ordinary
+    model folders), LEVEL-1 (model 1 matched to model 0), merged-*, curves.png and results.json.
+    Returns the object of results.json: `models` (loss, accuracy, seed and seconds of each), `pair` (none and
+    each level -> loss, accuracy, distances and barrier of the merge of models 0 and 1), `all` (the same
+    without barrier for the merge of all, where there are more than two), `curves` (as `landscape.curve`),
+    `picture` and `seconds`.
+    tell: called with a line about each step.
+    Raises ValueError for fewer than two models, and where scikit-learn or matplotlib is not installed.
+    """
+    if models < 2:
+        raise ValueError(f"the demo needs at least 2 models, not {models}")
+    started = time.perf_counter()
+    folder = Path(output)
+    settings = ("none", *levels)
+    steps = models + len(settings) * (2 if models == 2 else 3)  # models to train, merges, curves
+    done = 0
+
+    def next_step(what: str) -> None:
+        nonlocal done
+        done += 1
+        if tell:
+            tell(f"step {done} of {steps}: {what}")
+
+    require_matplotlib()
+    digits()  # needs scikit-learn: what is missing is said before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    folders = [folder / f"model-{i}" for i in range(models)]
+    ends = []
+    for i, place in enumerate(folders):
+        next_step(f"training model {i} of {models}")
+        start = time.perf_counter()
+        with quiet():
+            train(seed + i, epochs).save_pretrained(place)
+        (place / "preprocessor_config.json").write_text(json.dumps(PROCESSOR, indent=2) + "\n", "utf-8")
+        ends.append({"seed": seed + i, "seconds": _seconds(start), "folder": str(place)})
+    task = load_task("image-classification", "builtin:digits", folders[0])
+    for end in ends:
+        end.update(_scores(str(end["folder"]), task))
+
+    results: dict[str, Any] = {"models": ends, "pair": {}, "all": {}, "curves": {}}
+    for level in settings:
+        next_step(f"merging models 0 and 1, {level}")
+        results["pair"][level] = _merged(folders[:2], folder / f"merged-{level}", level, task)
+        if models > 2:
+            next_step(f"merging all models, {level}")
+            results["all"][level] = _merged(folders, folder / f"merged-all-{level}", level, task)
+        next_step(f"the line between models 0 and 1, {level}")
+        start = time.perf_counter()
+        anchor, matched = str(folders[0]), str(folders[1])
+        if level != "none":
+            target = folder / f"{level}-1"
+            found = api.match(folders[1], folders[0], output=target, symmetry=level, rescale="joint", overwrite=True)
+            # A level that moves the residual stream gives the anchor a normal form: the line starts there.
+            anchor, matched = found.get("anchor_output", anchor), found["output"]
+        results["curves"][level] = curve(anchor, matched, task, POINTS)
+        results["pair"][level]["barrier"] = results["curves"][level]["barrier"]
+        results["pair"][level]["curve_seconds"] = _seconds(start)
+
+    names = {level: SETTINGS.get(level, level) for level in settings}
+    plot_curves(
+        {names[level]: results["curves"][level] for level in settings},
+        folder / "curves.png",
+        title="Two digit ViTs trained apart: test loss and accuracy on the line between them",
+        ends=("model 0", "model 1, matched to it"),
+    )
+    results["picture"] = str(folder / "curves.png")
+    results["seconds"] = _seconds(started)
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    return results
+
+
+def train(seed: int, epochs: int = EPOCHS) -> ViTForImageClassification:
+    """A ViT of 3 layers and width 48, trained on the digits; initial weights and data order from `seed`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = ViTConfig(  # type: ignore[call-arg, unused-ignore]
+            hidden_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            intermediate_size=192,
+            image_size=8,
+            patch_size=2,
+            num_channels=1,
+            num_labels=10,
+        )
+        model = ViTForImageClassification(config)
+        model.train()
+        pixels, labels = digits("train")
+        steps = epochs * -(-len(labels) // BATCH)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
+        for _ in range(epochs):
+            for chosen in torch.split(torch.randperm(len(labels)), BATCH):
+                noisy: Tensor = pixels[chosen] + NOISE * torch.randn_like(pixels[chosen])
+                loss = cross_entropy(model(pixel_values=noisy).logits, labels[chosen])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                schedule.step()
+    model.train(False)
+    return model
+
+
+def _merged(folders: Sequence[Path], output: Path, level: str, task: Task) -> dict[str, Any]:
+    found = api.merge(folders, output, match=level, anchor=0, overwrite=True)
+    keys = ("distance_before", "distance_after", "max_output_difference", "seconds")
+    return {"folder": str(output), **_scores(output, task), **{key: found[key] for key in keys}}
+
+
+def _scores(folder: str | Path, task: Task) -> dict[str, float]:
+    scores: Scores = evaluate(load_model(folder, task.name), task)
+    return {"loss": scores.loss, "accuracy": scores.accuracy}
+
+
+def _seconds(start: float) -> float:
+    return round(time.perf_counter() - start, 2)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a model over another and be killed on the way. Run as: killed.py NEW OUT MOMENT...
+
+For every moment a fork of this process, with its own copy `OUT-MOMENT` of OUT, sends itself SIGKILL there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from onebasin.checkpoint import Checkpoint, write_model, writer
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at_call(name: str, number: int, after: bool = False) -> None:
+    """Die before (or after) call `number` of the writer's function `name`."""
+    module, _, attribute = name.rpartition(".")
+    owner: Any = getattr(writer, module) if module else writer
+    original: Callable[..., Any] = getattr(owner, attribute)
+    left = [number]
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if not after and left[0] == 0:
+            die()
+        found = original(*args, **kwargs)
+        if after and left[0] == 0:
+            die()
+        return found
+
+    setattr(owner, attribute, counted)
+
+
+MOMENTS: dict[str, Callable[[], None]] = {
+    "before-first-shard": lambda: at_call("save_file", 1),
+    "after-first-shard": lambda: at_call("save_file", 1, after=True),
+    "after-second-shard": lambda: at_call("save_file", 2, after=True),
+    "before-index": lambda: at_call("_name_shards", 1),
+    "before-exchange": lambda: at_call("_exchange", 1),
+    "after-exchange": lambda: at_call("_exchange", 1, after=True),
+    "while-removing-the-old": lambda: at_call("os.unlink", 2),
+    "never": lambda: None,
+}
+
+
+def main(new: str, out: str, *moments: str) -> None:
+    like = Checkpoint(new)
+    for moment in moments:
+        place = Path(f"{out}-{moment}")
+        shutil.copytree(out, place)
+        child = os.fork()
+        if child == 0:
+            MOMENTS[moment]()
+            pairs = ((name, like.read_name(name)) for name in like.files)
+            write_model(place, pairs, like, overwrite=True, shard_size=2000)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        assert killed == (moment != "never"), f"{moment}: {status}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading: what is right comes back bit for bit, what is wrong gets one clear sentence."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from damage import edit_config, edit_weights, to_pickle
+from safetensors.torch import load_file, save_file
+
+from onebasin.checkpoint import Checkpoint, CheckpointError
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+WORDS = "embeddings.word_embeddings.weight"
+
+
+def refused(folder: Path, what: Callable[[Checkpoint], object] = lambda c: c.signature) -> str:
+    """The sentence with which a folder is refused: one line that names what is wrong."""
+    with pytest.raises(CheckpointError) as caught:
+        what(Checkpoint(folder))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def shard(folder: Path) -> Path:
+    """Split the weights into two files and an index; the index's path."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    where = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(where.values()):
+        save_file({name: tensors[name] for name in tensors if where[name] == file}, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return index
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["single", "sharded", "pickle"])
+def test_reads_every_form_and_dtype(make, form: str, dtype: torch.dtype) -> None:
+    folder = make(dtype=dtype)
+    expected = load_file(folder / "model.safetensors")
+    {"single": lambda f: f, "sharded": shard, "pickle": to_pickle}[form](folder)
+    checkpoint = Checkpoint(folder)
+    assert checkpoint.files.keys() == expected.keys()
+    assert checkpoint.stored_dtype == dtype
+    for role, entry in checkpoint.signature.tensors.items():
+        assert torch.equal(checkpoint.read(role, torch.float64), expected[entry.name].double())
+        assert torch.equal(checkpoint.read_name(entry.name), expected[entry.name])
+        assert checkpoint.dtypes[entry.name] == dtype
+
+
+def test_reads_the_older_pickle_format(bert: Path) -> None:
+    expected = load_file(bert / "model.safetensors")
+    torch.save(expected, to_pickle(bert), _use_new_zipfile_serialization=False)
+    assert torch.equal(Checkpoint(bert).read_name(QUERY), expected[QUERY])
+
+
+def test_prefers_the_file_that_transformers_loads(bert: Path) -> None:
+    (bert / "model.safetensors.index.json").write_text("not read")
+    assert Checkpoint(bert).files[QUERY].name == "model.safetensors"
+
+
+# --- folders ---------------------------------------------------------------------------------------
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    for name in (tmp_path / "none", "none", "./none/model", ""):
+        with pytest.raises(CheckpointError, match="there is no folder"):
+            Checkpoint(name)
+
+
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("onebasin.checkpoint.reader.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    with pytest.raises(CheckpointError, match="there is no folder 'models/typo'"):
+        Checkpoint("models/typo")
+
+
+def test_hub_id(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns[-1]))
+        return str(bert)
+
+    monkeypatch.setattr("onebasin.checkpoint.reader.snapshot_download", download)
+    assert Checkpoint("owner/name@v2").folder == bert
+    to_pickle(bert)
+    assert Checkpoint("owner/name").folder == bert
+    assert asked == [
+        ("owner/name", "v2", "model*.safetensors"),
+        ("owner/name", None, "model*.safetensors"),
+        ("owner/name", None, "pytorch_model*.bin"),
+    ]
+
+
+def test_hub_without_such_a_model() -> None:
+    with pytest.raises(CheckpointError, match="the hub gave no such model") as caught:  # the hub is offline here
+        Checkpoint("no-such-owner/no-such-model")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_no_folder(bert: Path) -> None:
+    with pytest.raises(CheckpointError, match="is a file"):
+        Checkpoint(bert / "config.json")
+
+
+def test_no_weights(bert: Path) -> None:
+    (bert / "model.safetensors").unlink()
+    assert "holds no model.safetensors" in refused(bert)
+
+
+# --- config.json -----------------------------------------------------------------------------------
+
+
+def test_no_config(bert: Path) -> None:
+    (bert / "config.json").unlink()
+    assert "holds no config.json" in refused(bert)
+
+
+@pytest.mark.parametrize("text", ["{", "", "\x00", '{"a": 1} x', "[" * 100_000], ids=repr)
+def test_config_that_is_no_json(bert: Path, text: str) -> None:
+    (bert / "config.json").write_text(text)
+    assert "config.json' is not valid JSON" in refused(bert)
+
+
+def test_config_that_is_no_text(bert: Path) -> None:
+    (bert / "config.json").write_bytes(b"\xff\xfe\x00")
+    assert "is not valid JSON" in refused(bert)
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "{}", '{"model_type": 3}', '{"model_type": null}'])
+def test_config_without_a_model_type(bert: Path, text: str) -> None:
+    (bert / "config.json").write_text(text)
+    assert "names no model_type" in refused(bert)
+
+
+def test_config_with_values_of_wrong_types(bert: Path) -> None:
+    edit_config(bert, num_attention_heads="three")
+    assert "config.json" in refused(bert)
+
+
+def test_unknown_model_type(bert: Path) -> None:
+    edit_config(bert, model_type="berta")
+    assert "'berta' has no table yet (nearest: bert" in refused(bert)
+
+
+def test_quantised_model(bert: Path) -> None:
+    edit_config(bert, quantization_config={"quant_method": "bitsandbytes"})
+    assert "is quantised" in refused(bert)
+
+
+def test_renamed_weight_files(bert: Path) -> None:
+    edit_config(bert, transformers_weights="other.safetensors")
+    assert "renames its weight files" in refused(bert)
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_attention_heads", 5), ("num_hidden_layers", 3)])
+def test_config_that_does_not_fit_the_weights(bert: Path, key: str, value: int) -> None:
+    edit_config(bert, **{key: value})
+    refused(bert)
+
+
+# --- weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_safetensors(bert: Path, keep: int) -> None:
+    file = bert / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "model.safetensors' is damaged or cut short" in refused(bert)
+
+
+@pytest.mark.parametrize("start", [b"\xff" * 8, b"\x00" * 8, b"\x10" + b"\x00" * 7], ids=repr)
+def test_corrupt_safetensors_header(bert: Path, start: bytes) -> None:
+    file = bert / "model.safetensors"
+    file.write_bytes(start + file.read_bytes()[8:])
+    assert "is damaged or cut short" in refused(bert)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 1000, -100])
+def test_truncated_pickle(bert: Path, keep: int) -> None:
+    file = to_pickle(bert)
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "pytorch_model.bin' is damaged" in refused(bert)
+
+
+class Hostile:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return (Path.write_text, (self.marker, "the pickle ran this"))  # type: ignore[return-value]
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("how", ["torch", "torch, older format", "plain"])
+def test_a_pickle_that_would_run_code_does_not_run_it(bert: Path, tmp_path: Path, how: str) -> None:
+    marker = tmp_path / "marker"
+    file = to_pickle(bert)
+    content = {**torch.load(file), "x": Hostile(marker)}
+    if how == "plain":
+        file.write_bytes(pickle.dumps(Hostile(marker)))
+    else:
+        torch.save(content, file, _use_new_zipfile_serialization=how == "torch")
+    with pytest.raises(CheckpointError, match="could run code") as caught:
+        Checkpoint(bert).signature  # noqa: B018
+    assert "\n" not in str(caught.value)
+    assert not marker.exists()
+    torch.load(file, weights_only=False) if how != "plain" else pickle.loads(file.read_bytes())
+    assert marker.exists()  # the trap is a real one
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"x": 1}, {1: torch.ones(2)}, {"x": torch.ones(2, 2).to_sparse()}])
+def test_a_pickle_of_something_else(bert: Path, content: object) -> None:
+    torch.save(content, to_pickle(bert))
+    assert "is not a dictionary of tensors" in refused(bert)
+
+
+def test_unknown_tensors_are_named(bert: Path) -> None:
+    edit_weights(bert, lambda t: t.update({"bert.adapter.weight": torch.ones(2)}))
+    assert "does not know 'bert.adapter.weight'" in refused(bert)
+
+
+def test_missing_tensors_are_named(bert: Path) -> None:
+    edit_weights(bert, lambda t: t.pop(QUERY))
+    assert f"lack '{QUERY}'" in refused(bert)
+
+
+def test_tensors_of_a_wrong_shape_are_named(bert: Path) -> None:
+    edit_weights(bert, lambda t: t.update({QUERY: torch.ones(12, 13)}))
+    assert QUERY in refused(bert)
+    edit_weights(bert, lambda t: t.update({QUERY: torch.ones(12)}))
+    assert QUERY in refused(bert)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_tensors_that_are_not_finite_are_named(bert: Path, value: float) -> None:
+    edit_weights(bert, lambda t: t[QUERY].view(-1)[5].fill_(value))
+    message = refused(bert, lambda c: [c.read(role) for role in c.signature.tensors])
+    assert f"'{QUERY}' holds NaN or infinite" in message
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_tensors_that_are_not_floating_point_are_named(bert: Path, dtype: torch.dtype) -> None:
+    edit_weights(bert, lambda t: t.update({QUERY: t[QUERY].to(dtype)}))
+    message = refused(bert, lambda c: [c.read(role) for role in c.signature.tensors])
+    assert f"'{QUERY}' does not hold plain floating-point" in message
+
+
+# --- shards ----------------------------------------------------------------------------------------
+
+
+def test_missing_shard(bert: Path) -> None:
+    shard(bert)
+    (bert / "part-1.safetensors").unlink()
+    assert "names 'part-1.safetensors'" in refused(bert)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}']
+)
+def test_broken_index(bert: Path, text: str) -> None:
+    shard(bert).write_text(text)
+    assert "model.safetensors.index.json'" in refused(bert)
+
+
+@pytest.mark.parametrize("where", ["../secret.safetensors", "sub/../../secret.safetensors", "{absolute}", ".", ".."])
+def test_an_index_does_not_lead_out_of_the_folder(bert: Path, tmp_path: Path, where: str) -> None:
+    outside = tmp_path / "secret.safetensors"
+    save_file({QUERY: torch.ones(12, 12)}, outside)
+    index = shard(bert)
+    content = json.loads(index.read_text())
+    content["weight_map"][QUERY] = where.replace("{absolute}", str(outside))
+    index.write_text(json.dumps(content))
+    assert "is no weight file of this folder" in refused(bert)
+
+
+def test_an_index_of_safetensors_does_not_lead_to_a_pickle(bert: Path) -> None:
+    index = shard(bert)
+    torch.save({QUERY: torch.ones(12, 12)}, bert / "evil.bin")
+    content = json.loads(index.read_text())
+    content["weight_map"][QUERY] = "evil.bin"
+    index.write_text(json.dumps(content))
+    assert "names 'evil.bin'" in refused(bert)
+
+
+def test_an_index_that_promises_too_much(bert: Path) -> None:
+    index = shard(bert)
+    content = json.loads(index.read_text())
+    content["weight_map"]["ghost"] = "part-0.safetensors"
+    index.write_text(json.dumps(content))
+    assert "lacks 'ghost'" in refused(bert)
+
+
+def test_a_tensor_in_two_shards(bert: Path) -> None:
+    shard(bert)
+    tensors = load_file(bert / "part-0.safetensors") | load_file(bert / "part-1.safetensors")
+    save_file(tensors, bert / "part-0.safetensors")
+    assert "and again in" in refused(bert)
+
+
+def test_tensors_that_an_index_forgets_are_read(bert: Path) -> None:
+    """The stock loader reads all that a shard holds; what is written must not lack what the index forgot."""
+    index = shard(bert)
+    content = json.loads(index.read_text())
+    del content["weight_map"][QUERY]
+    index.write_text(json.dumps(content))
+    assert QUERY in Checkpoint(bert).files
+
+
+def test_a_damaged_shard_is_named(bert: Path) -> None:
+    shard(bert)
+    file = bert / "part-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    assert "part-1.safetensors' is damaged" in refused(bert)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every case saved once, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import models
+import pytest
+
+from onebasin.checkpoint.reader import Checkpoint
+
+Saved = Callable[[str], Checkpoint]
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Case -> its folder, opened."""
+    folder: Path = tmp_path_factory.mktemp("saved")
+
+    @cache
+    def open_case(case: str) -> Checkpoint:
+        return Checkpoint(models.save(models.CASES[case]().double(), folder / case))
+
+    return open_case

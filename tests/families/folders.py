@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random group elements in every space, model folders rewritten by them, and what these put out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import models
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from onebasin.checkpoint.reader import Checkpoint
+from onebasin.symmetry import Alignment, Signature, acting_groups
+from onebasin.symmetry.groups import OrthogonalFixingOnes, Permutation, ScaledPermutation, SignedPermutation
+from onebasin.symmetry.maps import Element, Linear
+
+
+class Invertible:
+    """Random invertible matrices of condition at most 4: only they tell what reads from what writes."""
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
+        left, right = (
+            torch.linalg.qr(torch.randn(*batch, size, size, generator=generator, dtype=torch.float64))[0]
+            for _ in range(2)
+        )
+        values = 0.5 + 1.5 * torch.rand(*batch, size, generator=generator, dtype=torch.float64)
+        return Linear((left * values.unsqueeze(-2)) @ right, (left / values.unsqueeze(-2)) @ right)
+
+
+WIDEST = {
+    "permutation": Permutation(),
+    "odd": SignedPermutation(),
+    "relu": ScaledPermutation(),
+    "ones": OrthogonalFixingOnes(),
+    "linear": Invertible(),
+}
+
+
+def random_alignment(signature: Signature, level: str) -> Alignment:
+    """A random element in every space that may move, none of them the identity.
+
+    level: `paper` (with scales), `permutation`, or `widest`: all that a space's kind promises.
+    """
+    generator = torch.Generator().manual_seed(1)
+    if level == "widest":
+        groups = {root: WIDEST[kind] for root, kind in signature.kinds.items() if kind in WIDEST}
+    else:
+        groups = acting_groups(signature, level, rescale="joint")
+    elements: dict[str, Element] = {}
+    for root, group in groups.items():
+        space = signature.spaces[root]
+        batch = tuple(signature.sizes[outer] for outer in space.batch)
+        while root not in elements or elements[root].is_identity():
+            elements[root] = group.random(space.size, batch, generator)
+    return Alignment(elements, {root: signature.spaces[root].batch for root in elements})
+
+
+def read_all(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """All tensors by role."""
+    return {role: checkpoint.read(role, dtype) for role in checkpoint.signature.tensors}
+
+
+def with_unit_norms(signature: Signature, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Norms that read the stream get weight 1: what is left of them commutes with rotations."""
+    free = {role for role, entry in signature.tensors.items() if entry.norm and not entry.norm.writes_back}
+    return {role: torch.ones_like(value) if role in free else value for role, value in tensors.items()}
+
+
+def write(folder: Path, like: Checkpoint, tensors: dict[str, Tensor]) -> Path:
+    """A folder with the config of `like` and these tensors, under the names that `like` has on disk."""
+    folder.mkdir()
+    shutil.copy(like.folder / "config.json", folder)
+    named = {like.signature.tensors[role].name: value.contiguous() for role, value in tensors.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def run(case: str, folder: Path) -> list[Tensor]:
+    """Outputs of the model in a folder, in float64."""
+    model = models.load(case, folder)
+    return models.outputs(model, models.inputs(model))
+
+
+def difference(before: list[Tensor], after: list[Tensor]) -> float:
+    """Largest difference over the scale of the outputs."""
+    return max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(before, after, strict=True))

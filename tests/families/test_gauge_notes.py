@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The notes `invisible`, `passes` and `into` say what the function does not see: moved, nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from folders import difference, read_all, run, write
+from torch import Tensor
+
+from onebasin.checkpoint.reader import Checkpoint
+from onebasin.symmetry import Entry, Signature
+from onebasin.symmetry.axes import Leaf, blocks, leaves, parse
+
+Saved = Callable[[str], Checkpoint]
+
+
+def noted(signature: Signature, word: str) -> dict[str, Entry]:
+    return {role: entry for role, entry in signature.tensors.items() if word in entry.notes}
+
+
+def block(signature: Signature, entry: Entry, tensor: Tensor, word: str) -> tuple[Tensor, str]:
+    """The part of a bias that a note means, as a view, and the innermost space of it."""
+    wanted = entry.notes[word]
+    for view, inner in blocks(tensor, entry.axes, signature.sizes):
+        name = inner[-1].space.split(".")[-1]
+        if not wanted or parse(wanted)[0] == Leaf(name, inner[-1].dual):
+            return view, inner[-1].space
+    raise AssertionError(f"{entry.role} has no '{wanted}'")
+
+
+def noise(like: Tensor) -> Tensor:
+    return torch.randn(like.shape, dtype=like.dtype)
+
+
+def move_invisible(signature: Signature, tensors: dict[str, Tensor]) -> int:
+    """Key biases become noise."""
+    biases = noted(signature, "invisible")
+    for role, entry in biases.items():
+        view, _ = block(signature, entry, tensors[role], "invisible")
+        view += noise(view)
+    return len(biases)
+
+
+def move_passing(signature: Signature, tensors: dict[str, Tensor]) -> int:
+    """Value biases move into the output biases."""
+    count = 0
+    for role, entry in noted(signature, "passes").items():
+        view, space = block(signature, entry, tensors[role], "passes")
+        if not space.endswith("vo"):
+            continue  # the bias of a norm, which moves only after the norm's weight has
+        read = Leaf(space, dual=True)
+        reader = next(other for other, found in signature.tensors.items() if read in signature.leaves(found))
+        reads_first = read in leaves(signature.tensors[reader].axes[0])  # GPT-2: input axis first
+        weight = tensors[reader] if reads_first else tensors[reader].T
+        shift = noise(view)
+        view += shift
+        tensors[reader.removesuffix("weight") + "bias"] -= shift.flatten() @ weight
+        count += 1
+    return count
+
+
+def move_constants(signature: Signature, tensors: dict[str, Tensor]) -> int:
+    """Constants move between summed tables, but not into one that a tied head reads as well."""
+    tied = {entry.alias for entry in (*signature.tensors.values(), *signature.absent.values())}
+    count = 0
+    for role, entry in noted(signature, "into").items():
+        targets = [other for other in entry.notes["into"].split() if other in tensors]
+        singles = [other for other in entry.notes.get("rows", "").split() if other in tensors]
+        table = tensors[role].flatten(0, -2)  # a view: rows, stream
+        if tied & {role, *targets, *singles}:
+            continue
+        for row, other in enumerate(singles):
+            shift = noise(table[row])
+            table[row] -= shift
+            tensors[other] += shift
+        shift = noise(table[0])
+        table[len(singles) :] -= shift
+        for other in targets:
+            tensors[other] += shift
+        count += 1
+    return count
+
+
+MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_constants}
+
+
+@pytest.mark.parametrize("case", models.CASES)
+def test_what_the_notes_call_free_is_free(case: str, saved: Saved, tmp_path: Path) -> None:
+    checkpoint = saved(case)
+    moved = {role: value.clone() for role, value in read_all(checkpoint).items()}
+    counts = [move(checkpoint.signature, moved) for move in MOVES.values()]
+    assert any(counts) or case == "DebertaForTokenClassification-talking"
+    path = write(tmp_path / "moved", checkpoint, moved)
+    assert difference(run(case, checkpoint.folder), run(case, path)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("case", "word", "count"),
+    [
+        ("BertForTokenClassification", "invisible", 2),
+        ("BertForTokenClassification", "passes", 2),
+        ("BertForTokenClassification", "into", 2),
+        ("BertLMHeadModel-cross", "invisible", 4),
+        ("BertLMHeadModel-cross", "passes", 4),
+        ("BertForMaskedLM", "into", 0),
+        ("GPT2LMHeadModel-cross", "invisible", 4),
+        ("GPT2LMHeadModel-untied", "into", 1),
+        ("ViTForImageClassification", "invisible", 2),
+        ("AlbertForMaskedLM", "passes", 1),
+        ("DebertaV2ForTokenClassification", "invisible", 0),
+        ("DebertaV2ForTokenClassification", "passes", 2),
+        ("DebertaV2ForTokenClassification-c2p", "invisible", 2),
+        ("DebertaV2ForTokenClassification-own-keys", "invisible", 2),
+        ("DebertaForTokenClassification", "passes", 2),
+        ("DebertaForTokenClassification-talking", "passes", 0),
+    ],
+)
+def test_the_notes_are_where_they_belong(case: str, word: str, count: int, saved: Saved) -> None:
+    checkpoint = saved(case)
+    tensors = {role: value.clone() for role, value in read_all(checkpoint).items()}
+    assert MOVES[word](checkpoint.signature, tensors) == count
+
+
+@pytest.mark.parametrize(
+    ("case", "tensor"),
+    [
+        ("DebertaV2ForTokenClassification", "encoder.layer.0.attention.self.key_proj.bias"),
+        ("DebertaV2ForTokenClassification-own-keys", "encoder.layer.0.attention.self.key_proj.bias"),
+        ("DebertaV2ForTokenClassification-own-keys", "encoder.layer.0.attention.self.pos_query_proj.bias"),
+        ("DebertaForTokenClassification", "encoder.layer.0.attention.self.pos_q_proj.bias"),
+        ("BertForTokenClassification", "encoder.layer.0.attention.self.query.bias"),
+    ],
+)
+def test_what_they_leave_out_is_seen(case: str, tensor: str, saved: Saved, tmp_path: Path) -> None:
+    """Relative positions make a key bias visible, since keys meet position queries."""
+    checkpoint = saved(case)
+    tensors = read_all(checkpoint)
+    assert "invisible" not in checkpoint.signature.tensors[tensor].notes
+    tensors[tensor] = tensors[tensor] + noise(tensors[tensor])
+    path = write(tmp_path / "moved", checkpoint, tensors)
+    assert difference(run(case, checkpoint.folder), run(case, path)) > 1e-4

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Law 1: a random element in every space leaves the function of every model as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from folders import difference, random_alignment, read_all, run, with_unit_norms, write
+
+from onebasin.checkpoint.reader import Checkpoint
+
+Saved = Callable[[str], Checkpoint]
+
+# Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
+FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel",
+         "pixel", "output"}  # fmt: skip
+
+
+def relative_error(
+    case: str, level: str, checkpoint: Checkpoint, folder: Path, dtype: torch.dtype = torch.float64
+) -> float:
+    """Largest difference of outputs over their scale; weights stored in `dtype`, models run in float64."""
+    signature = checkpoint.signature
+    tensors = {role: value.to(dtype).double() for role, value in read_all(checkpoint).items()}
+    if level == "widest":
+        tensors = with_unit_norms(signature, tensors)
+    alignment = random_alignment(signature, level)
+    rewritten = {role: alignment.apply(signature, role, value) for role, value in tensors.items()}
+    for role, entry in signature.tensors.items():
+        acts = any(signature.root[leaf.space] in alignment.elements for leaf in signature.leaves(entry))
+        trivial = entry.norm is not None and bool((tensors[role] == 1).all())
+        assert trivial or acts != torch.equal(rewritten[role], tensors[role]), f"{role}: acts is {acts}"
+    before = run(case, write(folder / "before", checkpoint, tensors))
+    after = run(case, write(folder / "after", checkpoint, {r: v.to(dtype) for r, v in rewritten.items()}))
+    assert before
+    return difference(before, after)
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation", "widest"])
+@pytest.mark.parametrize("case", models.CASES)
+def test_a_random_element_in_every_space_keeps_the_function(
+    case: str, level: str, saved: Saved, tmp_path: Path
+) -> None:
+    assert relative_error(case, level, saved(case), tmp_path) < 1e-9
+
+
+ONE_OF_EACH = ["BertForPreTraining", "RobertaForMaskedLM", "ElectraForMaskedLM", "DistilBertForMaskedLM",
+               "AlbertForPreTraining", "DebertaV2ForMaskedLM", "DebertaForMaskedLM", "GPT2LMHeadModel",
+               "ViTForImageClassification"]  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation"])
+@pytest.mark.parametrize("case", ONE_OF_EACH)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_exact_up_to_the_rounding_of_stored_weights(
+    case: str, level: str, dtype: torch.dtype, saved: Saved, tmp_path: Path
+) -> None:
+    """A permutation moves numbers and rounds none; a rotation rounds every weight once; layers amplify it."""
+    tolerance = 1e-9 if level == "permutation" else 32 * torch.finfo(dtype).eps
+    assert relative_error(case, level, saved(case), tmp_path, dtype) < tolerance
+
+
+@pytest.mark.parametrize("case", models.CASES)
+def test_everything_moves_but_what_means_something_by_itself(case: str, saved: Saved) -> None:
+    signature = saved(case).signature
+    for root, kind in signature.kinds.items():
+        leaves_the_model = any(signature.spaces[key].output for key in signature.members[root])
+        if kind in ("fixed", "rows", "labels") and not leaves_the_model:
+            assert signature.spaces[root].name in FIXED
+    still = ("fixed", "rows", "labels")
+    moving = {
+        (space.name, space.layer)
+        for key, space in signature.spaces.items()
+        if signature.kinds[signature.root[key]] not in still
+    }
+    for layer in signature.layers:
+        assert {("head", layer), ("qk", layer), ("vo", layer), ("ffn", layer)} <= moving
+
+
+@pytest.mark.parametrize(
+    ("case", "space", "kind"),
+    [
+        ("BertForMaskedLM", "stream", "permutation"),
+        ("BertForMaskedLM", "encoder.layer.0.qk", "linear"),
+        ("BertForMaskedLM", "encoder.layer.0.ffn", "permutation"),
+        ("BertForMaskedLM-relu", "encoder.layer.0.ffn", "relu"),
+        ("BertForSequenceClassification", "pooled", "odd"),
+        ("DistilBertForSequenceClassification", "pooled", "relu"),
+        ("GPT2LMHeadModel", "stream", "ones"),
+        ("ViTForImageClassification", "stream", "ones"),
+        # hidden states that leave a model without a head stay where they are
+        ("BertModel", "stream", "fixed"),
+        ("GPT2Model", "stream", "fixed"),
+        # a narrow embedding rotates, unless a masked-language head shares the table and puts a GELU on it
+        ("AlbertModel", "embedding", "ones"),
+        ("AlbertForMaskedLM", "embedding", "permutation"),
+        ("AlbertForMaskedLM-untied", "embedding", "ones"),
+        ("ElectraModel", "embedding", "ones"),
+        ("ElectraForMaskedLM", "embedding", "permutation"),
+        ("DebertaV2ForTokenClassification-narrow", "embedding", "linear"),
+        # relative positions live apart where maps of their own read them
+        ("DebertaV2ForTokenClassification-own-keys", "relative", "linear"),
+        ("DebertaV2ForTokenClassification-own-keys-norm", "relative", "ones"),
+        ("DebertaModel", "relative", "linear"),
+        ("DebertaForTokenClassification-narrow", "embedding", "linear"),
+    ],
+)
+def test_what_may_act_follows_from_what_touches_a_space(
+    case: str, space: str, kind: str, saved: Saved
+) -> None:
+    signature = saved(case).signature
+    assert signature.kinds[signature.root[space]] == kind

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny stock models of every family, head and configuration that changes a table; every parameter is random.
+
+`CASES` maps a name (the class, and the variant after a dash) to a builder. Biases and norms are random too: a
+table that forgets a bias is right about a freshly initialised model, whose biases are zero.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+VOCAB, POSITIONS, LENGTH, BATCH, LABELS = 23, 12, 7, 2, 3
+
+TEXT = dict(
+    vocab_size=VOCAB, max_position_embeddings=POSITIONS, hidden_size=12, num_hidden_layers=2,
+    num_attention_heads=3, intermediate_size=10, type_vocab_size=2, num_labels=LABELS, pad_token_id=0,
+)  # fmt: skip
+DISTIL = dict(
+    vocab_size=VOCAB, max_position_embeddings=POSITIONS, dim=12, n_layers=2, n_heads=3, hidden_dim=10,
+    num_labels=LABELS, pad_token_id=0,
+)  # fmt: skip
+GPT2 = dict(
+    vocab_size=VOCAB, n_positions=POSITIONS, n_embd=12, n_layer=2, n_head=3, n_inner=10,
+    num_labels=LABELS, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+IMAGE = dict(
+    image_size=6, patch_size=3, num_channels=2, hidden_size=12, num_hidden_layers=2, num_attention_heads=3,
+    intermediate_size=10, num_labels=LABELS,
+)  # fmt: skip
+DISENTANGLED = dict(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"], position_biased_input=False)
+
+CASES: dict[str, partial[PreTrainedModel]] = {}
+
+
+def build(kind: str, **config: Any) -> PreTrainedModel:
+    """The stock model `kind` in eval mode, its parameters drawn from a seed that depends on `kind` alone."""
+    cls = getattr(transformers, kind)
+    options = _options(config)
+    if kind.endswith("QuestionAnswering"):
+        config["num_labels"] = 2  # start and end
+    values = {key: value for key, value in config.items() if not key.startswith("_")}
+    model: PreTrainedModel = cls(cls.config_class(**values), **options).eval()
+    generator = torch.Generator().manual_seed(crc32(kind.encode()))
+    with torch.no_grad():
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                centre = float(name == "weight" and is_norm(module))
+                parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def _options(config: dict[str, Any]) -> dict[str, Any]:
+    """What a model class takes besides its config: keys with an underscore before them."""
+    return {key[1:]: value for key, value in config.items() if key.startswith("_")}
+
+
+def load(case: str, folder: str | Path, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """The model of a case read from a folder, every tensor of it found there and held in `dtype`.
+
+    DeBERTa declares two of its biases float32, and loading rounds them to that; they are read once more.
+    """
+    builder = CASES[case]
+    cls = getattr(transformers, builder.args[0])
+    options = _options(builder.keywords)
+    model, info = cls.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    with safe_open(Path(folder) / "model.safetensors", "pt") as file:
+        for name, parameter in model.named_parameters():
+            if parameter.dtype != dtype:
+                parameter.data = file.get_tensor(name).to(dtype)
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def _add(kinds: str, variant: str = "", **config: Any) -> None:
+    for kind in kinds.split():
+        CASES[f"{kind}-{variant}" if variant else kind] = partial(build, kind, **config)
+
+
+_BERT_HEADS = (
+    "MaskedLM MultipleChoice NextSentencePrediction PreTraining QuestionAnswering SequenceClassification "
+    "TokenClassification"
+)
+_TEXT_HEADS = "CausalLM MaskedLM MultipleChoice QuestionAnswering SequenceClassification TokenClassification"
+_DECODER = dict(is_decoder=True, add_cross_attention=True)
+
+
+def _heads(prefix: str, heads: str) -> str:
+    return " ".join(f"{prefix}For{head}" for head in heads.split())
+
+
+_add("BertModel BertLMHeadModel " + _heads("Bert", _BERT_HEADS), **TEXT)
+_add("BertModel", "no-pooler", **TEXT, _add_pooling_layer=False)
+_add("BertForPreTraining BertLMHeadModel", "untied", **TEXT, tie_word_embeddings=False)
+_add("BertForMaskedLM", "relu", **TEXT, hidden_act="relu")
+_add("BertLMHeadModel", "cross", **TEXT, **_DECODER)
+_add("ErnieForPreTraining ErnieForTokenClassification", **TEXT, use_task_id=True)
+
+_add("RobertaModel " + _heads("Roberta", _TEXT_HEADS), **TEXT)
+_add("RobertaForMaskedLM", "untied", **TEXT, tie_word_embeddings=False)
+_add("RobertaForCausalLM", "cross", **TEXT, **_DECODER)
+_add("XLMRobertaForSequenceClassification CamembertForMaskedLM Data2VecTextForMaskedLM", **TEXT)
+
+_add("ElectraModel ElectraForPreTraining " + _heads("Electra", _TEXT_HEADS), **TEXT, embedding_size=8)
+_add("ElectraForMaskedLM", "wide", **TEXT, embedding_size=12)
+_add("ElectraForMaskedLM", "untied", **TEXT, embedding_size=8, tie_word_embeddings=False)
+_add("ElectraForMultipleChoice", "no-summary", **TEXT, embedding_size=8, summary_use_proj=False)
+
+_add("DistilBertModel " + _heads("DistilBert", _TEXT_HEADS.removeprefix("CausalLM")), **DISTIL)
+_add("DistilBertForMaskedLM", "relu", **DISTIL, activation="relu")
+_add("DistilBertForMaskedLM", "untied", **DISTIL, tie_word_embeddings=False)
+
+_add("AlbertModel AlbertForPreTraining " + _heads("Albert", _TEXT_HEADS.removeprefix("CausalLM")),
+     **TEXT, embedding_size=8)  # fmt: skip
+_add("AlbertModel", "no-pooler", **TEXT, embedding_size=8, _add_pooling_layer=False)
+_add("AlbertForMaskedLM", "groups", **TEXT, embedding_size=8, num_hidden_groups=2, inner_group_num=2)
+_add("AlbertForMaskedLM", "untied", **TEXT, embedding_size=8, tie_word_embeddings=False)
+
+_V3 = dict(DISENTANGLED, share_att_key=True, position_buckets=4, norm_rel_ebd="layer_norm")
+_add("DebertaV2Model " + _heads("DebertaV2", _TEXT_HEADS.removeprefix("CausalLM")), **_V3)
+_add("DebertaV2ForMaskedLM", "new-head", **_V3, legacy=False)
+_add("DebertaV2ForMaskedLM", "untied", **_V3, tie_word_embeddings=False)
+_add("DebertaV2ForTokenClassification", "conv", **_V3, conv_kernel_size=3, conv_act="gelu")
+_add("DebertaV2ForTokenClassification", "own-keys", **DISENTANGLED)
+_add("DebertaV2ForTokenClassification", "own-keys-norm", **DISENTANGLED, norm_rel_ebd="layer_norm")
+_add("DebertaV2ForTokenClassification", "c2p", **{**_V3, "pos_att_type": ["c2p"]})
+_add("DebertaV2ForTokenClassification", "plain", **TEXT)
+_add("DebertaV2ForTokenClassification", "narrow", **_V3, embedding_size=8)
+_add("DebertaV2ForMaskedLM", "narrow", **{**_V3, "position_biased_input": True}, embedding_size=8)
+_add("DebertaForMaskedLM DebertaModel DebertaForTokenClassification DebertaForSequenceClassification "
+     "DebertaForQuestionAnswering", **DISENTANGLED)  # fmt: skip
+_add("DebertaForMaskedLM", "new-head", **DISENTANGLED, legacy=False)
+_add("DebertaForTokenClassification", "talking", **DISENTANGLED, talking_head=True)
+_add("DebertaForTokenClassification", "c2p", **{**DISENTANGLED, "pos_att_type": ["c2p"]})
+_add("DebertaForTokenClassification", "narrow", **DISENTANGLED, embedding_size=8)
+_add("DebertaForTokenClassification", "plain", **TEXT)
+
+_add("GPT2Model GPT2LMHeadModel GPT2DoubleHeadsModel", **GPT2)
+_add(_heads("GPT2", "SequenceClassification TokenClassification QuestionAnswering"), **GPT2)
+_add("GPT2LMHeadModel", "untied", **GPT2, tie_word_embeddings=False)
+_add("GPT2LMHeadModel", "relu", **GPT2, activation_function="relu")
+_add("GPT2LMHeadModel", "cross", **GPT2, add_cross_attention=True)
+
+_add("ViTModel ViTForImageClassification", **IMAGE)
+_add("ViTModel", "no-pooler", **IMAGE, _add_pooling_layer=False)
+_add("ViTForImageClassification", "no-bias", **IMAGE, qkv_bias=False)
+_add("ViTForImageClassification", "relu", **IMAGE, hidden_act="relu")
+_add("DeiTModel DeiTForImageClassification DeiTForImageClassificationWithTeacher", **IMAGE)
+_add("ViTForMaskedImageModeling DeiTForMaskedImageModeling", **IMAGE, encoder_stride=3)
+
+
+def save(model: PreTrainedModel, folder: str | Path) -> Path:
+    """Write the model as an ordinary folder."""
+    model.save_pretrained(folder)
+    return Path(folder)
+
+
+def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
+    """Random valid inputs in the model's dtype: two rows, the second padded where the model takes a mask."""
+    generator = torch.Generator().manual_seed(seed)
+    config, name = model.config, type(model).__name__
+    if model.main_input_name == "pixel_values":
+        shape = (BATCH, config.num_channels, config.image_size, config.image_size)
+        given = {"pixel_values": torch.randn(shape, generator=generator).to(model.dtype)}
+        if "MaskedImage" in name:
+            patches = (config.image_size // config.patch_size) ** 2
+            given["bool_masked_pos"] = torch.arange(BATCH * patches).reshape(BATCH, patches) % 3 == 0
+        return given
+    shape = (BATCH, LENGTH)
+    ids = torch.randint(3, VOCAB, shape, generator=generator)
+    mask = torch.ones(shape, dtype=torch.long)
+    ids[1, -2:], mask[1, -2:] = config.pad_token_id, 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    # GPT-2 would look token types up in its token table, which would then be summed twice.
+    if config.model_type not in ("distilbert", "deberta", "deberta-v2", "gpt2"):
+        given["token_type_ids"] = torch.randint(0, 2, shape, generator=generator)
+    if "MultipleChoice" in name or "DoubleHeads" in name:
+        given = {key: torch.stack([value, value.flip(0)], 1) for key, value in given.items()}
+    if "DoubleHeads" in name:
+        given["mc_token_ids"] = torch.tensor([[LENGTH - 1, 3], [2, 1]])
+    if getattr(config, "add_cross_attention", False):
+        encoder = torch.randn(BATCH, 5, config.hidden_size, generator=generator)
+        given["encoder_hidden_states"] = encoder.to(model.dtype)
+    return given
+
+
+@torch.no_grad()
+def named_outputs(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All floating-point tensors of the output, by name; no cache."""
+    cache = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+    found = model(**given, **cache, return_dict=True)
+    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    return {key: value for key, value in tensors.items() if value.is_floating_point()}
+
+
+def outputs(model: PreTrainedModel, given: dict[str, Tensor]) -> list[Tensor]:
+    """All floating-point tensors of the output, in order."""
+    return list(named_outputs(model, given).values())
+
+
+def is_norm(module: nn.Module) -> bool:
+    return "LayerNorm" in type(module).__name__
