@@ -74,8 +74,8 @@ def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
     """While this is open, matching adds the FLOPs and the bare solvers of every step to the floor."""
     floor = Floor()
 
-    def one(signature: Signature, root: str, pairs: list[Pair]) -> Moments:
-        moments = cross_moments(signature, root, pairs)
+    def one(signature: Signature, root: str, pairs: list[Pair], *how: bool) -> Moments:
+        moments = cross_moments(signature, root, pairs, *how)
         floor.flops += _flops(signature, root, pairs)
         if isinstance(groups[root], Permutation):
             floor.assignment += timed(lambda: assignment(moments.total), clock)[0]
@@ -83,8 +83,8 @@ def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
             floor.svd += timed(lambda: torch.linalg.svd(moments.total), clock)[0]
         return moments
 
-    def all_pairs(signature: Signature, outer: str, inner: str, pairs: list[Pair]) -> Moments:
-        moments = pairwise_moments(signature, outer, inner, pairs)
+    def all_pairs(signature: Signature, outer: str, inner: str, pairs: list[Pair], *how: bool) -> Moments:
+        moments = pairwise_moments(signature, outer, inner, pairs, *how)
         floor.flops += signature.spaces[outer].size * _flops(signature, inner, pairs)
         total = moments.total
         if not isinstance(groups[inner], Permutation):

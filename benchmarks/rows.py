@@ -54,7 +54,7 @@ ROWS = [
     Row("full, ViT", "vit-base", kind="fine-tuned", level="full", over_floor=1.7),
 ]
 _QUICK = ("attention", "attention, after", "paper", "full")
-QUICK = [replace(row, model="tiny", layers=None) for row in ROWS if row.name in _QUICK]
+QUICK = [replace(row, model="tiny", layers=None, faster=None, over_floor=None) for row in ROWS if row.name in _QUICK]
 
 
 def touched(signature: Signature, groups: Mapping[str, Group]) -> list[str]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Onebasin: put transformers that were trained apart into one loss basin, and merge them there."""
 
-from .api import METHODS, Options, canonical, distance, match, merge, verify
+from .api import Options, canonical, distance, match, merge, verify
 from .checkpoint import Checkpoint, CheckpointError
+from .fusion import METHODS
 from .symmetry import Alignment, Signature, TableError
 
 __version__ = "0.1.0"

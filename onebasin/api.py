@@ -34,6 +34,7 @@ from onebasin.checkpoint import (
     provenance,
     read_pair,
     shared_roles,
+    tolerance_of,
     write_model,
 )
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
@@ -115,8 +116,8 @@ def match(
             "distance_after": found.after.distance,
             "objective": found.objective,
         }
+        result["max_output_difference"] = _verified(given[0], first, found.alignment, opt, tell) if verify else None
         record = _Record("match", command, given, opt, result, [found])
-        differences: list[float | None] = [None]
         if tell:
             tell("writing")
         write_model(
@@ -126,10 +127,8 @@ def match(
             overwrite=overwrite,
             dtype=DTYPES[dtype] if dtype else None,
             config_updates=first.config_updates,
-            files=record.files(),
-            check=_checker(given[0], differences, 0) if verify else None,
+            check=record.write,
         )
-        result["max_output_difference"] = differences[0]
         if alignment is not None:
             found.alignment.save(alignment)
             result["alignment"] = str(alignment)
@@ -192,13 +191,11 @@ def merge(
         if shared.differing:
             notes.append(f"copied from model {layout} ({given[layout].given}), since the models differ there: "
                          + ", ".join(shared.differing))  # fmt: skip
-        differences: list[float | None] = [None] * len(found)
-        if verify and match != "none":
-            others = [i for i in range(len(gauged)) if i != centre]
-            for place, i in enumerate(others):
-                if tell:
-                    tell(f"verifying model {i}")
-                _verify_aligned(given[i], gauged[i], alignments[i], opt, differences, place)
+        differences = [
+            _verified(given[i], gauged[i], alignments[i], opt, tell) if verify and match != "none" else None
+            for i in range(len(gauged))
+            if i != centre
+        ]
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
             "anchor": centre,
@@ -221,7 +218,7 @@ def merge(
             overwrite=overwrite,
             dtype=DTYPES[dtype] if dtype else None,
             config_updates=gauged[layout].config_updates,
-            files=record.files(),
+            check=record.write,
         )  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
@@ -299,7 +296,8 @@ def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | No
         max_sweeps=opt.max_sweeps,
         starts=opt.starts,
         seed=opt.seed,
-        progress=tell and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
+        progress=tell
+        and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
     )
     after = distances(source, anchor, matched.alignment, dtype=opt.dtype)
     notes = [f"heads of different tasks, not matched: {', '.join(shared.differing)}"] if shared.differing else []
@@ -337,7 +335,8 @@ def _align_all(
         max_sweeps=opt.max_sweeps,
         starts=opt.starts,
         seed=opt.seed,
-        progress=tell and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
+        progress=tell
+        and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
     )
     found = []
     for i in others:
@@ -368,45 +367,46 @@ def _gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoin
 
 
 def _write_canonical(form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool) -> float | None:
-    differences: list[float | None] = [None]
+    opt = Options(precision="float64" if form.dtype == torch.float64 else "float32")
+    difference = _verified(form, form, Alignment(), opt, None) if verify else None
     write_model(
         output,
-        ((entry.name, form.read(role, form.dtype)) for role, entry in form.signature.tensors.items()),
+        _tensors(form, Alignment(), opt),
         form,
         overwrite=overwrite,
         dtype=DTYPES[dtype] if dtype else None,
         config_updates=form.config_updates,
-        check=_checker(form, differences, 0) if verify else None,
     )
-    return differences[0]
+    return difference
 
 
-def _checker(original: Checkpoint, differences: list[float | None], place: int) -> Callable[[Path], None]:
-    """A check for `write_model`: refuse a folder whose outputs differ from the original's beyond rounding."""
+def _verified(original: Checkpoint, model: Checkpoint, alignment: Alignment, opt: Options, tell: Tell | None) -> float:
+    """The largest output difference between a folder and its rewritten model; CheckpointError where it is not rounding.
+
+    Both run in the precision of the mathematics, the rewritten one from a temporary folder of that precision: weights
+    rounded to 16 bits would need a tolerance that hides real errors.
+    """
+    if tell:
+        tell(f"verifying {original.given}")
+    verdicts: list[Verification] = []
+    stored = original.stored_dtype
+    dtype = opt.dtype if stored.itemsize <= opt.dtype.itemsize else stored
 
     def check(folder: Path) -> None:
-        verdict = compare(original.folder, folder)
-        differences[place] = verdict.max_difference
-        if not verdict.same:
-            raise CheckpointError(
-                f"the rewritten '{original.given}' differs from the original by {verdict.max_difference:.3g} "
-                f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
-            )
+        tolerance = tolerance_of(opt.dtype)
+        verdicts.append(compare(original.folder, folder, dtype=dtype, device=opt.device, tolerance=tolerance))
 
-    return check
-
-
-def _verify_aligned(
-    original: Checkpoint, model: Checkpoint, alignment: Alignment, opt: Options, differences: list[float | None], place: int
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(
-            Path(folder) / "model",
-            _tensors(model, alignment, opt),
-            model,
-            config_updates=model.config_updates,
-            check=_checker(original, differences, place),
+    with tempfile.TemporaryDirectory() as temporary:
+        target = Path(temporary) / "model"
+        write_model(target, _tensors(model, alignment, opt), model, dtype=dtype,
+                    config_updates=model.config_updates, check=check)  # fmt: skip
+    verdict = verdicts[0]
+    if not verdict.same:
+        raise CheckpointError(
+            f"the rewritten '{original.given}' differs from the original by {verdict.max_difference:.3g} "
+            f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
         )
+    return verdict.max_difference
 
 
 @dataclass
@@ -420,13 +420,16 @@ class _Record:
     result: Mapping[str, Any]
     found: Sequence[_Found]
 
-    def files(self) -> dict[str, str]:
+    def write(self, folder: Path) -> None:
         command = self.command or f"onebasin.{self.job}(...)"
         before, after = [item.before for item in self.found], [item.after for item in self.found]
         options = {key: value for key, value in asdict(self.options).items() if value is not None}
-        facts = provenance(self.inputs, command=command, options=options, result=self.result, before=before, after=after)
+        facts = provenance(
+            self.inputs, command=command, options=options, result=self.result, before=before, after=after
+        )
         card = model_card(self.inputs, command=command, result=self.result, before=before, after=after)
-        return {"README.md": card, "onebasin.json": json.dumps(facts, indent=2) + "\n"}
+        (folder / "README.md").write_text(card, "utf-8")
+        (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
 
 
 @dataclass(frozen=True)

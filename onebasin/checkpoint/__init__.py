@@ -10,7 +10,7 @@ from .distance import Distances, distances
 from .gauge import Canonical
 from .pairing import Shared, read_pair, shared_roles
 from .reader import DTYPES, Checkpoint, CheckpointError, locate
-from .verification import Verification, compare, compare_models, load_model
+from .verification import Verification, compare, compare_models, load_model, tolerance_of
 from .writer import write_model
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "provenance",
     "read_pair",
     "shared_roles",
+    "tolerance_of",
     "write_model",
 ]

@@ -6,7 +6,6 @@ What a command does lives in `onebasin.api` and below; nothing here computes.
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from . import barrier, canonical, demo, distance, families, inspect, match, merg
 from .common import exits_with_2
 
 app = typer.Typer(
-    help="Match transformers through their parameter-space symmetries, merge them, and measure the barrier between them.",
+    help="Match transformers through their parameter-space symmetries, merge them, measure the barrier between them.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -36,13 +35,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 for command in (

@@ -27,10 +27,14 @@ def canonical(
     with c.progress(quiet) as tell:
         if tell:
             tell("writing the canonical form")
-        result = api.canonical(model, output, dtype=dtype, precision=precision, family=family, overwrite=overwrite, verify=verify)
+        result = api.canonical(
+            model, output, dtype=dtype, precision=precision, family=family, overwrite=overwrite, verify=verify
+        )
     c.print_notes(result, quiet)
     if json:
         c.print_json(result)
     elif not quiet:
         difference = result["max_output_difference"]
-        print(f"{result['output']}" + (f": largest output difference {difference:.3g}" if difference is not None else ""))
+        print(
+            f"{result['output']}" + (f": largest output difference {difference:.3g}" if difference is not None else "")
+        )

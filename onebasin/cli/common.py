@@ -23,8 +23,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output folder if it exists.")]
 Verify = Annotated[bool, typer.Option(help="Compare outputs on random inputs before anything is put in place.")]
-Family = Annotated[str | None, typer.Option("--family", "--table", help="A family's name or a table file, where the model type has none.")]
-Dtype = Annotated[str | None, typer.Option(help="Of the written weights: float32, float16, bfloat16, float64 [default: as the source].")]
+Family = Annotated[
+    str | None,
+    typer.Option("--family", "--table", help="A family's name or a table file, where the model type has none."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="Of the written weights: float32, float16, bfloat16, float64 [default: as the source]."),
+]
 Device = Annotated[str, typer.Option(help="Where the mathematics runs: cpu, cuda, mps.")]
 Precision = Annotated[str, typer.Option(help="Of the mathematics: float32 or float64.")]
 Rescale = Annotated[str, typer.Option(help="Scale of each head: none, after the rotation, or joint with it.")]
@@ -32,7 +38,10 @@ Parts = Annotated[str | None, typer.Option(help="Only these parts: attention,ffn
 Layers = Annotated[str | None, typer.Option(help="Only these layers, such as 0-4,11.")]
 Starts = Annotated[int, typer.Option(help="Starts of the descent where spaces are coupled; the best is kept.")]
 Seed = Annotated[int, typer.Option(help="Of the noise in further starts.")]
-Weight = Annotated[list[str] | None, typer.Option("--tensor-weight", help="NAME=W: weight of the tensors whose name contains NAME. Repeatable.")]
+Weight = Annotated[
+    list[str] | None,
+    typer.Option("--tensor-weight", help="NAME=W: weight of the tensors whose name contains NAME. Repeatable."),
+]
 
 
 def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:

@@ -27,7 +27,9 @@ def distance(
             tell("reading")
         found = api.distance(a, b, family=family)
     if json:
-        c.print_json({"distance": found.distance, "relative": found.relative, "parts": found.parts, "layers": found.layers})
+        c.print_json(
+            {"distance": found.distance, "relative": found.relative, "parts": found.parts, "layers": found.layers}
+        )
     elif quiet:
         print(f"{found.distance:.9g}")
     else:

@@ -43,7 +43,7 @@ def inspect(
             "dimension": copies * group.dimension(space.size) if group else 0,
             "tensors": signature.touching[root],
         })  # fmt: skip
-    total = sum(int(str(space["dimension"])) for space in spaces)
+    total = sum(int(str(row["dimension"])) for row in spaces)
     facts = {"model": model, "family": signature.family, "tensors": len(signature.tensors), "symmetry": symmetry,
              "dimension": total, "spaces": spaces}  # fmt: skip
     if json:
@@ -53,10 +53,10 @@ def inspect(
     console = Console()
     console.print(f"{model}: {signature.family}, {len(signature.tensors)} tensors, {len(signature.layers)} layers")
     table = Table("space", "size", "copies", "group", "dimension", "tensors")
-    for space in spaces:
-        if space["group"] != "fixed" or not signature.spaces[str(space["space"])].layer:
-            table.add_row(*(str(space[key]) for key in ("space", "size", "copies", "group", "dimension")),
-                          str(len(space["tensors"])))  # type: ignore[arg-type]  # fmt: skip
+    for row in spaces:
+        if row["group"] != "fixed" or not signature.spaces[str(row["space"])].layer:
+            shown = [str(row[key]) for key in ("space", "size", "copies", "group", "dimension")]
+            table.add_row(*shown, str(len(signature.touching[str(row["space"])])))
     console.print(table)
     console.print(f"continuous symmetries at level {symmetry}: {total} dimensions")
     if tensors:

@@ -22,7 +22,10 @@ def match(
     layers: c.Layers = None,
     alignment: Annotated[str | None, typer.Option(help="Save the group elements in this safetensors file.")] = None,
     anchor_output: Annotated[
-        str | None, typer.Option(help="Where levels that rotate the stream write the anchor's canonical form [default: OUTPUT-anchor].")
+        str | None,
+        typer.Option(
+            help="Where levels that rotate the stream write the anchor's canonical form [default: OUTPUT-anchor]."
+        ),
     ] = None,
     dtype: c.Dtype = None,
     precision: c.Precision = "float32",
@@ -48,7 +51,8 @@ def match(
     if json:
         c.print_json(result)
     elif not quiet:
-        print(f"{result['output']}: distance to {result['anchor']} {result['distance_before']:.6g} -> {result['distance_after']:.6g}")
+        before, after = result["distance_before"], result["distance_after"]
+        print(f"{result['output']}: distance to {result['anchor']} {before:.6g} -> {after:.6g}")
         if result["max_output_difference"] is not None:
             print(f"same function: largest output difference {result['max_output_difference']:.3g}")
         if "anchor_output" in result:

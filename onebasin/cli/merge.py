@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onebasin import api
+from onebasin import METHODS, api
 
 from . import common as c
 
@@ -15,11 +15,17 @@ from . import common as c
 def merge(
     models: Annotated[list[str], typer.Argument(help="Two or more models: folders or hub ids.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    method: Annotated[str, typer.Option(help=f"How to merge: {', '.join(api.METHODS)}.")] = "average",
+    method: Annotated[str, typer.Option(help=f"How to merge: {', '.join(METHODS)}.")] = "average",
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
-    match: Annotated[str, typer.Option(help="Level of matching first: none, paper, permutation, orthogonal, full, invertible.")] = "paper",
-    anchor: Annotated[str, typer.Option(help="The model that stays as it is, counted from 0, or auto: nearest to the mean.")] = "auto",
-    heads_from: Annotated[int | None, typer.Option(help="The model whose task head and labels to take [default: the anchor].")] = None,
+    match: Annotated[
+        str, typer.Option(help="Level of matching first: none, paper, permutation, orthogonal, full, invertible.")
+    ] = "paper",
+    anchor: Annotated[
+        str, typer.Option(help="The model that stays as it is, counted from 0, or auto: nearest to the mean.")
+    ] = "auto",
+    heads_from: Annotated[
+        int | None, typer.Option(help="The model whose task head and labels to take [default: the anchor].")
+    ] = None,
     rescale: c.Rescale = "joint",
     parts: c.Parts = None,
     layers: c.Layers = None,

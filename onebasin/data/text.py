@@ -34,7 +34,8 @@ def stdlib_text(size: int = 96) -> str:
     counts = np.bincount(points)
     frequent = np.zeros(len(counts), dtype=bool)
     frequent[np.argsort(-counts, kind="stable")[:size]] = True
-    return points[frequent[points]].tobytes().decode("utf-32-le")
+    kept: bytes = points[frequent[points]].tobytes()
+    return kept.decode("utf-32-le")
 
 
 def character_vocabulary(text: str) -> dict[str, int]:

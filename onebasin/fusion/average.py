@@ -33,8 +33,8 @@ def norm_preserving(tensors: list[Tensor], weights: Sequence[float], signature: 
     mean = average(tensors, weights, signature, entry)
     if len(entry.axes) < 2:
         return mean
-    wanted = sum(weight * tensor.norm() for weight, tensor in zip(weights, tensors, strict=True))
-    return mean * (wanted / mean.norm().clamp_min(torch.finfo(mean.dtype).tiny))
+    wanted = sum(weight * float(tensor.norm()) for weight, tensor in zip(weights, tensors, strict=True))
+    return mean * (wanted / max(float(mean.norm()), torch.finfo(mean.dtype).tiny))
 
 
 def spectrum_preserving(tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:

@@ -29,7 +29,9 @@ def cross_moments(signature: Signature, root: str, pairs: Iterable[Pair], gram: 
     )
 
 
-def pairwise_moments(signature: Signature, outer: str, inner: str, pairs: Iterable[Pair], gram: bool = False) -> Moments:
+def pairwise_moments(
+    signature: Signature, outer: str, inner: str, pairs: Iterable[Pair], gram: bool = False
+) -> Moments:
     """Moments of `inner` for every pair of (anchor, source) entries of `outer`, which it is batched over.
 
     Matrices (h, h, n, n), norms (h, h, n), for `Wreath.nearest`. One GEMM of all heads against all heads.
@@ -73,23 +75,19 @@ def as_matrix(view: Tensor, batch: int) -> Tensor:
 
 
 def _sum(root: str, terms: Iterable[Term]) -> Moments:
-    """Add up the terms of tensors that write the space and of those that read it. Raises ValueError if there are none."""
-    sums: dict[bool, list[Tensor | None]] = {}
-    for dual, weight, *term in terms:
-        if weight != 1:
-            term = [None if statistic is None else weight * statistic for statistic in term]
-        if dual in sums:
-            sums[dual] = [_plus(old, new) for old, new in zip(sums[dual], term, strict=True)]
-        else:
-            sums[dual] = term
+    """Add up the terms of the tensors that write the space (primal) and of those that read it (dual).
+
+    Raises ValueError where there are none.
+    """
+    sums: dict[bool, list[Tensor]] = {}
+    for reads, weight, *statistics in terms:
+        term = [statistic if weight == 1 else weight * statistic for statistic in statistics if statistic is not None]
+        sums[reads] = [old + new for old, new in zip(sums[reads], term, strict=True)] if reads in sums else term
     if not sums:
         raise ValueError(f"no tensor touches the space '{root}'")
-    some = next(iter(sums.values()))
-    nothing = [None if statistic is None else torch.zeros_like(statistic) for statistic in some]
-    (primal, primal_norm, primal_gram), (dual, dual_norm, dual_gram) = sums.get(False, nothing), sums.get(True, nothing)
-    assert primal is not None and dual is not None and primal_norm is not None and dual_norm is not None
-    return Moments(primal, dual, primal_norm, dual_norm, primal_gram, dual_gram)
-
-
-def _plus(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else a + b
+    for side in (False, True):
+        if side not in sums:
+            sums[side] = [torch.zeros_like(statistic) for statistic in sums[not side]]
+    primal, dual = sums[False], sums[True]
+    grams = (primal[2], dual[2]) if len(primal) == 3 else (None, None)
+    return Moments(primal[0], dual[0], primal[1], dual[1], *grams)

@@ -57,7 +57,8 @@ def match_weights(
     of the mathematics. roles: the tensors that count (default: all but aliases). weights: role -> weight of its
     squared distance. tolerance: relative decrease per sweep under which coupled spaces are called converged.
     starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed spaces, the others
-    add noise to it; the least objective is kept. warm: descend from where the source stands instead. progress: called with a text and the objective after every step.
+    add noise to it; the least objective is kept. warm: descend from where the source stands instead. progress: called
+    with a text and the objective after every step.
     """
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
     if roles is not None:
@@ -120,15 +121,17 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
             root = parent[root]
         return root
 
-    for outer, inner in inside.items():
-        for root in inner:
-            parent[top(root)] = top(outer)
+    for carrier, carried in inside.items():
+        for root in carried:
+            parent[top(root)] = top(carrier)
     touched: dict[str, list[str]] = {root: [] for root in active}
     for role in roles:
         entry = signature.tensors[role]
         meta = torch.empty([size(axis, signature.sizes) for axis in entry.axes], device="meta")
         for _, leaves in blocks(meta, entry.axes, signature.sizes):
-            here = [root for root in dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves) if root in active]
+            here = [
+                root for root in dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves) if root in active
+            ]
             for root in here:
                 parent[top(root)] = top(here[0])
                 if not touched[root] or touched[root][-1] != role:
@@ -168,7 +171,9 @@ class _Descent:
         for role in component.roles:
             self.anchor[role], self.source[role] = read(role)
         self.weight = {role: weights(role) if weights else 1.0 for role in component.roles}
-        self.batch = {root: signature.spaces[root].batch for unit in component.units for root in (unit.root, *unit.inner)}
+        self.batch = {
+            root: signature.spaces[root].batch for unit in component.units for root in (unit.root, *unit.inner)
+        }
         self.total = Alignment({}, self.batch)
         self.touching = {
             root: [role for role in component.roles if role in set(signature.touching[root])] for root in self.batch
@@ -220,7 +225,8 @@ class _Descent:
                 for role in self.touching[unit.root]
                 if len(self.signature.tensors[role].axes) > 1
                 and all(
-                    self.signature.root[leaf.space] in (unit.root,) or self.signature.root[leaf.space] not in self.groups
+                    self.signature.root[leaf.space] in (unit.root,)
+                    or self.signature.root[leaf.space] not in self.groups
                     for leaf in self.signature.leaves(self.signature.tensors[role])
                 )
             ]
@@ -239,7 +245,9 @@ class _Descent:
             found = {unit.root: group.nearest(moments)}
         else:
             inner = [
-                pairwise_moments(self.signature, unit.root, root, self._pairs(self.touching[root]), self.groups[root].uses_gram)
+                pairwise_moments(
+                    self.signature, unit.root, root, self._pairs(self.touching[root]), self.groups[root].uses_gram
+                )
                 for root in unit.inner
             ]
             rest = outer_moments(self.signature, unit.root, unit.inner, pairs)

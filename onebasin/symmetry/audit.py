@@ -311,11 +311,12 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     entries = list(signature.tensors.values())
     sources = {entry.norm.source for entry in entries if entry.norm}
     for space in sources:
-        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or signature.spaces[space].output:
+        if MOVES[signature.spaces[space].kind] != MOVES["linear"]:
             continue
         stop = next((i for i, e in enumerate(entries) if e.norm and e.norm.source == space and e.norm.writes_back), None)
         stage = entries[:stop]
-        if not any(has(signature, entry.role, Leaf(space, dual=True)) for entry in stage):
+        raw = stop is None and signature.spaces[space].output
+        if not raw and not any(has(signature, entry.role, Leaf(space, dual=True)) for entry in stage):
             yield {
                 entry.role: tensors[entry.role]
                 for entry in stage

@@ -189,7 +189,8 @@ def blocks(
             yield from expand(view, rest, (*done, axis))
         elif isinstance(axis, Flat):
             shape = tuple(size(part, sizes) for part in axis.parts)
-            yield from expand(view.unflatten(dim, shape), (*axis.parts, *rest), done)
+            split = (*view.shape[:dim], *shape, *view.shape[dim + 1 :])
+            yield from expand(view.view(split), (*axis.parts, *rest), done)
         else:
             start = 0
             for part in axis.parts:

@@ -52,7 +52,7 @@ def as_function(model: PreTrainedModel, tensors: dict[str, Tensor], rows: int) -
 
 
 def run(kind: str, folder: Path, rows: int, **config: Any) -> Audit:
-    model = build(kind, **config, attn_implementation="eager").double()
+    model = build(kind, **config, attn_implementation="sdpa").double()
     checkpoint = Checkpoint(save(model, folder))
     tensors = {role: checkpoint.read(role, torch.float64) for role in checkpoint.signature.tensors}
     return audit(checkpoint.signature, tensors, as_function(model, tensors, rows))
