@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,6 +40,7 @@ console = Console(stderr=True)
 def main(
     only: Annotated[str, typer.Argument(help="rows whose name contains this")] = "",
     quick: Annotated[bool, typer.Option(help="a small model, no memory: some 20 seconds")] = False,
+    layers: Annotated[int, typer.Option(help="cut every model to so many layers (0: as the rows say)", min=0)] = 0,
     repeats: Annotated[int, typer.Option(help="runs of each, of which the median counts", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="torch threads (0: its default)", min=0)] = 0,
     clock: Annotated[str, typer.Option(help="wall, or cpu where others use the machine (with one thread)")] = "wall",
@@ -51,10 +52,10 @@ def main(
         raise typer.BadParameter(f"unknown clock '{clock}'; choose from {', '.join(CLOCKS)}")
     if threads:
         torch.set_num_threads(threads)
-    table = QUICK if quick else ROWS
+    table = [replace(row, layers=layers or row.layers) for row in (QUICK if quick else ROWS)]
     if memory_of:
         who, name = memory_of.split(":")
-        print(json.dumps(peak(next(row for row in ROWS if row.name == name), who)))
+        print(json.dumps(peak(next(row for row in table if row.name == name), who)))
         return
     rows = [row for row in table if only in row.name]
     if not rows:
@@ -129,7 +130,8 @@ def _high_water() -> int:
 
 
 def _peak_apart(row: Row, who: str, threads: int) -> float:
-    command = [sys.executable, "-m", "benchmarks", "--memory-of", f"{who}:{row.name}", "--threads", str(threads)]
+    cut = ["--layers", str(row.layers or 0)]
+    command = [sys.executable, "-m", "benchmarks", "--memory-of", f"{who}:{row.name}", "--threads", str(threads), *cut]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout)
 

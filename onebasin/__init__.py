@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Onebasin: put transformers that were trained apart into one loss basin, and merge them there."""
 
-from .api import Options, canonical, distance, match, merge, verify
-from .checkpoint import Checkpoint, CheckpointError
-from .fusion import METHODS
-from .symmetry import Alignment, Signature, TableError
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import Options, canonical, distance, match, merge, verify
+    from .checkpoint import Checkpoint, CheckpointError
+    from .fusion import METHODS
+    from .symmetry import Alignment, Signature, TableError
 
 __version__ = "0.1.0"
 
@@ -23,3 +29,22 @@ __all__ = [
     "merge",
     "verify",
 ]
+
+_ROOM = {
+    **dict.fromkeys(("Options", "canonical", "distance", "match", "merge", "verify"), ".api"),
+    **dict.fromkeys(("Checkpoint", "CheckpointError"), ".checkpoint"),
+    **dict.fromkeys(("METHODS",), ".fusion"),
+    **dict.fromkeys(("Alignment", "Signature", "TableError"), ".symmetry"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use: torch and transformers take seconds, which `onebasin --help` can spare."""
+    if name not in _ROOM:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(_ROOM[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -42,6 +42,12 @@ IMAGE = dict(
     image_size=6, patch_size=3, num_channels=2, hidden_size=12, num_hidden_layers=2, num_attention_heads=3,
     intermediate_size=10, num_labels=LABELS,
 )  # fmt: skip
+# Four query heads on two key and value heads; a head is wider than hidden_size / heads where the config allows it.
+ROTARY = dict(
+    vocab_size=VOCAB, max_position_embeddings=POSITIONS, hidden_size=12, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, intermediate_size=10, num_labels=LABELS, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    head_dim=6,
+)  # fmt: skip
 DISENTANGLED = dict(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"], position_biased_input=False)
 
 CASES: dict[str, partial[PreTrainedModel]] = {}
@@ -59,7 +65,7 @@ def build(kind: str, **config: Any) -> PreTrainedModel:
     with torch.no_grad():
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                centre = float(name == "weight" and is_norm(module))
+                centre = float(name == "weight" and is_norm(module) and "Gemma" not in type(module).__name__)
                 parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model
 
@@ -163,6 +169,16 @@ _add("ViTForImageClassification", "relu", **IMAGE, hidden_act="relu")
 _add("DeiTModel DeiTForImageClassification DeiTForImageClassificationWithTeacher", **IMAGE)
 _add("ViTForMaskedImageModeling DeiTForMaskedImageModeling", **IMAGE, encoder_stride=3)
 
+_add("LlamaForCausalLM LlamaModel LlamaForSequenceClassification LlamaForTokenClassification "
+     "LlamaForQuestionAnswering", **ROTARY)  # fmt: skip
+_add("LlamaForCausalLM", "tied", **ROTARY, tie_word_embeddings=True)
+_add("LlamaForCausalLM", "biases", **ROTARY, attention_bias=True, mlp_bias=True)
+_add("LlamaForCausalLM", "mha", **{**ROTARY, "num_key_value_heads": 4})
+_add("LlamaForCausalLM", "mqa", **{**ROTARY, "num_key_value_heads": 1})
+_add("MistralForCausalLM", "sliding", **ROTARY, sliding_window=3)
+_add("Qwen2ForCausalLM Qwen2ForSequenceClassification", **{**ROTARY, "hidden_size": 16})
+_add("Qwen2ForCausalLM", "tied", **{**ROTARY, "hidden_size": 16}, tie_word_embeddings=True)
+
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
     """Write the model as an ordinary folder."""
@@ -186,8 +202,8 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     mask = torch.ones(shape, dtype=torch.long)
     ids[1, -2:], mask[1, -2:] = config.pad_token_id, 0
     given = {"input_ids": ids, "attention_mask": mask}
-    # GPT-2 would look token types up in its token table, which would then be summed twice.
-    if config.model_type not in ("distilbert", "deberta", "deberta-v2", "gpt2"):
+    # GPT-2 has a type vocabulary of none: it would look token types up in its token table, which would be summed twice.
+    if getattr(config, "type_vocab_size", 0) and config.model_type not in ("deberta", "deberta-v2"):
         given["token_type_ids"] = torch.randint(0, 2, shape, generator=generator)
     if "MultipleChoice" in name or "DoubleHeads" in name:
         given = {key: torch.stack([value, value.flip(0)], 1) for key, value in given.items()}
@@ -214,4 +230,4 @@ def outputs(model: PreTrainedModel, given: dict[str, Tensor]) -> list[Tensor]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    return "LayerNorm" in type(module).__name__
+    return "Norm" in type(module).__name__

@@ -11,13 +11,16 @@ from typing import Annotated
 
 import typer
 
+# Read when transformers is imported, which no command does before it has something to do.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from . import barrier, canonical, demo, distance, families, inspect, match, merge, verify
 from .common import exits_with_2
 
 app = typer.Typer(
-    help="Match transformers through their parameter-space symmetries, merge them, measure the barrier between them.",
+    help="Put transformers that were trained apart into one loss basin, and merge them there. "
+    "A MODEL is a Hugging Face model folder or a hub id (owner/name).",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -39,10 +42,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    pass
 
 
 for command in (

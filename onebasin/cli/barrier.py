@@ -12,24 +12,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from onebasin import api
-from onebasin.data import TASKS, load_task
-from onebasin.landscape import curve
-from onebasin.landscape.plots import plot_curves, require_matplotlib
-
 from . import common as c
 
 
 def barrier(
-    a: Annotated[str, typer.Argument(help="The model at lambda 0, and the anchor: a folder or a hub id.")],
-    b: Annotated[str, typer.Argument(help="The model at lambda 1.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="The model at lambda 0, and the anchor: a folder or a hub id.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model at lambda 1.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write barrier.json and barrier.png in.")],
-    task: Annotated[str, typer.Option(help=f"What is measured: {', '.join(TASKS)}.")],
+    task: Annotated[str, typer.Option(help=f"What is measured: {c.TASKS}.")],
     data: Annotated[str, typer.Option(help="A file (.txt, .jsonl, .csv, also .gz), builtin:digits or builtin:stdlib.")],
     points: Annotated[int, typer.Option(help="Models on the line, both ends included.")] = 11,
     match: Annotated[
         str,
-        typer.Option(help="Match B to A first: none, paper, permutation, orthogonal, full, invertible."),
+        typer.Option(help=f"Match B to A first, at this level: none, {c.LEVELS}."),
     ] = "none",
     rescale: c.Rescale = "joint",
     split: Annotated[
@@ -56,7 +51,12 @@ def barrier(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Measure loss and accuracy on the line between A and B, and how far the loss rises above its ends."""
+    """Measure the loss on the line between A and B. The barrier is how far it rises above the line between its ends."""
+    from onebasin import api
+    from onebasin.data import load_task
+    from onebasin.landscape import curve
+    from onebasin.landscape.plots import plot_curves, require_matplotlib
+
     require_matplotlib()
     folder = Path(output)
     if folder.exists() and not overwrite:

@@ -7,13 +7,11 @@ from typing import Annotated
 
 import typer
 
-from onebasin import api
-
 from . import common as c
 
 
 def canonical(
-    model: Annotated[str, typer.Argument(help="A model: a folder or a hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model: a folder or a hub id.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
     dtype: c.Dtype = None,
     precision: c.Precision = "float32",
@@ -23,7 +21,9 @@ def canonical(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Write MODEL in canonical form: what its function does not see is fixed by rule."""
+    """Rewrite MODEL in canonical form. Same function; norm weights and biases that it does not need are folded away."""
+    from onebasin import api
+
     with c.progress(quiet) as tell:
         if tell:
             tell("writing the canonical form")

@@ -19,28 +19,38 @@ console = Console(stderr=True, highlight=False)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output folder if it exists.")]
-Verify = Annotated[bool, typer.Option(help="Compare outputs on random inputs before anything is put in place.")]
+# What the help texts list. Written out, since the modules that define these take seconds to import; a test compares.
+LEVELS = "paper, permutation, orthogonal, full, invertible"
+METHODS = "average, norm-preserving, spectrum-preserving, circuit"
+TASKS = "image-classification, causal-lm, masked-lm, text-classification, token-classification"
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, notes or summary, only errors.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output folder where it exists.")]
+Verify = Annotated[
+    bool,
+    typer.Option(help="Run the rewritten model beside its source on random inputs, and write nothing if they differ."),
+]
 Family = Annotated[
     str | None,
-    typer.Option("--family", "--table", help="A family's name or a table file, where the model type has none."),
+    typer.Option(
+        "--family", "--table", help="Family or table file, for a model type that has none [default: by type]."
+    ),
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(help="Of the written weights: float32, float16, bfloat16, float64 [default: as the source]."),
+    typer.Option(help="Type of the weights written: float32, float16, bfloat16, float64 [default: as stored]."),
 ]
-Device = Annotated[str, typer.Option(help="Where the mathematics runs: cpu, cuda, mps.")]
-Precision = Annotated[str, typer.Option(help="Of the mathematics: float32 or float64.")]
-Rescale = Annotated[str, typer.Option(help="Scale of each head: none, after the rotation, or joint with it.")]
-Parts = Annotated[str | None, typer.Option(help="Only these parts: attention,ffn,stream,head.")]
-Layers = Annotated[str | None, typer.Option(help="Only these layers, such as 0-4,11.")]
-Starts = Annotated[int, typer.Option(help="Starts of the descent where spaces are coupled; the best is kept.")]
-Seed = Annotated[int, typer.Option(help="Of the noise in further starts.")]
+Device = Annotated[str, typer.Option(help="Device of the computation: cpu, cuda, mps.")]
+Precision = Annotated[str, typer.Option(help="Type of the computation: float32 or float64.")]
+Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
+Parts = Annotated[str | None, typer.Option(help="Move only these parts, of attention,ffn,stream,head [default: all].")]
+Layers = Annotated[str | None, typer.Option(help="Move only these layers, such as 0-4,11 [default: all].")]
+Starts = Annotated[int, typer.Option(help="Tries of the search where spaces are coupled; the closest is kept.")]
+Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
 Weight = Annotated[
     list[str] | None,
-    typer.Option("--tensor-weight", help="NAME=W: weight of the tensors whose name contains NAME. Repeatable."),
+    typer.Option("--tensor-weight", help="NAME=W: tensors whose name contains NAME count W times. Repeatable."),
 ]
 
 

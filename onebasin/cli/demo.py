@@ -9,8 +9,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from onebasin.studies import demo as study
-
 from . import common as c
 
 
@@ -23,7 +21,9 @@ def demo(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Train small vision transformers apart on handwritten digits, then match and merge them."""
+    """Train small vision transformers on digits, match and merge them."""
+    from onebasin.studies import demo as study
+
     with c.progress(quiet) as tell:
         results = study.demo(output, seed=seed, models=models, tell=tell)
     if json:
@@ -46,7 +46,7 @@ def _table(results: dict[str, Any]) -> Table:
     for level, merge in results["pair"].items():
         distance = f"{merge['distance_after'][0]:.2f}"
         table.add_row(
-            f"average of 0 and 1, {study.SETTINGS.get(level, level)}",
+            f"average of 0 and 1, {_matched(level)}",
             *_scores(merge),
             f"{merge['barrier']:.3f}",
             distance,
@@ -54,7 +54,7 @@ def _table(results: dict[str, Any]) -> Table:
     table.add_section()
     for level, merge in results["all"].items():
         table.add_row(
-            f"average of all {len(results['models'])}, {study.SETTINGS.get(level, level)}",
+            f"average of all {len(results['models'])}, {_matched(level)}",
             *_scores(merge),
             "",
             "",
@@ -64,3 +64,7 @@ def _table(results: dict[str, Any]) -> Table:
 
 def _scores(entry: dict[str, Any]) -> tuple[str, str]:
     return f"{entry['loss']:.3f}", f"{100 * entry['accuracy']:.1f} %"
+
+
+def _matched(level: str) -> str:
+    return "as they are" if level == "none" else f"matched: {level}"

@@ -9,19 +9,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from onebasin import api
-
 from . import common as c
 
 
 def distance(
-    a: Annotated[str, typer.Argument(help="A model: a folder or a hub id.")],
-    b: Annotated[str, typer.Argument(help="Another model; relative distances are to its norm.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="A model: a folder or a hub id.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another model; relative distances are to its norm.")],
     family: c.Family = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Euclidean distance over the parameters that A and B share: whole, per part, per layer."""
+    """Measure how far the weights of A and B lie apart. Euclidean, over what they share: whole, per part, per layer."""
+    from onebasin import api
+
     with c.progress(quiet) as tell:
         if tell:
             tell("reading")

@@ -9,21 +9,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.symmetry import LEVELS, acting_groups
-from onebasin.symmetry.axes import show
-
 from . import common as c
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="A model: a folder or a hub id.")],
-    symmetry: Annotated[str, typer.Option(help=f"Level at which to name the groups: {', '.join(LEVELS)}.")] = "full",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model: a folder or a hub id.")],
+    symmetry: Annotated[str, typer.Option(help=f"Level at which to name the groups: {c.LEVELS}.")] = "full",
     tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor with its axes.")] = False,
     family: c.Family = None,
     json: c.Json = False,
 ) -> None:
-    """Show a model's spaces, their groups and sizes, and the dimension of its symmetry group."""
+    """Show which spaces a model has and what may act on them."""
+    from onebasin.checkpoint import Checkpoint
+    from onebasin.symmetry import acting_groups
+    from onebasin.symmetry.axes import show
+
     checkpoint = Checkpoint(model, family)
     signature = checkpoint.signature
     groups = acting_groups(signature, symmetry, rescale="joint")
@@ -59,8 +59,7 @@ def inspect(
             table.add_row(*shown, str(len(signature.touching[str(row["space"])])))
     console.print(table)
     console.print(f"continuous symmetries at level {symmetry}: {total} dimensions")
-    if tensors:
-        listing = Table("tensor", "shape", "axes")
+    if tensors:  # plain lines, which no terminal's width cuts
+        width = max(len(entry.name) for entry in signature.tensors.values())
         for entry in signature.tensors.values():
-            listing.add_row(entry.name, str(entry.shape), show(entry.axes))
-        console.print(listing)
+            print(f"{entry.name:{width}}  {entry.shape!s:20}  {show(entry.axes)}")

@@ -7,24 +7,23 @@ from typing import Annotated
 
 import typer
 
-from onebasin import api
-
 from . import common as c
 
 
 def match(
-    source: Annotated[str, typer.Argument(help="The model to rewrite: a folder or a hub id.")],
-    anchor: Annotated[str, typer.Argument(help="The model to bring it close to.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The model to rewrite: a folder or a hub id.")],
+    anchor: Annotated[str, typer.Argument(metavar="ANCHOR", help="The model to bring it close to.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    symmetry: Annotated[str, typer.Option(help="Level: paper, permutation, orthogonal, full, invertible.")] = "paper",
+    symmetry: Annotated[str, typer.Option(help=f"What may move, see docs/concepts.md: {c.LEVELS}.")] = "paper",
     rescale: c.Rescale = "joint",
     parts: c.Parts = None,
     layers: c.Layers = None,
-    alignment: Annotated[str | None, typer.Option(help="Save the group elements in this safetensors file.")] = None,
+    alignment: Annotated[str | None, typer.Option(help="Also save the maps that were found, as safetensors.")] = None,
     anchor_output: Annotated[
         str | None,
         typer.Option(
-            help="Where levels that rotate the stream write the anchor's canonical form [default: OUTPUT-anchor]."
+            help="For levels orthogonal, full and invertible, which rewrite the anchor too: where it goes "
+            "[default: OUTPUT-anchor]."
         ),
     ] = None,
     dtype: c.Dtype = None,
@@ -39,7 +38,9 @@ def match(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Rewrite SOURCE as the functionally identical model that lies closest to ANCHOR."""
+    """Bring SOURCE as close to ANCHOR as it gets with its function unchanged."""
+    from onebasin import api
+
     with c.progress(quiet) as tell:
         result = api.match(
             source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),

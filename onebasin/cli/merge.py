@@ -7,24 +7,20 @@ from typing import Annotated
 
 import typer
 
-from onebasin import METHODS, api
-
 from . import common as c
 
 
 def merge(
-    models: Annotated[list[str], typer.Argument(help="Two or more models: folders or hub ids.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Two or more models: folders or hub ids.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    method: Annotated[str, typer.Option(help=f"How to merge: {', '.join(METHODS)}.")] = "average",
+    method: Annotated[str, typer.Option(help=f"How to merge: {c.METHODS}.")] = "average",
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
-    match: Annotated[
-        str, typer.Option(help="Level of matching first: none, paper, permutation, orthogonal, full, invertible.")
-    ] = "paper",
+    match: Annotated[str, typer.Option(help=f"Match first, at this level: none, {c.LEVELS}.")] = "paper",
     anchor: Annotated[
-        str, typer.Option(help="The model that stays as it is, counted from 0, or auto: nearest to the mean.")
+        str, typer.Option(help="The model that the others are matched to, from 0, or auto: nearest to the mean.")
     ] = "auto",
     heads_from: Annotated[
-        int | None, typer.Option(help="The model whose task head and labels to take [default: the anchor].")
+        int | None, typer.Option(help="Where task heads differ, take this model's, from 0 [default: the anchor's].")
     ] = None,
     rescale: c.Rescale = "joint",
     parts: c.Parts = None,
@@ -41,7 +37,9 @@ def merge(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Match MODELS to an anchor and merge them into one."""
+    """Match models to one of them and merge all into one."""
+    from onebasin import api
+
     try:
         shares = None if weights is None else [float(word) for word in weights.split(",")]
     except ValueError:

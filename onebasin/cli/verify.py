@@ -7,29 +7,30 @@ from typing import Annotated
 
 import typer
 
-from onebasin import api
-from onebasin.checkpoint import DTYPES
-
 from . import common as c
 
 
 def verify(
-    a: Annotated[str, typer.Argument(help="A model: a folder or a hub id.")],
-    b: Annotated[str, typer.Argument(help="Another model.")],
-    precision: Annotated[str, typer.Option(help="Both models are run in float32 or float64.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    a: Annotated[str, typer.Argument(metavar="A", help="A model: a folder or a hub id.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another model.")],
+    precision: Annotated[str, typer.Option(help="Type that both models run in: float32 or float64.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     device: c.Device = "cpu",
     family: c.Family = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Do A and B compute the same function? Exit code 0: yes, 1: no."""
-    if precision not in DTYPES:
+    """Check whether A and B compute the same function. They are run on random inputs; exit code 0: yes, 1: no."""
+    if precision not in ("float32", "float64"):
         raise ValueError(f"--precision '{precision}': choose float32 or float64")
+    import torch
+
+    from onebasin import api
+
     with c.progress(quiet) as tell:
         if tell:
             tell("comparing outputs on random inputs")
-        verdict = api.verify(a, b, family=family, dtype=DTYPES[precision], seed=seed, device=device)
+        verdict = api.verify(a, b, family=family, dtype=getattr(torch, precision), seed=seed, device=device)
     if json:
         c.print_json({
             "same": verdict.same,

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from onebasin.engine import in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks, size
-from onebasin.symmetry.groups import ScaledOrthogonal, Wreath, polar
+from onebasin.symmetry.groups import Orthogonal, ScaledOrthogonal, Wreath, polar
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
 from .moments import Pair, cross_moments, outer_moments, pairwise_moments
@@ -49,6 +50,7 @@ def match_weights(
     starts: int = 1,
     seed: int = 0,
     warm: bool = False,
+    workers: int | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Matched:
     """Match a source to an anchor over the spaces in `groups`.
@@ -57,7 +59,8 @@ def match_weights(
     of the mathematics. roles: the tensors that count (default: all but aliases). weights: role -> weight of its
     squared distance. tolerance: relative decrease per sweep under which coupled spaces are called converged.
     starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed spaces, the others
-    add noise to it; the least objective is kept. warm: descend from where the source stands instead. progress: called
+    add noise to it; the least objective is kept. warm: descend from where the source stands instead. workers: how
+    many independent pieces run at once (default: one per core); the result does not depend on it. progress: called
     with a text and the objective after every step.
     """
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
@@ -66,21 +69,25 @@ def match_weights(
         counted = [role for role in counted if role in wanted]
     present = {signature.root[leaf.space] for role in counted for leaf in signature.leaves(signature.tensors[role])}
     active = {root: group for root, group in groups.items() if root in present}
-    elements: dict[str, Element] = {}
-    history: list[list[float]] = []
-    before: dict[str, float] = {}
-    for component in _components(signature, counted, active):
+
+    def solve(component: _Component) -> _Descent:
         best: _Descent | None = None
         for start in range(starts if len(component.units) > 1 else 1):
             noise = torch.Generator().manual_seed(seed + start) if start else None
-            descent = _Descent(signature, component, read, active, weights, noise)
+            descent = _Descent(signature, component, read, active, weights, noise, workers)
             descent.run(tolerance, max_sweeps, warm, progress)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
         assert best is not None
-        elements.update(best.alignment().elements)
-        history.append(best.objective)
-        before.update(best.before)
+        best.finish()
+        return best
+
+    components = _components(signature, counted, active)
+    # Components run side by side; one alone uses the cores inside its sweeps instead.
+    solved = in_parallel(solve, components, workers) if len(components) > 1 else list(map(solve, components))
+    elements = {root: element for descent in solved for root, element in descent.total.elements.items()}
+    before = {role: distance for descent in solved for role, distance in descent.before.items()}
+    history = [descent.objective for descent in solved]
     # A fused tensor may belong to several components through disjoint blocks, so gains add where distances do not.
     length = max(map(len, history), default=1)
     objective = [sum(before.values()) - sum(h[0] - h[min(i, len(h) - 1)] for h in history) for i in range(length)]
@@ -164,7 +171,9 @@ class _Descent:
         groups: Mapping[str, Group],
         weights: Callable[[str], float] | None,
         noise: torch.Generator | None,
+        workers: int | None,
     ) -> None:
+        self.workers = workers
         self.signature, self.component, self.groups, self.noise = signature, component, groups, noise
         self.anchor: dict[str, Tensor] = {}
         self.source: dict[str, Tensor] = {}
@@ -185,26 +194,42 @@ class _Descent:
         units = self.component.units
         self.before = self._distances()
         self.objective = [sum(self.before.values())]
-        if len(units) == 1:
-            self._step(units[0])
-            self.objective.append(sum(self._distances().values()))
+        if len(units) == 1:  # in closed form: what is gained follows from the moments
+            found, gain = self._best(units[0])
+            self.total = Alignment(found, self.batch)
+            self.objective.append(max(self.objective[0] - gain, 0.0))
             if progress:
                 progress(units[0].root, self.objective[-1])
             return
         if not warm:
             self._start()
         for sweep in range(max_sweeps):
-            for unit in units:
-                self._step(unit)
+            for wave in self._waves():
+                self._step(wave)
             self.objective.append(sum(self._distances().values()))
             if progress:
                 progress(f"sweep {sweep + 1}", self.objective[-1])
             if (sweep or warm) and self.objective[-2] - self.objective[-1] <= tolerance * self.objective[-2]:
                 break
 
-    def alignment(self) -> Alignment:
-        """The accumulated elements, projected back onto their groups in float64."""
-        return Alignment({root: _exact(self.groups[root], e) for root, e in self.total.elements.items()}, self.batch)
+    def finish(self) -> None:
+        """Project the accumulated elements back onto their groups in float64, and let go of the tensors."""
+        exact = {root: _exact(self.groups[root], element) for root, element in self.total.elements.items()}
+        self.total = Alignment(exact, self.batch)
+        self.anchor.clear()
+        self.source.clear()
+
+    def _waves(self) -> list[list[_Unit]]:
+        """Units in order, those that follow one another and share no tensor together: layers, given the stream."""
+        waves: list[tuple[list[_Unit], set[str]]] = []
+        for unit in self.component.units:
+            mine = {role for root in (unit.root, *unit.inner) for role in self.touching[root]}
+            if waves and not waves[-1][1] & mine:
+                waves[-1][0].append(unit)
+                waves[-1][1].update(mine)
+            else:
+                waves.append(([unit], mine))
+        return [units for units, _ in waves]
 
     def _distances(self) -> dict[str, float]:
         return {
@@ -231,33 +256,42 @@ class _Descent:
                 )
             ]
             if roles:
-                self._step(unit, roles)
+                self._step([unit], roles)
 
-    def _step(self, unit: _Unit, roles: Sequence[str] | None = None) -> None:
-        """Set one unit to its optimum given all others."""
+    def _step(self, wave: Sequence[_Unit], roles: Sequence[str] | None = None) -> None:
+        """Set units that share no tensor to their optimum given all others."""
+
+        def move(unit: _Unit) -> Alignment:
+            step = Alignment(self._best(unit, roles)[0], self.batch)
+            for role in dict.fromkeys(role for root in step for role in self.touching[root]):
+                self.source[role] = step.apply(self.signature, role, self.source[role])
+            return step
+
+        steps = in_parallel(move, wave, self.workers) if len(wave) > 1 else list(map(move, wave))
+        for step in steps:
+            self.total = step.after(self.total)
+
+    def _best(self, unit: _Unit, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
+        """The optimum of one unit given all others, and by how much it lowers the objective."""
         pairs = self._pairs(self.touching[unit.root] if roles is None else roles)
-        found: dict[str, Element]
         if not unit.inner:
             group = self.groups[unit.root]
             moments = cross_moments(self.signature, unit.root, pairs, group.uses_gram)
             if roles is not None and self.noise is not None:
                 moments = _perturb(moments, self.noise)
-            found = {unit.root: group.nearest(moments)}
-        else:
-            inner = [
-                pairwise_moments(
-                    self.signature, unit.root, root, self._pairs(self.touching[root]), self.groups[root].uses_gram
-                )
-                for root in unit.inner
-            ]
-            rest = outer_moments(self.signature, unit.root, unit.inner, pairs)
-            wreath = Wreath(*(self.groups[root] for root in unit.inner))
-            index, elements = wreath.nearest(tuple(inner), rest)
-            found = {unit.root: index, **dict(zip(unit.inner, elements, strict=True))}
-        step = Alignment(found, self.batch)
-        for role in dict.fromkeys(role for root in found for role in self.touching[root]):
-            self.source[role] = step.apply(self.signature, role, self.source[role])
-        self.total = step.after(self.total)
+            element = group.nearest(moments)
+            return {unit.root: element}, float((moments.stay() - moments.value(element)).sum())
+        inner = [
+            pairwise_moments(
+                self.signature, unit.root, root, self._pairs(self.touching[root]), self.groups[root].uses_gram
+            )
+            for root in unit.inner
+        ]
+        rest = outer_moments(self.signature, unit.root, unit.inner, pairs)
+        wreath = Wreath(*(self.groups[root] for root in unit.inner))
+        index, elements = wreath.nearest(tuple(inner), rest)
+        gain = wreath.gain((index, elements), tuple(inner), rest)
+        return {unit.root: index, **dict(zip(unit.inner, elements, strict=True))}, gain
 
 
 def _perturb(moments: Moments, generator: torch.Generator) -> Moments:
@@ -272,6 +306,10 @@ def _exact(group: Group, element: Element) -> Element:
     if isinstance(element, Monomial):
         return element
     matrix = element.matrix.double()
+    if isinstance(group, Orthogonal):
+        for _ in range(2):  # Newton-Schulz steps square the distance to the group: 1e-6 becomes 1e-24
+            matrix = 1.5 * matrix - 0.5 * matrix @ (matrix.mT @ matrix)
+        return Linear(matrix)
     nothing = torch.zeros(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device)
     if element.dual is None:
         return group.nearest(Moments(matrix, torch.zeros_like(matrix), nothing, nothing))

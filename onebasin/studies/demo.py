@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ PROCESSOR = {
 Tell = Callable[[str], None]
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside torch: on models this small more only get in each other's way, and round differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@one_thread()
 def demo(
     output: str | Path = "demo",
     *,
@@ -130,6 +143,7 @@ def demo(
     return results
 
 
+@one_thread()
 def train(seed: int, epochs: int = EPOCHS) -> ViTForImageClassification:
     """A ViT of 3 layers and width 48, trained on the digits; initial weights and data order from `seed`."""
     with torch.random.fork_rng(devices=[]):

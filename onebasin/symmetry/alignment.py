@@ -42,30 +42,21 @@ class Alignment:
         entry = signature.tensors[role]
         if not any(signature.root[leaf.space] in self.elements for leaf in signature.leaves(entry)):
             return tensor
-        if entry.norm is not None:
-            return self._norm_weight(signature, entry, tensor)
+        cut = blocks(tensor, entry.axes, signature.sizes)
         out = torch.empty_like(tensor)
-        for (piece, leaves), (target, _) in zip(
-            blocks(tensor, entry.axes, signature.sizes), blocks(out, entry.axes, signature.sizes), strict=True
-        ):
+        for (piece, leaves), (target, _) in zip(cut, blocks(out, entry.axes, signature.sizes), strict=True):
             roots = [signature.root.get(leaf.space, "") for leaf in leaves]
             for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
-                element = self.elements.get(root)
+                element, batch = self.elements.get(root), signature.spaces[root].batch if root else ()
+                if element is not None and entry.norm is not None:
+                    # One weight that all heads share stays: only signs act inside them.
+                    element = _in_norm(element, entry, tensor) if set(batch) <= set(roots) else None
                 if element is not None:
-                    over = tuple(roots.index(outer) for outer in signature.spaces[root].batch)
-                    piece = act_on(piece, element, over, dim, leaf.dual)
+                    piece = act_on(piece, element, tuple(map(roots.index, batch)), dim, leaf.dual)
+            if len(cut) == 1:
+                return piece.reshape(tensor.shape)
             target.copy_(piece)
         return out
-
-    def _norm_weight(self, signature: Signature, entry: Entry, tensor: Tensor) -> Tensor:
-        """A norm's weight is a diagonal matrix D -> g D g^-1: permuted; a rotation needs a multiple of 1."""
-        assert entry.norm is not None
-        element = self.elements[signature.root[entry.norm.target]]
-        if isinstance(element, Monomial):
-            return Monomial(element.index).act(tensor.unsqueeze(-1)).squeeze(-1)
-        if not bool((tensor == tensor.flatten()[0]).all()):
-            raise ValueError(f"'{entry.name}' must be folded away before a rotation: use the canonical form")
-        return tensor
 
     # --- algebra ------------------------------------------------------------------------------------------
 
@@ -132,6 +123,15 @@ class Alignment:
             else:
                 elements[key] = Linear(tensors[f"{key}.matrix"], tensors.get(f"{key}.dual"))
         return cls(elements, batch)
+
+
+def _in_norm(element: Element, entry: Entry, weight: Tensor) -> Element | None:
+    """How a norm's weight moves, a diagonal matrix D -> g D g^-1: permuted; a rotation needs a multiple of 1."""
+    if isinstance(element, Monomial):
+        return Monomial(element.index)
+    if not bool((weight == weight.flatten()[0]).all()):
+        raise ValueError(f"'{entry.name}' must be folded away before a rotation: use the canonical form")
+    return None
 
 
 def _carry(

@@ -27,6 +27,7 @@ from .canonical import (
     has,
     noted,
     outlets,
+    returns,
     separate,
     share,
     speaks_of,
@@ -88,16 +89,23 @@ def audit(
                  basis.shape[1], float(change.max()) if len(change) else 0.0)  # fmt: skip
 
 
-def jacobian(outputs: Callable[[Tangent], Tensor], tensors: Tensors) -> Tensor:
-    """Row after row in reverse mode: (outputs, parameters), parameters in the order of `tensors`."""
+def jacobian(outputs: Callable[[Tangent], Tensor], tensors: Tensors, chunk: int = 128) -> Tensor:
+    """In reverse mode, `chunk` outputs at a time: (outputs, parameters), parameters in the order of `tensors`."""
     leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
+    values = outputs(leaves).reshape(-1)
     rows = []
-    for value in outputs(leaves).reshape(-1):
+    units = torch.eye(len(values), dtype=values.dtype)
+    for start in range(0, len(values), chunk):
+        some = units[start : start + chunk]
         gradients = torch.autograd.grad(
-            value, list(leaves.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+            values, list(leaves.values()), some, retain_graph=True, is_grads_batched=True, allow_unused=True
         )
-        rows.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
-    return torch.stack(rows)
+        flat = [
+            leaf.new_zeros(len(some), leaf.numel()) if gradient is None else gradient.reshape(len(some), -1)
+            for leaf, gradient in zip(leaves.values(), gradients, strict=True)
+        ]
+        rows.append(torch.cat(flat, dim=1))
+    return torch.cat(rows)
 
 
 def tied_span(signature: Signature, tensors: Tensors, tolerance: float) -> Tensor:
@@ -114,8 +122,12 @@ def tied_span(signature: Signature, tensors: Tensors, tolerance: float) -> Tenso
         if float(flat.norm()) > 0:
             rows.append(flat / flat.norm())
     size = sum(point[role].numel() for role in loose.tensors)
-    span = orthonormal(torch.stack(rows, dim=1) if rows else torch.zeros(size, 0, dtype=torch.float64), tolerance)
-    numbers = dict(zip(loose.tensors, torch.arange(size).split([point[r].numel() for r in loose.tensors]), strict=True))
+    columns = torch.stack(rows, dim=1) if rows else torch.zeros(size, 0, dtype=torch.float64)
+    span = orthonormal(columns, tolerance)
+    numbers, start = {}, 0
+    for role in loose.tensors:
+        numbers[role] = torch.arange(start, start + point[role].numel())
+        start += point[role].numel()
     ties = {**signature.tensors, **signature.absent}
     pairs = [(role, entry.alias) for role, entry in ties.items() if entry.alias is not None]
     if pairs:
@@ -128,8 +140,11 @@ def tied_span(signature: Signature, tensors: Tensors, tolerance: float) -> Tenso
 
 def orthonormal(columns: Tensor, tolerance: float) -> Tensor:
     """An orthonormal basis of the span of some columns."""
+    if not columns.numel():
+        return columns[:, :0]
     u, values, _ = torch.linalg.svd(columns, full_matrices=False)
-    return u[:, values > tolerance * values.max()] if values.numel() else u
+    basis: Tensor = u[:, values > tolerance * values.max()]
+    return basis
 
 
 # --- tangents: the signature's moves, to first order --------------------------------------------------------------
@@ -137,7 +152,8 @@ def orthonormal(columns: Tensor, tolerance: float) -> Tensor:
 
 def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """All directions that the signature says are flat; they may depend on each other. Nothing may be tied."""
-    for generate in (_groups, _norm_weights, _norm_biases, _read_ones, _written_ones, _unseen, _passed, _tables, _scales):
+    norms = (_norm_weights, _norm_biases, _read_ones, _written_ones)
+    for generate in (_groups, *norms, _unseen, _passed, _tables, _scales):
         yield from generate(signature, tensors)
 
 
@@ -208,8 +224,10 @@ def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 found[outlet.bias] = unit * tensors[outlet.bias]
             for reader in outlet.readers:
                 found[reader] = torch.zeros_like(tensors[reader])
-                weights = along(signature, reader, tensors[reader], outlet.source[0])
-                for view, weight in zip(along(signature, reader, found[reader], outlet.source[0]), weights, strict=True):
+                weights, views = (
+                    along(signature, reader, values[reader], outlet.source[0]) for values in (tensors, found)
+                )
+                for view, weight in zip(views, weights, strict=True):
                     view -= weight * unit
             yield found
 
@@ -229,8 +247,10 @@ def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                     absorb(signature, {**tensors, **found}, reader, bias, -unit, (leaf,))
                     continue
                 found[reader] = torch.zeros_like(tensors[reader])
-                weights = along(signature, reader, tensors[reader], outlet.source[0])
-                for view, weight in zip(along(signature, reader, found[reader], outlet.source[0]), weights, strict=True):
+                weights, views = (
+                    along(signature, reader, values[reader], outlet.source[0]) for values in (tensors, found)
+                )
+                for view, weight in zip(views, weights, strict=True):
                     view -= (weight @ unit).unsqueeze(-1) * unread / (unread @ tensors[outlet.bias])
             yield found
 
@@ -252,7 +272,8 @@ def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     for role, leaf in writers(signature):
-        yield from _along(signature, tensors, role, leaf, torch.ones(signature.sizes[leaf.space], dtype=torch.float64))
+        ones = torch.ones(signature.sizes[leaf.space], dtype=torch.float64)
+        yield from _along(signature, tensors, role, leaf, ones)
 
 
 def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
@@ -268,7 +289,8 @@ def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direct
 def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     for role, word in noted(signature, "invisible"):
         for unit in _units(tensors[role].shape):
-            if any(bool(view.any()) and speaks_of(signature, axes, word) for view, axes in cut(signature, role, unit)):
+            parts = [axes for view, axes in cut(signature, role, unit) if bool(view.any())]
+            if all(speaks_of(signature, axes, word) for axes in parts):
                 yield {role: unit}
 
 
@@ -313,7 +335,8 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     for space in sources:
         if MOVES[signature.spaces[space].kind] != MOVES["linear"]:
             continue
-        stop = next((i for i, e in enumerate(entries) if e.norm and e.norm.source == space and e.norm.writes_back), None)
+        returning = (i for i, entry in enumerate(entries) if returns(signature, entry.role, space))
+        stop = next(returning, None)
         stage = entries[:stop]
         raw = stop is None and signature.spaces[space].output
         if not raw and not any(has(signature, entry.role, Leaf(space, dual=True)) for entry in stage):

@@ -49,10 +49,11 @@ def canonical(signature: Signature, tensors: Mapping[str, Tensor]) -> Canonical:
     """
     signature = with_ties(signature)
     untied = _in_the_way(signature)
-    log = [f"untied '{role}' from '{signature.tensors[role].alias}': the norm before it moves into it" for role in untied]
+    log = [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in untied]
     if untied:
         signature = separate(signature)
-    tensors = share(signature, {role: tensor.clone(memory_format=torch.contiguous_format) for role, tensor in tensors.items()})
+    copies = {role: tensor.clone(memory_format=torch.contiguous_format) for role, tensor in tensors.items()}
+    tensors = share(signature, copies)
     for rewrite in (_tables, _norms, _passed, _unseen, _writers):
         rewrite(signature, tensors)
     if not untied:  # ties that the file leaves out stay out
@@ -168,7 +169,7 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
             if own is None or "passes" not in signature.tensors[own].notes:
                 continue
             start = order.index(own) + 1
-            stop = next((i for i in range(start, len(order)) if _returns(signature, order[i], norm.target)), None)
+            stop = next((i for i in range(start, len(order)) if returns(signature, order[i], norm.target)), None)
         stage = order[start:stop] if norm.writes_back else order
         reading = [reader for reader in stage if has(signature, reader, Leaf(norm.target, dual=True))]
         added = [r for r in stage if has(signature, r, Leaf(norm.target))] if norm.writes_back else []
@@ -179,7 +180,8 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
             yield Outlet(role, norm, own, reading, added, free)
 
 
-def _returns(signature: Signature, role: str, space: str) -> bool:
+def returns(signature: Signature, role: str, space: str) -> bool:
+    """Whether this is a norm of the space that writes back into it."""
     norm = signature.tensors[role].norm
     return norm is not None and norm.writes_back and norm.source == space
 
@@ -187,7 +189,8 @@ def _returns(signature: Signature, role: str, space: str) -> bool:
 def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str | None:
     """The bias added to what `reader` makes of the leaves `source`, if the reader has one throughout."""
     bias = reader.removesuffix("weight") + "bias"
-    if not reader.endswith("weight") or bias not in signature.tensors or "nonlinear" in signature.tensors[reader].notes:
+    nonlinear = "nonlinear" in signature.tensors[reader].notes
+    if nonlinear or not reader.endswith("weight") or bias not in signature.tensors:
         return None
     shapes = (torch.empty(signature.tensors[role].shape, device="meta") for role in (reader, bias))
     weights, biases = (cut(signature, role, shape) for role, shape in zip((reader, bias), shapes, strict=True))
@@ -196,7 +199,12 @@ def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str 
 
 
 def absorb(
-    signature: Signature, tensors: Mapping[str, Tensor], reader: str, bias: str, constant: Tensor, leaves: tuple[Leaf, ...]
+    signature: Signature,
+    tensors: Mapping[str, Tensor],
+    reader: str,
+    bias: str,
+    constant: Tensor,
+    leaves: tuple[Leaf, ...],
 ) -> None:
     """bias += W c, where c has one dimension for each of `leaves` (primal)."""
     source = tuple(dual(signature, leaf) for leaf in leaves)
@@ -212,7 +220,9 @@ def dual(signature: Signature, leaf: Leaf) -> Leaf:
     return leaf if leaf.space in batching else Leaf(leaf.space, dual=True)
 
 
-def contract(weight: Tensor, axes: tuple[Leaf, ...], other: Tensor, source: tuple[Leaf, ...], out: tuple[Leaf, ...]) -> Tensor:
+def contract(
+    weight: Tensor, axes: tuple[Leaf, ...], other: Tensor, source: tuple[Leaf, ...], out: tuple[Leaf, ...]
+) -> Tensor:
     """Einstein sum over all leaves of `weight` and `other` that are not in `out`."""
     number = {leaf: i for i, leaf in enumerate(dict.fromkeys(axes))}
     # A constant axis has no name to be told by: it gets a number of its own and is summed over.
@@ -237,7 +247,8 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
             return entry.norm.kind == "layernorm" and role not in norms
         if has(signature, entry.role, Leaf(space, dual=True)):
             return False
-    kinds = {entry.norm.kind for entry in entries if entry.norm and entry.norm.source == space and not entry.norm.writes_back}
+    reading = [entry.norm for entry in entries if entry.norm and entry.norm.source == space]
+    kinds = {norm.kind for norm in reading if not norm.writes_back}
     return kinds == {"layernorm"} and not readers(signature, space) and not signature.spaces[space].output
 
 
@@ -274,7 +285,8 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     summed = [r for r in outlet.writers if len(list(signature.leaves(signature.tensors[r]))) == 1] if outlet else []
     if not reading or None in biases or (outlet and not outlet.free and not summed):
         return None
-    if not outlet and any(entry.norm and entry.norm.target == leaves[-1].space for entry in signature.tensors.values()):
+    norms = [entry.norm for entry in signature.tensors.values() if entry.norm]
+    if not outlet and any(norm.target == leaves[-1].space for norm in norms):
         return None
     return [*zip(reading, (b for b in biases if b), strict=True), *(("", bias) for bias in summed[:1])]
 
@@ -323,7 +335,8 @@ def _norms(signature: Signature, tensors: dict[str, Tensor]) -> None:
             beta = None if places else beta
         if any(tied(signature, reader) for reader in outlet.readers):
             continue
-        views = [view for reader in outlet.readers for view in along(signature, reader, tensors[reader], outlet.source[0])]
+        reading = (along(signature, reader, tensors[reader], outlet.source[0]) for reader in outlet.readers)
+        views = [view for parts in reading for view in parts]
         constants = [] if beta is None else [view @ beta for view in views]
         if outlet.free and (beta is None or outlet.norm.kind == "layernorm"):
             for view in views:
@@ -391,7 +404,10 @@ def _move(
 
 
 def _unseen(signature: Signature, tensors: dict[str, Tensor]) -> None:
+    shared = {entry.notes.get("tied") for entry in signature.tensors.values()}
     for role, word in noted(signature, "invisible"):
+        if role in shared:  # unseen only where nothing is tied to it, and some releases tie it always
+            continue
         for view, axes in cut(signature, role, tensors[role]):
             if speaks_of(signature, axes, word):
                 view.zero_()

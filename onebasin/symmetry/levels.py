@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which group acts on which space at a level of symmetry.
 
-`paper` is the rotation paper's set: rotations inside each attention head, neuron permutations in each FFN,
-optionally a scale per head; head order and residual stream stay. The other four use every space, each level
+`paper` is the rotation paper's set: rotations inside each attention head (of every pair of dimensions by itself where
+rotary embeddings allow no more), neuron permutations in each FFN, optionally a scale per head or pair; head order and
+residual stream stay. The other four use every space, each level
 containing the one before it where the space allows it:
 
     permutation   permutations of everything (Git Re-Basin's symmetries)
@@ -16,16 +17,20 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from .groups import (
+    Factors,
     Group,
     Invertible,
     Orthogonal,
     OrthogonalFixingOnes,
+    PairSigns,
     Permutation,
+    Rotary,
     ScaledOrthogonal,
     ScaledPermutation,
     SignedPermutation,
+    Signs,
 )
-from .signature import Signature
+from .signature import MOVES, Signature
 
 LEVELS = ("paper", "permutation", "orthogonal", "full", "invertible")
 PARTS = ("attention", "ffn", "stream", "head")
@@ -64,25 +69,33 @@ def acting_groups(
 
 
 def _group(kind: str, part: str, size: int, level: str, rescale: str) -> Group | None:
-    if level == "paper":
-        if part == "attention" and kind == "linear":
-            return Orthogonal() if rescale == "none" else ScaledOrthogonal(joint=rescale == "joint")
-        return Permutation() if part == "ffn" and kind != "fixed" else None
-    if kind in ("fixed", "rows", "labels"):
+    permutation = Permutation() if "permute" in MOVES[kind] and size > 1 else None
+    if level == "permutation" or (level == "paper" and part == "ffn"):
+        return permutation
+    if not MOVES[kind] or (level == "paper" and part != "attention"):
         return None
-    if level == "permutation" or kind == "permutation":
-        return Permutation()
+    scaled = level != "orthogonal" and rescale != "none"
+    if kind == "linear":
+        if level == "invertible" and part == "attention":
+            return Invertible()
+        return ScaledOrthogonal(joint=rescale == "joint") if scaled else Orthogonal()
+    if kind in ("rotary", "interleaved"):
+        return Rotary(kind == "interleaved", rescale if scaled else "none")
+    if kind in ("pair signs", "next signs"):
+        return PairSigns(kind == "next signs")
+    if kind == "signs":
+        return Signs()
+    if level == "paper":
+        return None
+    if kind == "permutation":
+        return permutation
     if kind == "odd":
         return SignedPermutation()
     if kind == "relu":
-        return ScaledPermutation() if level != "orthogonal" else Permutation()
-    if kind == "ones":
-        return OrthogonalFixingOnes()
-    if kind == "linear" and level == "invertible" and part == "attention":
-        return Invertible()
-    if kind == "linear" and level != "orthogonal" and rescale != "none":
-        return ScaledOrthogonal(joint=rescale == "joint")
-    return Orthogonal()
+        return ScaledPermutation() if level != "orthogonal" else permutation
+    if kind == "factor":
+        return Factors() if level != "orthogonal" else Signs()
+    return OrthogonalFixingOnes() if kind == "ones" else Orthogonal()
 
 
 def _known(what: str, given: Collection[str], known: Collection[str]) -> None:

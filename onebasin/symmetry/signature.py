@@ -16,19 +16,33 @@ from torch import Tensor
 from .axes import Axis, Leaf, blocks, leaves, nesting
 
 # What may act on a space is the intersection of what everything that touches it allows. A kind is the set of
-# moves it allows; `ones` rotates the complement of the all-ones vector only.
+# moves it allows; `ones` rotates the complement of the all-ones vector only. `pair` moves treat the two dimensions of a
+# RoPE pair alike: (i, i + n / 2), or for the `next` ones (2 i, 2 i + 1).
+_PAIRS = frozenset({"pair sign", "pair turn", "pair scale"})
+_NEXT = frozenset({"next sign", "next turn", "next scale"})
+_SIGNS = frozenset({"sign", "pair sign", "next sign"})
 MOVES: dict[str, frozenset[str]] = {
     "fixed": frozenset(),
     "rows": frozenset(),  # fixed, but two models may hold different numbers of them (positions)
     "labels": frozenset(),  # fixed, and its tensors belong to one task (classes)
     "permutation": frozenset({"permute"}),  # pointwise nonlinearity (GELU, SiLU, softmax over heads)
-    "odd": frozenset({"permute", "sign"}),  # odd nonlinearity (tanh), or an RMSNorm with a weight
+    "odd": frozenset({"permute"}) | _SIGNS,  # odd nonlinearity (tanh), or an RMSNorm with a weight
     "relu": frozenset({"permute", "scale"}),  # positively homogeneous nonlinearity
     "ones": frozenset({"permute", "ones"}),  # a LayerNorm without weight reads the space
-    "orthogonal": frozenset({"permute", "sign", "ones", "rotate"}),  # an RMSNorm without weight reads it
-    "linear": frozenset({"permute", "sign", "scale", "ones", "rotate", "shear"}),  # nothing but matrices
+    "orthogonal": frozenset({"permute", "ones", "rotate"}) | _SIGNS,  # an RMSNorm without weight reads it
+    "signs": _SIGNS,  # an RMSNorm inside each head, with one weight for all heads
+    "factor": frozenset({"sign", "scale"}),  # a number of either sign (the ungated half of a gated FFN, per neuron)
+    "rotary": _PAIRS,  # queries and keys under rotary embeddings that pair i with i + n / 2
+    "interleaved": _NEXT,  # the same for pairs 2 i, 2 i + 1
+    "pair signs": frozenset({"pair sign"}),  # rotary and an RMSNorm with a weight
+    "next signs": frozenset({"next sign"}),
+    "linear": frozenset({"permute", "scale", "ones", "rotate", "shear"}) | _SIGNS | _PAIRS | _NEXT,  # only matrices
 }
-_KIND = {moves: kind for kind, moves in reversed(list(MOVES.items()))}
+
+
+def kind_of(moves: frozenset[str]) -> str:
+    """The widest kind that makes only these moves."""
+    return max((kind for kind in MOVES if MOVES[kind] <= moves), key=lambda kind: len(MOVES[kind]))
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,8 @@ class Space:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm `source -> target`; its weight is diagonal in `target`.
+    """A norm `source -> target`; its weight is diagonal in `target`. A norm over several spaces, as in
+    `rmsnorm: (head qk) -> (head qk)`, is known by the innermost.
 
     kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does).
     """
@@ -92,9 +107,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Signature:
-    """All tensors (by role, in the order of execution) and spaces (by key) of one model. `root` maps every space to the one whose
-    element it shares: the target of a norm to its source, a tied head's space to the embedding's.
-    `absent` are the tied tensors that the file leaves out.
+    """All tensors (by role, in the order of execution) and spaces (by key) of one model.
+
+    `root` maps every space to the one whose element it shares: the target of a norm to its source, a tied head's
+    space to the embedding's. `absent` are the tied tensors that the file leaves out.
     """
 
     family: str
@@ -128,12 +144,14 @@ class Signature:
             if entry.norm is not None:
                 root = self.root[entry.norm.source]
                 layer_norm = entry.norm.kind == "layernorm"
-                if entry.norm.writes_back:
+                if not set(self.spaces[root].batch) <= {self.root[leaf.space] for leaf in self.leaves(entry)}:
+                    allowed = MOVES["fixed" if layer_norm else "signs"]  # one weight for all heads
+                elif entry.norm.writes_back:
                     allowed = MOVES["permutation" if layer_norm else "odd"]
                 else:
                     allowed = MOVES["ones" if layer_norm else "orthogonal"]
                 moves[root] &= allowed
-        return {root: _KIND[found] for root, found in moves.items()}
+        return {root: kind_of(found) for root, found in moves.items()}
 
     @cached_property
     def touching(self) -> dict[str, list[str]]:
@@ -185,15 +203,20 @@ class Signature:
         return frozenset(role for role, entry in self.tensors.items() if entry.norm is not None)
 
 
-def batches(entries: Mapping[str, Entry], root: Mapping[str, str], fixed: set[str]) -> dict[str, tuple[str, ...]]:
-    """The batch of every root space: what stands before it in *every* flattened axis it occurs in."""
+def batches(entries: Mapping[str, Entry], root: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The batch of every root space: what stands before it in *every* flattened axis it occurs in.
+
+    A norm's weight does not count: one weight for all heads leaves each head the signs of its own.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for entry in entries.values():
+        if entry.norm is not None:
+            continue
         for leaf, outer in nesting(entry.axes):
             if leaf.constant:
                 continue
             key = root[leaf.space]
-            before = tuple(root[name] for name in outer if root[name] not in fixed)
+            before = tuple(root[name] for name in outer)
             known = found.get(key, before)
             found[key] = tuple(name for name in known if name in before)
     return found

@@ -9,7 +9,8 @@ A table has a header, a list of spaces, and one line per tensor:
     include bert                          takes over another table's spaces and tensors (not its types, prefixes and
                                           heads); what this table names itself replaces what it took over
     layers n_layer                        config key that counts the layers (checked); `a * b` multiplies
-    size   head = n_head                  sizes that shapes alone do not tell; `a | b` tries keys in turn
+    size   head = n_head                  sizes that shapes alone do not tell; `a | b` tries keys in turn, `a * b / c`
+                                          rounds down, `a.b` looks inside
 
     spaces                                name, kind, part, `layer` where every layer has its own
         vocab   fixed
@@ -31,10 +32,13 @@ A table has a header, a list of spaces, and one line per tensor:
 function's name from the config (relu -> relu, tanh -> odd, else permutation). Spaces that occur only as
 the target of a norm need no declaration. `ignore PATTERN` names buffers that hold no parameters.
 
+`rmsnorm: qk -> qk` normalises inside every head, with one weight for all; `rmsnorm: (head qk) -> (head qk)` over all
+heads at once. A part of a concatenated axis may be empty.
+
 Notes after `;`
     tied ROLE            holds the same numbers as ROLE when the config ties embeddings
     part NAME            counts to this part of the model (for a bias whose axes do not say)
-    when KEY=VALUE       the line holds only for such configs (`!=` for all others; for a list: a part of an item)
+    when KEY=VALUE, ...  the line holds only for such configs (`!=` for all others; for a list: a part of an item)
     else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
     invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
     passes [SPACE]       a constant that attention passes on unchanged: a value bias
@@ -100,7 +104,7 @@ class Table:
     lines: list[Line] = field(default_factory=list)
 
 
-_NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(\w+)\s*->\s*(\w+)$")
+_NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
 _NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "when", "else"}
 
 
@@ -173,8 +177,9 @@ def _inherit(table: Table, base: Table) -> Table:
     a new line goes after the one before it."""
     lines = [line for line in base.lines if not line.head]
     at = 0
-    for own in table.lines:
-        replaced = [i for i, line in enumerate(lines) if line in base.lines and line.full == own.full]
+    for number, own in enumerate(table.lines):
+        mine = table.lines[:number]
+        replaced = [i for i, line in enumerate(lines) if line.full == own.full and not any(line is m for m in mine)]
         at = replaced[0] if replaced else len(lines) if own.head else at
         lines = [line for i, line in enumerate(lines) if i not in replaced]
         lines.insert(at, own)
@@ -214,8 +219,12 @@ def _tensor(name: str, rest: str, heading: str, head: bool) -> Line:
         notes[word] = argument.strip()
     norm = _NORM.match(expression)
     axes = parse(norm[3] if norm else expression)
-    return Line(name.removesuffix("?"), name.endswith("?"), axes, (norm[1], norm[2], norm[3]) if norm else None,
-                notes, heading, head)  # fmt: skip
+    through = (norm[1], _innermost(parse(norm[2])), _innermost(axes)) if norm else None
+    return Line(name.removesuffix("?"), name.endswith("?"), axes, through, notes, heading, head)
+
+
+def _innermost(axes: tuple[Axis, ...]) -> str:
+    return [leaf.space for leaf in leaves(axes)][-1]
 
 
 def _declare_norm_targets(table: Table, origin: str) -> None:
@@ -254,17 +263,31 @@ def _role(pattern: str, indices: tuple[str, ...]) -> str:
 def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
     """The first of `keys` that the config has (a number stands for itself), or None."""
     for key in keys:
-        if key.isdigit():
-            return int(key)
-        if config.get(key) is not None:
-            return config[key]
+        first, *rest = re.split(r"\s*([*/])\s*", key)
+        value = _value(config, first)
+        for sign, factor in zip(rest[::2], (_value(config, word) for word in rest[1::2]), strict=True):
+            if value is not None:
+                value = None if factor is None else int(value * factor if sign == "*" else value / factor)
+        if value is not None:
+            return value
     return None
 
 
+def _value(config: Mapping[str, Any], key: str) -> Any:
+    """A number, or what the config has under `key`, or under `inner` of `outer` for `outer.inner`; or None."""
+    if key.isdigit():
+        return int(key)
+    outer, _, inner = key.partition(".")
+    found = config.get(outer)
+    return (found.get(inner) if isinstance(found, Mapping) else None) if inner else found
+
+
 def _holds(condition: str, config: Mapping[str, Any]) -> bool:
-    """Whether a `when KEY=VALUE` or `when KEY!=VALUE` is true of a config; the empty condition is."""
+    """Whether a `when KEY=VALUE` or `when KEY!=VALUE` is true of a config; several, with commas, all; the empty one is."""
     if not condition:
         return True
+    if "," in condition:
+        return all(_holds(part.strip(), config) for part in condition.split(","))
     key, _, value = condition.partition("=")
     given = config.get(key.removesuffix("!").strip())
     value = value.strip()
@@ -320,10 +343,9 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
         entries[role] = Entry(entry.role, entry.name, entry.shape, entry.axes, entry.layer, entry.norm,
                               entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
 
-    kind = {key: _kind(declaration.kind, config) for key, (_, declaration, _) in declared.items()}
-    fixed = {root[key] for key in declared if not MOVES[kind[key]]}
+    kind = {key: _kind(declaration.kind, config) if sizes[key] else "fixed" for key, (_, declaration, _) in declared.items()}
     outputs = _outputs(table, [*entries.values(), *absent.values()], same)
-    batch = batches(entries, root, fixed)
+    batch = batches(entries, root)
     spaces = {
         key: Space(key, name, sizes[key], kind[key], declaration.part, layer, batch.get(root[key], ()), key in outputs)
         for key, (name, declaration, layer) in declared.items()
@@ -499,7 +521,7 @@ def _solve(
                 a = size(axis, {**sizes, name: 0})
                 b = size(axis, {**sizes, name: 1}) - a
                 value, remainder = divmod(length - a, b)
-                if remainder or value < 1:
+                if remainder or value < (0 if a else 1):  # none is left where the axis has other parts
                     raise TableError(
                         f"'{entry.name}' has shape {entry.shape}: {length} does not split into '{show((axis,))}' "
                         f"with {_known(axis, sizes)}"
@@ -534,8 +556,8 @@ def _unite(
     for entry in entries.values():
         if entry.norm:
             parent[top(entry.norm.target)] = top(entry.norm.source)
-    tied = [entry for entry in entries.values() if "tied" in entry.notes] if config.get("tie_word_embeddings", True) else []
-    tied = [entry for entry in tied if entry.notes["tied"] in entries]
+    ties = config.get("tie_word_embeddings", True)
+    tied = [entry for entry in entries.values() if ties and entry.notes.get("tied") in entries]
     for entry in (*tied, *absent.values()):
         for mine, theirs in zip(entry.axes, entries[entry.notes["tied"]].axes, strict=True):
             for a, b in zip(leaves(mine), leaves(theirs), strict=True):

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from onebasin.checkpoint.reader import Checkpoint
 from onebasin.symmetry import Alignment, Signature, acting_groups
-from onebasin.symmetry.groups import OrthogonalFixingOnes, Permutation, ScaledPermutation, SignedPermutation
+from onebasin.symmetry.groups import (
+    Factors,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    PairSigns,
+    Permutation,
+    Rotary,
+    ScaledPermutation,
+    SignedPermutation,
+    Signs,
+)
 from onebasin.symmetry.maps import Element, Linear
 
 
@@ -34,6 +44,13 @@ WIDEST = {
     "odd": SignedPermutation(),
     "relu": ScaledPermutation(),
     "ones": OrthogonalFixingOnes(),
+    "orthogonal": Orthogonal(),
+    "rotary": Rotary(rescale="joint"),
+    "interleaved": Rotary(interleaved=True, rescale="joint"),
+    "pair signs": PairSigns(),
+    "next signs": PairSigns(interleaved=True),
+    "signs": Signs(),
+    "factor": Factors(),
     "linear": Invertible(),
 }
 
@@ -45,7 +62,8 @@ def random_alignment(signature: Signature, level: str) -> Alignment:
     """
     generator = torch.Generator().manual_seed(1)
     if level == "widest":
-        groups = {root: WIDEST[kind] for root, kind in signature.kinds.items() if kind in WIDEST}
+        groups = {root: WIDEST[kind] for root, kind in signature.kinds.items()
+                  if kind in WIDEST and (kind != "permutation" or signature.sizes[root] > 1)}  # fmt: skip
     else:
         groups = acting_groups(signature, level, rescale="joint")
     elements: dict[str, Element] = {}
@@ -63,9 +81,10 @@ def read_all(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> dict
 
 
 def with_unit_norms(signature: Signature, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Norms that read the stream get weight 1: what is left of them commutes with rotations."""
-    free = {role for role, entry in signature.tensors.items() if entry.norm and not entry.norm.writes_back}
-    return {role: torch.ones_like(value) if role in free else value for role, value in tensors.items()}
+    """Norms that read the stream do nothing but normalise: what is left of them commutes with rotations."""
+    entries = signature.tensors.items()
+    free = {role: entry.norm.unit for role, entry in entries if entry.norm and not entry.norm.writes_back}
+    return {role: torch.full_like(value, free[role]) if role in free else value for role, value in tensors.items()}
 
 
 def write(folder: Path, like: Checkpoint, tensors: dict[str, Tensor]) -> Path:

@@ -36,7 +36,8 @@ def load(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
     options = {"add_pooling_layer": False} if name.endswith("no-pooler") else {}
     loaded, info = type(model).from_pretrained(folder, dtype=torch.float64, output_loading_info=True, **options)
     assert not info["missing_keys"] and not info["unexpected_keys"], info
-    loaded.double().load_state_dict(load_file(folder / "model.safetensors"), strict=False)  # DeBERTa's biases: float32
+    # DeBERTa loads some biases in float32, whatever is asked for.
+    loaded.double().load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     return loaded.eval()
 
 
@@ -52,8 +53,9 @@ def random_element(signature: Signature, level: str, seed: int = 1) -> Alignment
     generator = torch.Generator().manual_seed(seed)
     groups = acting_groups(signature, level, rescale="joint")
     elements = {
-        key: group.random(signature.sizes[key], tuple(signature.sizes[q] for q in signature.spaces[key].batch), generator)
+        key: group.random(space.size, tuple(signature.sizes[outer] for outer in space.batch), generator)
         for key, group in groups.items()
+        for space in [signature.spaces[key]]
     }
     return Alignment(elements, {key: signature.spaces[key].batch for key in groups})
 
@@ -85,3 +87,63 @@ def test_second_run_changes_nothing(name: str, tmp_path: Path) -> None:
     assert not twice.log and not twice.config_updates
     for role, tensor in once.tensors.items():
         assert torch.allclose(tensor, twice.tensors[role], rtol=0, atol=1e-12), role
+
+
+def test_what_the_form_looks_like(tmp_path: Path) -> None:
+    """A tied GPT-2: head untied, norms plain, no component along ones, key and value biases gone."""
+    checkpoint = Checkpoint(save(CASES["GPT2LMHeadModel"]().double(), tmp_path))
+    form = canonical(checkpoint.signature, read(checkpoint))
+    assert form.config_updates == {"tie_word_embeddings": False}
+    assert len(form.log) == 1 and "lm_head.weight" in form.log[0]
+    width = form.tensors["wte.weight"].shape[1]
+    for norm in ("ln_f", "h.0.ln_1", "h.1.ln_2"):
+        assert bool((form.tensors[f"{norm}.weight"] == 1).all())
+    assert bool((form.tensors["h.0.ln_1.bias"] == 0).all())
+    assert torch.allclose(form.tensors["ln_f.bias"], torch.full((width,), width**-0.5, dtype=torch.float64))
+    assert float(form.tensors["wte.weight"].sum(1).abs().max()) < 1e-12
+    assert float(form.tensors["wpe.weight"].sum(0).abs().max()) < 1e-12  # its mean has moved into the token table
+    assert float(form.tensors["h.0.attn.c_attn.weight"].sum(0).abs().max()) < 1e-12
+    assert bool((form.tensors["h.0.attn.c_attn.bias"][width:] == 0).all())
+
+
+def test_ties_stay_where_no_rotation_waits(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(save(CASES["BertForMaskedLM"]().double(), tmp_path))
+    form = canonical(checkpoint.signature, read(checkpoint))
+    assert not form.config_updates and not form.log
+    assert set(form.tensors) == set(checkpoint.signature.tensors)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "ViTForImageClassification", "BertForTokenClassification"])
+def test_zero_norm_weights_are_as_good_as_any(name: str, tmp_path: Path) -> None:
+    model = CASES[name]().double()
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.weight.data[3] = 0
+            module.weight.data[5] = 0
+    given = save(model, tmp_path / "given")
+    checkpoint = Checkpoint(given)
+    form = canonical(checkpoint.signature, read(checkpoint))
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in form.tensors.values())
+    assert difference(model, load(model, write(form, form.tensors, given, tmp_path / "out"), name)) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["GPT2Model", "ViTModel", "BertModel", "RobertaModel", "DistilBertModel"])
+def test_nothing_acts_on_the_hidden_states_of_a_model_without_a_head(name: str, tmp_path: Path) -> None:
+    signature = Checkpoint(save(CASES[name](), tmp_path)).signature
+    assert signature.kinds[signature.root["stream"]] == "fixed"
+    assert signature.root["stream"] not in acting_groups(signature, "full")
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GPT2ForSequenceClassification", "ViTForImageClassification"])
+def test_pre_norm_streams_rotate(name: str, tmp_path: Path) -> None:
+    signature = Checkpoint(save(CASES[name](), tmp_path)).signature
+    stream = acting_groups(signature, "full")[signature.root["stream"]]
+    assert stream.name == "orthogonal fixing ones"
+
+
+def test_the_source_is_not_changed(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(save(CASES["ViTForImageClassification"]().double(), tmp_path))
+    tensors = read(checkpoint)
+    before = {role: tensor.clone() for role, tensor in tensors.items()}
+    canonical(checkpoint.signature, tensors)
+    assert all(torch.equal(tensor, before[role]) for role, tensor in tensors.items())

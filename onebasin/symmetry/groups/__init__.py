@@ -11,22 +11,28 @@ from .fixed import Fixed
 from .invertible import Invertible
 from .orthogonal import Orthogonal, OrthogonalFixingOnes, nuclear, polar
 from .permutation import Permutation, SignedPermutation
+from .rotary import Rotary
 from .scaling import Positive, ScaledPermutation, best_scale
+from .signs import Factors, PairSigns, Signs
 from .similarity import ScaledOrthogonal
 from .wreath import Wreath
 
 __all__ = [
+    "Factors",
     "Fixed",
     "Group",
     "Invertible",
     "Moments",
     "Orthogonal",
     "OrthogonalFixingOnes",
+    "PairSigns",
     "Permutation",
     "Positive",
+    "Rotary",
     "ScaledOrthogonal",
     "ScaledPermutation",
     "SignedPermutation",
+    "Signs",
     "Wreath",
     "best_scale",
     "nuclear",

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..maps import Element
+from ..maps import Element, Monomial
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Moments:
         Without Gram matrices |g S|^2 comes from the row norms, which is exact for every element whose
         matrix has orthogonal columns: all groups but `Invertible`.
         """
+        if isinstance(element, Monomial):
+            return self._value_of_monomial(element)
         eye = torch.eye(self.primal.shape[-1]).to(self.primal).expand_as(self.primal)
         total = self.primal.new_zeros(self.primal.shape[:-2])
         for dual, cross, norm, gram in (
@@ -54,6 +56,27 @@ class Moments:
             grown = (g**2).sum(-2).mul(norm).sum(-1) if gram is None else (g @ gram * g).sum((-2, -1))
             total = total + grown - 2 * (g * cross).sum((-2, -1))
         return total
+
+    def _value_of_monomial(self, element: Monomial) -> Tensor:
+        """`value` from the n entries that a permutation picks, without an n x n matrix."""
+        index = element.index.expand(self.primal.shape[:-1])
+        total = self.primal.new_zeros(self.primal.shape[:-2])
+        for dual, cross, norm in (
+            (False, self.primal, self.primal_norm),
+            (True, self.dual, self.dual_norm),
+        ):
+            picked = torch.take_along_dim(cross, index.unsqueeze(-1), dim=-1).squeeze(-1)
+            norm = torch.take_along_dim(norm, index, dim=-1)
+            if element.scale is not None:
+                scale = 1 / element.scale if dual else element.scale
+                picked, norm = scale * picked, scale**2 * norm
+            total = total + (norm - 2 * picked).sum(-1)
+        return total
+
+    def stay(self) -> Tensor:
+        """`value` of the identity, (*batch,)."""
+        trace = torch.diagonal(self.total, dim1=-2, dim2=-1).sum(-1)
+        return self.primal_norm.sum(-1) + self.dual_norm.sum(-1) - 2 * trace
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Moments:
         """`change` applied to every statistic: a dtype, a device, a shape of the batch."""

@@ -45,11 +45,22 @@ class Wreath:
         index = assignment(gains)
         stay = torch.arange(len(index), device=index.device)
         best, value = self._inside(index, moments, outer)
-        if not all(_exact(group) for group in self.inner) and not torch.equal(index, stay):
+        if not all(exact(group) for group in self.inner) and not torch.equal(index, stay):
             kept, value_kept = self._inside(stay, moments, outer)  # estimated gains must not lead uphill
             if value_kept < value:
                 index, best = stay, kept
         return Monomial(index), best
+
+    def gain(self, element: WreathElement, moments: tuple[Moments, ...], outer: Tensor | None = None) -> float:
+        """By how much `element` lowers the squared distance."""
+        index, inner = element
+        rows = torch.arange(len(index.index), device=index.index.device)
+        gained = 0.0
+        for pairs, g in zip(moments, inner, strict=True):
+            gained += float((pairs.take((rows, rows)).stay() - pairs.take((rows, index.index)).value(g)).sum())
+        if outer is not None:
+            gained += 2 * float((outer[rows, index.index] - outer[rows, rows]).sum())
+        return gained
 
     def _inside(
         self, index: Tensor, moments: tuple[Moments, ...], outer: Tensor | None
@@ -84,7 +95,7 @@ def inverse(element: WreathElement) -> WreathElement:
     return outer, tuple(inner.take(outer.index, 0).inverse() for inner in element[1])
 
 
-def _exact(group: Group) -> bool:
+def exact(group: Group) -> bool:
     """Whether `_gain` is the true gain of the group rather than an estimate from below."""
     return not isinstance(group, (Invertible, ScaledOrthogonal))
 
@@ -95,7 +106,7 @@ def _gain(group: Group, pairs: Moments) -> Tensor:
     A descent for each of all h^2 pairs costs too much: scaled and invertible maps are judged by the best rotation
     and the best scale after it, and `nearest` checks that the pairs chosen so are better than those at hand.
     """
-    if not _exact(group):
+    if not exact(group):
         group = ScaledOrthogonal(joint=False)
     if isinstance(group, Orthogonal):
         return nuclear(pairs.total)  # the same number, without the singular vectors

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration data: inputs on which activations are measured. No labels, and nothing that a model is evaluated on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .digits import digits
+from .files import kind, read_rows
+from .tasks import Task, load_task
+
+Batch = dict[str, Tensor]
+
+
+@torch.no_grad()
+def self_generated(
+    models: Sequence[PreTrainedModel], count: int = 256, length: int | None = None, seed: int = 0, batch: int = 32
+) -> list[Batch]:
+    """`count` sequences that causal language models write themselves, in batches {"input_ids": (batch, length)}.
+
+    The first token is drawn uniformly from the vocabulary, all others from the model's own prediction at temperature
+    1. The models take turns, so each writes its share of every batch; which sequences come out depends on the seed
+    and on `count`, `length` and `batch` alone. length: default what the models take, at most 512.
+
+    Raises ValueError where a model is no causal language model, or the models' vocabularies differ.
+    """
+    longest = min(min(getattr(model.config, "max_position_embeddings", None) or 512, 512) for model in models)
+    length = longest if length is None else length
+    if count < 1 or batch < 1 or not 2 <= length <= longest:
+        raise ValueError(f"self-generated data need count and batch of 1 or more, and a length from 2 to {longest}")
+    for model in models:
+        _causal(model)
+    vocabulary = models[0].config.vocab_size
+    if any(model.config.vocab_size != vocabulary for model in models):
+        raise ValueError("the models have different vocabularies, so they cannot read what the other writes")
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(vocabulary, (count, 1), generator=generator)
+    whole = torch.empty(count, length, dtype=torch.long)
+    for turn, model in enumerate(models):
+        rows = torch.arange(turn, count, len(models))
+        for some in rows.split(256):
+            whole[some] = _continued(model, first[some], length, generator)
+    return [{"input_ids": ids} for ids in whole.split(batch)]
+
+
+def _continued(model: PreTrainedModel, ids: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    cache: Any = None
+    while ids.shape[1] < length:
+        output = model(input_ids=ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        chances = output.logits[:, -1].float().softmax(-1).cpu()
+        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], 1)
+    return ids
+
+
+def _causal(model: PreTrainedModel) -> None:
+    """Raises ValueError unless the model predicts each token from those before it, and from nothing else."""
+    kind = f"{type(model).__name__} writes no text of its own; give unlabelled data for it (a file, or a builtin set)"
+    if model.main_input_name != "input_ids" or not model.can_generate():
+        raise ValueError(kind)
+    size = model.config.vocab_size
+    pair = torch.tensor([[0, 0], [0, size - 1]], device=model.device)
+    logits = getattr(model(input_ids=pair, use_cache=False), "logits", None)
+    if logits is None or logits.shape != (2, 2, size) or not torch.allclose(logits[0, 0], logits[1, 0], atol=1e-4):
+        raise ValueError(kind)
+
+
+def from_file(
+    data: str | Path,
+    model: str | Path,
+    task: str,
+    count: int = 256,
+    *,
+    batch: int = 32,
+    split: str | None = None,
+    evaluation: Task | None = None,
+    **options: Any,
+) -> list[Batch]:
+    """At most `count` examples of a file or builtin set, without labels, in batches of a model's inputs.
+
+    task, options: as in `load_task` (context, vocabulary, mask_id, ...); labels need not be there, classifiers read
+    the columns `text` or `image`. split: default `train`, where the data have splits. evaluation: what the models
+    will be measured on; examples with the same inputs are left out here.
+    Raises ValueError as `load_task` does, and where nothing is left.
+    """
+    text = str(data)
+    split = split or ("train" if text.startswith("builtin:") or kind(text) == "txt" else None)
+    banned = set() if evaluation is None else {_key(row) for b in evaluation.batches for row in _examples(b)}
+    kept: list[Batch] = []
+    for inputs in _inputs(text, model, task, split, options):
+        kept += [row for row in _examples(inputs) if _key(row) not in banned]
+        if len(kept) >= count:
+            break
+    if not kept:
+        raise ValueError(f"'{data}' leaves no calibration example that is not evaluated as well")
+    return [_stacked(kept[start : min(start + batch, count)]) for start in range(0, min(count, len(kept)), batch)]
+
+
+def _inputs(data: str, model: str | Path, task: str, split: str | None, options: dict[str, Any]) -> Sequence[Batch]:
+    if data == "builtin:digits":
+        return [{"pixel_values": digits(split or "train")[0]}]
+    if task in ("text-classification", "token-classification"):
+        task = "causal-lm"  # the inputs of a classifier are those of any text; what differs are the labels
+    if task == "image-classification":
+        from .tasks import Source, _open, _pixels
+
+        folder, config = _open(model)
+        rows = read_rows(data, ("image",))
+        return [{"pixel_values": _pixels(Source(data, folder, config, None, None, 2, None, None, None, 0.15, 0), rows)}]
+    return load_task(task, data, model, split=split, **options).batches
+
+
+def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
+    """The rows of a batch, without labels and padding."""
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    rows = [{name: tensor[i] for name, tensor in inputs.items()} for i in range(len(next(iter(inputs.values()))))]
+    for row in rows:
+        if "attention_mask" in row:
+            length = int(row["attention_mask"].sum())
+            row.update({name: value[:length] for name, value in row.items() if value.dim() == 1})
+    return rows
+
+
+def _key(row: Batch) -> bytes:
+    """What an example shows: its tokens or pixels."""
+    shown = row["input_ids"] if "input_ids" in row else row["pixel_values"]
+    return hashlib.sha256(shown.contiguous().numpy().tobytes()).digest()
+
+
+def _stacked(rows: list[Batch]) -> Batch:
+    """One batch, padded at the right, with an attention mask where the lengths differ."""
+    if "input_ids" not in rows[0]:
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    length = max(len(row["input_ids"]) for row in rows)
+    if any(len(row["input_ids"]) < length for row in rows):
+        rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
+    out = {}
+    for name in rows[0]:
+        padded = [torch.nn.functional.pad(row[name], (0, length - len(row[name]))) for row in rows]
+        out[name] = torch.stack(padded)
+    return out

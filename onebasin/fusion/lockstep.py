@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward passes that pause: several models over several batches walk through their layers together.
+
+A paused pass keeps exactly what the rest of it needs, so no prefix is ever computed twice or stored apart. Each pass
+is a thread, but one runs at a time, and only while its `advance` waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+_current = threading.local()
+
+
+class _Stopped(BaseException):
+    """Unwinds a pass that nobody continues."""
+
+
+class Pass:
+    """One call of `function`, stopped at every `pause` inside it.
+
+    result: what it returned, once `advance` has given None.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self._function = function
+        self._go, self._here = threading.Semaphore(0), threading.Semaphore(0)
+        self._event: tuple[Any, ...] | None = None
+        self._error: BaseException | None = None
+        self._stopped = False
+        self.held: dict[str, tuple[Tensor, Tensor]] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def advance(self) -> tuple[Any, ...] | None:
+        """Run to the next pause and give what it hands out, or None at the end. Raises what the pass raised."""
+        self._go.release()
+        self._here.acquire()
+        if self._error is not None:
+            raise self._error
+        return self._event
+
+    def close(self) -> None:
+        """Unwind, wherever it stands."""
+        self._stopped = True
+        self._go.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        _current.at = self
+        self._go.acquire()
+        try:
+            if not self._stopped:
+                self.result = self._function()
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self._error = error
+        self._event = None
+        self._here.release()
+
+
+def current() -> Pass:
+    """The pass in whose thread this is called."""
+    found: Pass = _current.at
+    return found
+
+
+def pause(*event: Any) -> None:
+    """Hand `event` to whoever advances this pass, and wait."""
+    here = current()
+    here._event = event
+    here._here.release()
+    here._go.acquire()
+    if here._stopped:
+        raise _Stopped

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progressive merging: the merged model's linear layers are fitted one after another, in closed form.
+
+Start from the plain average of aligned models. In the order of execution, let X be the inputs of a layer in the
+*merged* model as it is by now, W its averaged weights (a bias is one more input, always 1), and R what its output lacks:
+
+    R = sum_j w_j Y_j - Y        Y: the layer's output; for layers that write the residual stream, the stream after it
+    W <- W + (X^T X + r D)^-1 X^T R        D = diag(X^T X)
+
+the least-squares solution with a ridge r towards the average. Because X comes from the merged model and R compares
+with the stream rather than with the layer's own output, each layer also repairs what earlier ones left wrong. With all
+weight on one model, or with equal models, R is zero and nothing changes.
+
+RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the inputs of the models that are merged.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.stock import Stock, stock_model
+from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run
+from onebasin.symmetry import Alignment
+
+from .average import merged_tensors
+from .lockstep import Pass, current, pause
+
+RIDGES = (0.1, 0.01, 0.001)
+HELD_BACK = 0.125  # share of the calibration batches on which the ridge is chosen
+
+
+@dataclass(frozen=True)
+class Progressive:
+    """tensors: role -> merged tensor. ridge: the one chosen; None where the plain average was better than all.
+
+    losses: ridge -> loss on held-back data (None: the plain average), empty where there was nothing to choose.
+    """
+
+    tensors: dict[str, Tensor]
+    ridge: float | None
+    losses: dict[float | None, float] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+
+def merge_progressively(
+    models: Sequence[Checkpoint],
+    alignments: Sequence[Alignment],
+    weights: Sequence[float],
+    layout: int,
+    shared: Collection[str],
+    batches: Sequence[Batch],
+    *,
+    ridge: float | Sequence[float] = RIDGES,
+    held_back: Sequence[Batch] | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    tell: Callable[[str], None] | None = None,
+) -> Progressive:
+    """Merge aligned models over calibration batches; arguments as in `merged_tensors`.
+
+    batches: inputs of the models, without labels; padding is left out where there is an attention_mask. ridge: one
+    value, or several, of which the one with the least loss on `held_back` is taken (default: an eighth of the
+    batches, which then fits nothing). The loss is the KL divergence of the merged model's prediction from the
+    mixture of the models' predictions; for models without logits, the squared distance from their mean output.
+
+    Raises ValueError for too few batches, and CheckpointError for a model whose layers cannot be followed.
+    """
+    ridges = [float(ridge)] if isinstance(ridge, (int, float)) else [float(one) for one in ridge]
+    if not ridges or min(ridges) <= 0:
+        raise ValueError("the ridge of progressive merging must be positive")
+    if not batches:
+        raise ValueError("progressive merging needs calibration data")
+    fit, held = split(batches, held_back) if len(ridges) > 1 else (list(batches), [])
+    teachers = [stock_model(m, a, dtype=dtype, device=device) for m, a in zip(models, alignments, strict=True)]
+    student = stock_model(models[layout], dtype=dtype, device=device)
+    by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
+    average = {
+        by_name[name]: tensor
+        for name, tensor in merged_tensors(models, alignments, weights, layout, shared, dtype=dtype, device=device)
+    }
+    student.fill(average.__getitem__)
+    example = {key: value[:2] for key, value in fit[0].items()}
+    calls = linear_calls(student, example)
+    fitted = [call for call in calls if call.weight in shared and not student.shared(call.weight)]
+    students = [replace_model(student) for _ in ridges]
+    fit_layers(teachers, students, weights, ridges, fitted, fit, tell)
+    chosen: int | None = 0
+    losses: dict[float | None, float] = {}
+    if held:
+        scores = [held_back_loss(teachers, candidate, weights, held) for candidate in (student, *students)]
+        losses = dict(zip((None, *ridges), scores, strict=True))
+        best = min(range(len(scores)), key=scores.__getitem__)
+        chosen = best - 1 if best else None
+    if chosen is not None:
+        average.update({role: tensor.detach() for role, tensor in students[chosen].parameter.items()})
+    skipped = [call.weight for call in calls if call not in fitted]
+    return Progressive(average, None if chosen is None else ridges[chosen], losses, skipped)
+
+
+def split(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[list[Batch], list[Batch]]:
+    """Batches to fit on and batches to choose on. Raises ValueError where there are too few for both."""
+    if held_back is not None:
+        return list(batches), list(held_back)
+    count = max(1, round(HELD_BACK * len(batches)))
+    if len(batches) < 2:
+        raise ValueError("choosing the ridge needs at least two calibration batches; give one ridge, or smaller batches")
+    return list(batches[:-count]), list(batches[-count:])
+
+
+def replace_model(stock: Stock) -> Stock:
+    """A copy with tensors of its own."""
+    model = copy.deepcopy(stock.model)
+    named = {id(old): new for old, new in zip(stock.model.parameters(), model.parameters(), strict=True)}
+    return replace(stock, model=model, parameter={role: named[id(p)] for role, p in stock.parameter.items()})
+
+
+# --- the fit ----------------------------------------------------------------------------------------------------
+
+
+def fit_layers(
+    teachers: Sequence[Stock],
+    students: Sequence[Stock],
+    weights: Sequence[float],
+    ridges: Sequence[float],
+    calls: Sequence[Call],
+    batches: Sequence[Batch],
+    tell: Callable[[str], None] | None = None,
+) -> None:
+    """Walk teachers and students through all batches together, and fit each layer of every student on the way.
+
+    A layer that is called several times in one pass is fitted at each call to all calls so far.
+    """
+    walks = [_Walk(stock, calls, batches) for stock in (*teachers, *students)]
+    masks = [batch.get("attention_mask") for batch in batches]
+    sums: dict[tuple[int, str], _Fit] = {}
+    try:
+        for number, call in enumerate(calls, 1):
+            if tell:
+                tell(f"fitting layer {number} of {len(calls)}: {call.module}")
+            seen = [walk.advance(call) for walk in walks]
+            known: tuple[list[Tensor], Tensor] | None = None
+            for i, student in enumerate(students):
+                fit = sums.setdefault((i, call.module), _Fit(student, call))
+                mine = seen[len(teachers) + i]
+                for b, here in enumerate(mine):
+                    target = sum(w * seen[j][b].value for j, w in enumerate(weights))
+                    fit.add(here.inputs, target - here.value, masks[b])
+                delta = fit.solve(ridges[i])
+                for here in mine:
+                    here.value.add_(fit.extended(here.inputs) @ delta)
+    finally:
+        for walk in walks:
+            walk.close()
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """inputs: of the layer. value: its output, or the norm's input that it is a part of; edits reach the rest."""
+
+    inputs: Tensor
+    value: Tensor
+
+
+class _Walk:
+    """One model's passes over all batches, which stop where the calls are measured."""
+
+    def __init__(self, stock: Stock, calls: Sequence[Call], batches: Sequence[Batch]) -> None:
+        norms = {call.module: call.norm for call in calls if call.norm}
+        waiting = set(norms.values())
+
+        def returned(name: str) -> Callable[[Tensor, Tensor], None]:
+            def look(x: Tensor, y: Tensor) -> None:
+                if name in norms:
+                    current().held[norms[name]] = (x, y)
+                else:
+                    pause(x, y)
+
+            return look
+
+        def called(name: str) -> Callable[[Tensor], None]:
+            def look(n: Tensor) -> None:
+                held = current().held.pop(name, None)
+                if held is not None:
+                    pause(held[0], n)
+
+            return look
+
+        self._hooks = hooks(
+            stock, {call.module: returned(call.module) for call in calls}, {name: called(name) for name in waiting}
+        )
+        self._hooks.__enter__()
+        self.passes = [Pass(lambda batch=batch: run(stock, batch)) for batch in batches]
+
+    def advance(self, call: Call) -> list[_Seen]:
+        found = []
+        for one in self.passes:
+            event = one.advance()
+            assert event is not None, call.module
+            found.append(_Seen(*event))
+        return found
+
+    def close(self) -> None:
+        for one in self.passes:
+            one.close()
+        self._hooks.__exit__(None, None, None)
+
+
+class _Fit:
+    """The normal equations of one layer, summed over its calls, for the change of its weights since the average."""
+
+    def __init__(self, stock: Stock, call: Call) -> None:
+        self.columns = call.columns
+        self.weight = stock.parameter[call.weight]
+        self.bias: nn.Parameter | None = stock.parameter[call.bias] if call.bias else None
+        self.total: Tensor | None = None
+        self.gram: Tensor | None = None
+        self.cross: Tensor | None = None
+
+    def extended(self, x: Tensor) -> Tensor:
+        """The inputs with a 1 for the bias."""
+        return x if self.bias is None else torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
+
+    def add(self, inputs: Tensor, lacking: Tensor, mask: Tensor | None) -> None:
+        x, r = self.extended(inputs), lacking
+        if mask is not None and x.shape[: mask.dim()] == mask.shape:
+            x, r = x[mask.bool()], r[mask.bool()]
+        x, r = x.reshape(-1, x.shape[-1]), r.reshape(-1, r.shape[-1])
+        gram, cross = x.mT @ x, x.mT @ r
+        if self.total is not None:  # an earlier call: ask for the whole change, not for what is left of it
+            cross += gram @ self.total
+        self.gram = gram if self.gram is None else self.gram + gram
+        self.cross = cross if self.cross is None else self.cross + cross
+
+    def solve(self, ridge: float) -> Tensor:
+        """Change the weights, and return by how much: (inputs, outputs)."""
+        assert self.gram is not None and self.cross is not None
+        total = ridge_solution(self.gram, self.cross, ridge)
+        delta = total if self.total is None else total - self.total
+        self.total = total
+        rows = delta if self.bias is None else delta[:-1]
+        self.weight.data.add_(rows.mT if self.columns else rows)
+        if self.bias is not None:
+            self.bias.data.add_(delta[-1])
+        return delta
+
+
+def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+    """(G + r diag(G))^-1 C, the minimum over T of |X T - R|^2 + r |diag(G)^1/2 T|^2 with G = X^T X, C = X^T R.
+
+    gram: (n, n). cross: (n, m). Solved in float64. An input that is always zero gets no weight.
+    """
+    g, c = gram.double(), cross.double()
+    diagonal = g.diagonal()
+    floor = torch.finfo(torch.float32).eps * diagonal.mean().clamp_min(torch.finfo(torch.float64).tiny)
+    g = g + torch.diag(ridge * diagonal + floor * (diagonal < floor))
+    return torch.cholesky_solve(c, torch.linalg.cholesky(g)).to(gram.dtype)
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------
+
+
+def held_back_loss(
+    teachers: Sequence[Stock], student: Stock, weights: Sequence[float], batches: Sequence[Batch]
+) -> float:
+    """Mean KL(mixture of the teachers || student) over predictions, in nats; squared distance where there are no logits."""
+    total, count = 0.0, 0
+    for batch in batches:
+        outputs = [_prediction(run(stock, batch)) for stock in (*teachers, student)]
+        mask = batch.get("attention_mask")
+        for name, own in outputs[-1].items():
+            theirs = [output[name] for output in outputs[:-1] if output[name].shape == own.shape]
+            if len(theirs) < len(teachers):
+                continue
+            if "logits" in name:
+                mixture = sum(w * t.softmax(-1) for w, t in zip(weights, theirs, strict=True)) / sum(weights)
+                loss = (mixture * (mixture.clamp_min(1e-30).log() - own.log_softmax(-1))).sum(-1)
+            else:
+                mean = sum(w * t for w, t in zip(weights, theirs, strict=True))
+                loss = (own - mean).square().sum(-1)
+            if mask is not None and loss.shape == mask.shape:
+                loss = loss[mask.bool()]
+            total, count = total + float(loss.sum()), count + loss.numel()
+    if not count:
+        raise ValueError("the models have no output in common to choose the ridge by; give one ridge")
+    return total / count
+
+
+def _prediction(output: Mapping[str, object]) -> dict[str, Tensor]:
+    tensors = {name: value for name, value in output.items() if isinstance(value, Tensor) and value.is_floating_point()}
+    logits = {name: value for name, value in tensors.items() if "logits" in name}
+    return logits or tensors

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commutes with rotary position embeddings: one complex number per pair of dimensions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..maps import Linear
+from .base import Moments
+from .scaling import best_scale, random_scale
+from .signs import pairs
+
+
+class Rotary:
+    """RoPE turns every pair of dimensions by its own angle (Su et al., 2021, Eq. 34): as a complex number, the pair
+    takes a factor c, which commutes with the turn. Writers take c, readers 1 / conj(c).
+
+    interleaved: which dimensions pair up, see `pairs`. rescale: "none" keeps |c| = 1; "after" solves for the phase and
+    then for the modulus; "joint" for both, never worse than the former.
+
+    With z_p, z_d the complex cross-moments of a pair (writers, readers) and p, d its squared norms, the squared distance is
+        f(c) = |c|^2 p + d / |c|^2 - 2 Re(conj(c) z_p) - 2 Re(z_d / c)        up to a constant.
+    At modulus a the best phase is that of a z_p + z_d / a; at a phase u the best modulus solves the quartic of
+    `best_scale`. "joint" alternates the two from the phases of z_p + z_d, z_p, z_d and z_p / |z_p| + z_d / |z_d|.
+    """
+
+    uses_gram = False
+
+    def __init__(self, interleaved: bool = False, rescale: str = "none") -> None:
+        self.interleaved, self.rescale = interleaved, rescale
+        self.name = "rotary" if rescale == "none" else "rotary with scale"
+
+    def nearest(self, moments: Moments) -> Linear:
+        first, second = pairs(moments.primal.shape[-1], self.interleaved).to(moments.primal.device)
+
+        def summed(cross: Tensor) -> Tensor:
+            """sum of a conj(s) over the pair's entries a of the anchor and s of the source."""
+            real = cross[..., first, first] + cross[..., second, second]
+            return torch.complex(real, cross[..., second, first] - cross[..., first, second])
+
+        z_p, z_d = summed(moments.primal), summed(moments.dual)
+        if self.rescale == "none":
+            return self._matrix(_unit(z_p + z_d), None)
+        p, d = (norm[..., first] + norm[..., second] for norm in (moments.primal_norm, moments.dual_norm))
+        if self.rescale == "after":
+            phase = _unit(z_p + z_d)
+            return self._matrix(phase, _modulus(phase, z_p, z_d, p, d))
+        return self._matrix(*_joint(z_p, z_d, p, d))
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
+        angle = 2 * torch.pi * torch.rand(*batch, size // 2, generator=generator, dtype=torch.float64)
+        modulus = None if self.rescale == "none" else random_scale(tuple(angle.shape), generator)
+        return self._matrix(torch.polar(torch.ones_like(angle), angle), modulus)
+
+    def dimension(self, size: int) -> int:
+        return size // 2 if self.rescale == "none" else size
+
+    def _matrix(self, phase: Tensor, modulus: Tensor | None) -> Linear:
+        """(*batch, n / 2) complex numbers as (*batch, n, n) real matrices."""
+        n = 2 * phase.shape[-1]
+        first, second = pairs(n, self.interleaved).to(phase.device)
+
+        def matrix(c: Tensor) -> Tensor:
+            out = c.real.new_zeros(*c.shape[:-1], n, n)
+            out[..., first, first] = out[..., second, second] = c.real
+            out[..., second, first], out[..., first, second] = c.imag, -c.imag
+            return out
+
+        if modulus is None:
+            return Linear(matrix(phase))
+        return Linear(matrix(modulus * phase), matrix(phase / modulus))
+
+
+def _unit(z: Tensor) -> Tensor:
+    """z / |z|, and 1 where z is 0."""
+    size = z.abs()
+    return torch.where(size > 0, z / torch.where(size > 0, size, 1.0), torch.ones_like(z))
+
+
+def _modulus(phase: Tensor, z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor) -> Tensor:
+    return best_scale((phase.conj() * z_p).real, (phase.conj() * z_d).real, p, d)
+
+
+def _joint(z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor, rounds: int = 50) -> tuple[Tensor, Tensor]:
+    phase = torch.stack([_unit(z) for z in (z_p + z_d, z_p, z_d, _unit(z_p) + _unit(z_d))])
+    z_p, z_d, p, d = (value.expand_as(phase) for value in (z_p, z_d, p, d))
+    modulus = _modulus(phase, z_p, z_d, p, d)
+    for _ in range(rounds):
+        before = modulus
+        phase = _unit(modulus * z_p + z_d / modulus)
+        modulus = _modulus(phase, z_p, z_d, p, d)
+        if torch.allclose(before, modulus, rtol=1e-12, atol=0):
+            break
+    value = modulus**2 * p + d / modulus**2 - 2 * (phase.conj() * (modulus * z_p + z_d / modulus)).real
+    best = value.argmin(0, keepdim=True)
+    return torch.take_along_dim(phase, best, 0)[0], torch.take_along_dim(modulus, best, 0)[0]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs, and factors of either sign: what is left of a space where every dimension, or RoPE pair, stands alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..maps import Monomial
+from .base import Moments
+from .scaling import best_scale, random_scale
+
+
+def pairs(size: int, interleaved: bool = False) -> Tensor:
+    """The two dimensions of every RoPE pair, (2, size / 2): (i, i + size / 2), or (2 i, 2 i + 1) if interleaved.
+
+    Raises ValueError for an odd size.
+    """
+    if size % 2:
+        raise ValueError(f"rotary embeddings turn pairs of dimensions; {size} dimensions do not pair up")
+    return torch.arange(size).reshape(-1, 2).T if interleaved else torch.arange(size).reshape(2, -1)
+
+
+def diagonal(scale: Tensor) -> Monomial:
+    """x -> scale * x."""
+    return Monomial(torch.arange(scale.shape[-1], device=scale.device).expand(scale.shape), scale)
+
+
+class PairSigns:
+    """One sign per RoPE pair, both of whose dimensions flip: queries and keys under an RMSNorm with a weight.
+
+    The weight may differ within a pair, so that nothing else commutes with both the norm and the rotation.
+    """
+
+    name = "signs of pairs"
+    uses_gram = False
+
+    def __init__(self, interleaved: bool = False) -> None:
+        self.interleaved = interleaved
+
+    def nearest(self, moments: Moments) -> Monomial:
+        overlap = torch.diagonal(moments.total, dim1=-2, dim2=-1)
+        places = pairs(overlap.shape[-1], self.interleaved).to(overlap.device)
+        return self._spread(torch.where(overlap[..., places].sum(-2) < 0, -1.0, 1.0).to(overlap))
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
+        signs = torch.randint(0, 2, (*batch, size // 2), generator=generator) * 2.0 - 1
+        return self._spread(signs.double())
+
+    def dimension(self, size: int) -> int:
+        return 0
+
+    def _spread(self, signs: Tensor) -> Monomial:
+        """(*batch, size / 2) -> the element that gives both dimensions of a pair its sign."""
+        places = pairs(2 * signs.shape[-1], self.interleaved).to(signs.device)
+        scale = signs.new_empty(*signs.shape[:-1], 2 * signs.shape[-1])
+        scale[..., places] = signs.unsqueeze(-2).expand(*signs.shape[:-1], 2, -1)
+        return diagonal(scale)
+
+
+class Signs:
+    """One sign per dimension."""
+
+    name = "signs"
+    uses_gram = False
+
+    def nearest(self, moments: Moments) -> Monomial:
+        overlap = torch.diagonal(moments.total, dim1=-2, dim2=-1)
+        return diagonal(torch.where(overlap < 0, -1.0, 1.0).to(overlap))
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
+        return diagonal((torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1).double())
+
+    def dimension(self, size: int) -> int:
+        return 0
+
+
+class Factors:
+    """One number other than zero per dimension: the ungated half of a gated FFN, with its inverse on the way out.
+
+    nearest takes the better of the best positive and the best negative factor, each the root of a quartic.
+    """
+
+    name = "factors"
+    uses_gram = False
+
+    def nearest(self, moments: Moments) -> Monomial:
+        primal, dual = (torch.diagonal(m, dim1=-2, dim2=-1) for m in (moments.primal, moments.dual))
+        p, d = moments.primal_norm, moments.dual_norm
+        # The quadratic terms do not see the sign, so the greater gain at either sign's best decides.
+        factors = [sign * best_scale(sign * primal, sign * dual, p, d) for sign in (1, -1)]
+        up, down = (f**2 * p - 2 * f * primal + d / f**2 - 2 * dual / f for f in factors)
+        return diagonal(torch.where(down < up, factors[1], factors[0]))
+
+    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
+        signs = torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1
+        return diagonal(signs * random_scale((*batch, size), generator))
+
+    def dimension(self, size: int) -> int:
+        return size

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input: one clear line on stderr, exit code 2, and nothing left behind.
+
+The fixture `refused` checks all of this; a test here checks that the line says what is wrong, and where.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairs import folder
+from safetensors.torch import load_file, save_file
+
+from onebasin.checkpoint import writer
+from onebasin.symmetry import Alignment, Signature
+
+
+@pytest.fixture
+def damaged(a: Path, tmp_path: Path) -> Path:
+    """A copy of `a` to do harm to."""
+    return Path(shutil.copytree(a, tmp_path / "damaged"))
+
+
+Change = Callable[[dict[str, torch.Tensor]], object]
+
+
+def edit(where: Path, change: Change) -> None:
+    tensors = load_file(where / "model.safetensors")
+    change(tensors)
+    save_file(tensors, where / "model.safetensors", {"format": "pt"})
+
+
+# --- the models -----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_folder(refused: Any, a: Path, tmp_path: Path) -> None:
+    for words in (("match", tmp_path / "no", a, "-o", tmp_path / "out"), ("merge", a, "./no", "-o", tmp_path / "out"),
+                  ("verify", a, "./no"), ("distance", "./no", a), ("inspect", "./no"),
+                  ("canonical", "./no", "-o", tmp_path / "out")):  # fmt: skip
+        assert "there is no folder" in refused(*words)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 300, 5000])
+def test_truncated_weights(refused: Any, a: Path, damaged: Path, tmp_path: Path, keep: int) -> None:
+    file = damaged / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    line = refused("match", damaged, a, "-o", tmp_path / "out")
+    assert "is damaged or cut short" in line and str(file) in line
+
+
+def test_corrupt_weights(refused: Any, a: Path, damaged: Path, tmp_path: Path) -> None:
+    file = damaged / "model.safetensors"
+    file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
+    assert str(file) in refused("merge", a, damaged, "-o", tmp_path / "out")
+
+
+def _cut(tensors: dict[str, torch.Tensor]) -> None:
+    name = "bert.encoder.layer.1.output.dense.weight"
+    tensors[name] = tensors[name][:, :-1].contiguous()
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (_cut, ["'bert.encoder.layer.1.output.dense.weight'", "shape (12, 9)"]),
+        (lambda t: t.update({"bert.extra.weight": torch.ones(2)}), ["does not know", "'bert.extra.weight'"]),
+        (lambda t: t.pop("bert.encoder.layer.0.output.dense.bias"), ["lack", "'bert.encoder.layer.0.output.dense.bias'"]),
+        (lambda t: t["bert.pooler.dense.bias"].fill_(torch.nan), ["'bert.pooler.dense.bias'", "NaN"]),
+        (lambda t: t["classifier.weight"][0].fill_(-torch.inf), ["'classifier.weight'", "infinite"]),
+    ],
+    ids=["shape", "unknown", "missing", "nan", "inf"],
+)
+@pytest.mark.parametrize("job", ["match", "merge"])
+def test_tensors(
+    refused: Any, a: Path, damaged: Path, tmp_path: Path, job: str, change: Change, words: list[str]
+) -> None:
+    edit(damaged, change)
+    line = refused(job, a, damaged, "-o", tmp_path / "out")
+    assert all(word in line for word in words)
+    assert str(damaged) in line
+
+
+@pytest.mark.parametrize(
+    "kind, config, words",
+    [
+        ("ViTForImageClassification", {}, ["family", "bert", "vit"]),
+        ("RobertaForSequenceClassification", {}, ["family", "bert", "roberta"]),
+        ("BertForSequenceClassification", {"num_hidden_layers": 3}, ["number of layers", "2", "3"]),
+        ("BertForSequenceClassification", {"num_attention_heads": 2}, ["size of 'head'", "3", "2"]),
+        ("BertForSequenceClassification", {"intermediate_size": 9}, ["size of 'ffn'", "10", "9"]),
+        ("BertForSequenceClassification", {"vocab_size": 24}, ["size of 'vocab'", "23", "24"]),
+        ("BertForSequenceClassification", {"hidden_act": "relu"}, ["activation function"]),
+    ],
+)
+def test_models_that_cannot_be_paired(
+    refused: Any, a: Path, tmp_path: Path, kind: str, config: dict[str, Any], words: list[str]
+) -> None:
+    other = folder(tmp_path / "other", kind, **config)
+    for command in (("match", a, other, "-o", tmp_path / "out"), ("merge", a, other, "-o", tmp_path / "out"),
+                    ("distance", a, other)):  # fmt: skip
+        line = refused(*command)
+        assert all(word in line for word in [*words, str(a), str(other)])
+
+
+def test_an_unknown_model_type(refused: Any, a: Path, damaged: Path, tmp_path: Path) -> None:
+    text = (damaged / "config.json").read_text()
+    (damaged / "config.json").write_text(text.replace('"model_type": "bert"', '"model_type": "birt"'))
+    line = refused("match", damaged, a, "-o", tmp_path / "out")
+    assert "'birt'" in line and "bert" in line and "--family" in line
+    assert "no family 'nosuch'" in refused("inspect", a, "--family", "nosuch")
+
+
+class Hostile:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return (Path.write_text, (self.marker, "the pickle ran this"))  # type: ignore[return-value]
+
+
+def test_a_pickle_that_would_run_code(refused: Any, a: Path, damaged: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    weights = load_file(damaged / "model.safetensors")
+    torch.save({**weights, "x": Hostile(marker)}, damaged / "pytorch_model.bin")
+    (damaged / "model.safetensors").unlink()
+    for command in (("match", damaged, a, "-o", tmp_path / "out"), ("merge", a, damaged, "-o", tmp_path / "out"),
+                    ("verify", a, damaged), ("distance", damaged, a), ("inspect", damaged)):  # fmt: skip
+        assert "could run code" in refused(*command)
+        assert not marker.exists()
+
+
+# --- the output -----------------------------------------------------------------------------------------------
+
+
+def test_an_output_that_exists(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    for command in (("match", b, a), ("merge", a, b), ("canonical", a)):
+        assert "--overwrite" in refused(*command, "-o", tmp_path / "out")
+        assert "not a model folder" in refused(*command, "-o", tmp_path / "out", "--overwrite")
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_an_output_that_is_an_input(refused: Any, a: Path, damaged: Path) -> None:
+    for command in (("match", damaged, a), ("match", a, damaged), ("merge", a, damaged), ("canonical", damaged)):
+        assert "one of the inputs" in refused(*command, "-o", damaged, "--overwrite")
+
+
+def test_a_place_for_the_anchor_that_exists(refused: Any, tmp_path: Path) -> None:
+    first, second = (folder(tmp_path / f"{seed}", "ViTForImageClassification", seed) for seed in (0, 1))
+    (tmp_path / "out-anchor").mkdir()
+    line = refused("match", second, first, "-o", tmp_path / "out", "--symmetry", "full")
+    assert "out-anchor" in line and "exists" in line
+
+
+def test_a_place_for_the_alignment_that_cannot_be_written(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    where = tmp_path / "no" / "maps.safetensors"
+    assert str(where) in refused("match", b, a, "-o", tmp_path / "out", "--alignment", where)
+
+
+def test_a_full_disk(refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of the output is full, that of the temporary folder is not."""
+    real = writer.save_file
+
+    def save(tensors: dict[str, torch.Tensor], file: str, metadata: dict[str, str]) -> None:
+        if file.startswith(str(tmp_path)):
+            Path(file).write_bytes(b"a part")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(tensors, file, metadata)
+
+    monkeypatch.setattr(writer, "save_file", save)
+    for command in (("match", b, a), ("merge", a, b), ("canonical", a)):
+        line = refused(*command, "-o", tmp_path / "new" / "out")
+        assert "the disk is full" in line and str(tmp_path / "new") in line
+
+
+@pytest.mark.parametrize("job", ["match", "merge"])
+def test_a_model_that_differs_is_refused(
+    refused: Any, run: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    """One wrong tensor in the rewriting: the figure is in the error, and there is no model."""
+    real = Alignment.apply
+
+    def wrong(self: Alignment, signature: Signature, role: str, tensor: torch.Tensor) -> torch.Tensor:
+        out = real(self, signature, role, tensor)
+        return out * 1.5 if role == "encoder.layer.1.attention.self.value.weight" and self.elements else out
+
+    monkeypatch.setattr(Alignment, "apply", wrong)
+    line = refused(job, b, a, "-o", tmp_path / "out")
+    assert "differs from the original by" in line and "nothing was written" in line
+    run(job, b, a, "-o", tmp_path / "out", "--no-verify")
+    assert (tmp_path / "out").is_dir()
+
+
+# --- the options ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--layers", "2"), ["no layer 2", "0 to 1"]),
+        (("--layers", "0-7"), ["no layer 2", "0 to 1"]),
+        (("--layers", "one"), ["'one'", "0-4"]),
+        (("--layers", "3-1"), ["'3-1'"]),
+        (("--parts", "attention,mlp"), ["unknown part 'mlp'", "attention, ffn"]),
+        (("--rescale", "twice"), ["unknown rescale 'twice'", "none, after, joint"]),
+        (("--dtype", "int8"), ["'int8'", "float32, float16, bfloat16, float64"]),
+        (("--precision", "float16"), ["'float16'", "float32 or float64"]),
+        (("--device", "abacus"), ["abacus"]),
+        (("--tensor-weight", "query"), ["'query'", "NAME=NUMBER"]),
+        (("--family", "nosuch"), ["no family 'nosuch'"]),
+    ],
+)
+@pytest.mark.parametrize("job", ["match", "merge"])
+def test_options_of_both(
+    refused: Any, a: Path, b: Path, tmp_path: Path, job: str, options: tuple[str, ...], words: list[str]
+) -> None:
+    line = refused(job, a, b, "-o", tmp_path / "out", *options)
+    assert all(word in line for word in words)
+
+
+def test_an_unknown_symmetry(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    for words in (("match", a, b, "-o", tmp_path / "out", "--symmetry", "magic"), ("inspect", a, "--symmetry", "magic"),
+                  ("merge", a, b, "-o", tmp_path / "out", "--match", "magic")):  # fmt: skip
+        line = refused(*words)
+        assert "'magic'" in line and "paper, permutation, orthogonal, full, invertible" in line
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--weights", "0.5,x"), ["'0.5,x'", "commas"]),
+        (("--weights", "0.5"), ["2 models need 2 weights, not 1"]),
+        (("--weights", "0.2,0.3,0.5"), ["2 models need 2 weights, not 3"]),
+        (("--weights", "nan,1"), ["finite"]),
+        (("--anchor", "2"), ["--anchor 2", "0 to 1"]),
+        (("--anchor", "first"), ["'first'", "auto"]),
+        (("--heads-from", "5"), ["--heads-from 5", "0 to 1"]),
+        (("--method", "stir"), ["unknown method 'stir'", "average"]),
+    ],
+)
+def test_options_of_merge(
+    refused: Any, a: Path, b: Path, tmp_path: Path, options: tuple[str, ...], words: list[str]
+) -> None:
+    line = refused("merge", a, b, "-o", tmp_path / "out", *options)
+    assert all(word in line for word in words)
+
+
+def test_merging_one_model(refused: Any, a: Path, tmp_path: Path) -> None:
+    assert "at least two models" in refused("merge", a, "-o", tmp_path / "out")
+
+
+def test_verify_needs_an_output_in_common(refused: Any, a: Path, tmp_path: Path) -> None:
+    assert "no output in common" in refused("verify", a, folder(tmp_path / "base", "BertModel"))
+    assert "'float8'" in refused("verify", a, a, "--precision", "float8")
+
+
+def test_words_that_no_command_takes(run: Any, a: Path, tmp_path: Path) -> None:
+    """The parser of the command line answers these in its own words."""
+    for words in (("mach", a), ("match", a), ("match", a, a), ("match", a, a, "-o", tmp_path / "out", "--fast")):
+        result = run(*words)
+        assert result.exit_code == 2 and result.stdout == "" and "Usage:" in result.stderr
+    assert not list(tmp_path.iterdir())

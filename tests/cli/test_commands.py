@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command prints and writes when all goes well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models import CASES, save
+from pairs import folder, model, scrambled, weights
+from safetensors.torch import save_file
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.families import tables
+from onebasin.symmetry import Alignment
+
+MATCHED = {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds"}
+
+
+def _one_case_per_model_type() -> list[str]:
+    """A case for every model type of the tables, one with a head where there is one."""
+    known = {name for table in tables().values() for name in table.types}
+    found: dict[str, str] = {}
+    for name, builder in CASES.items():
+        kind = getattr(transformers, builder.args[0]).config_class.model_type
+        if kind in known and (kind not in found or ("For" in name and "For" not in found[kind])):
+            found[kind] = name
+    return list(found.values())
+
+
+# --- match ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", _one_case_per_model_type())
+def test_match_keeps_the_function_and_distance_says_what_match_said(case: str, ask: Any, tmp_path: Path) -> None:
+    """The source is the anchor under a random symmetry, and noise: the distance falls to what the noise leaves."""
+    anchor, out = save(CASES[case](), tmp_path / "anchor"), tmp_path / "out"
+    source = scrambled(anchor, tmp_path / "source")
+    noisy = weights(source)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in noisy.values():
+        tensor += 0.01 * torch.randn(tensor.shape, generator=generator)
+    save_file(noisy, source / "model.safetensors", {"format": "pt"})
+
+    found = ask("match", source, anchor, "-o", out)
+    assert found.keys() >= MATCHED and found["output"] == str(out) and found["anchor"] == str(anchor)
+    assert found["distance_after"] < found["distance_before"]
+    verdict = ask("verify", source, out)
+    assert verdict.keys() == {"same", "max_difference", "relative_difference"} and verdict["same"]
+    measured = ask("distance", out, anchor)
+    assert measured["distance"] == pytest.approx(found["distance_after"], rel=1e-5)
+    assert ask("distance", source, anchor)["distance"] == pytest.approx(found["distance_before"], rel=1e-5)
+    transformers.AutoModel.from_pretrained(out)  # an ordinary folder
+
+
+def test_a_scrambled_copy_is_recovered(ask: Any, a: Path, tmp_path: Path) -> None:
+    source = scrambled(a, tmp_path / "source")
+    found = ask("match", source, a, "-o", tmp_path / "out")
+    assert found["distance_before"] > 1
+    assert ask("distance", tmp_path / "out", a)["relative"] < 1e-5
+
+
+def test_other_parts_and_layers_keep_their_bits(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    source = scrambled(b, tmp_path / "source")
+    ask("match", source, a, "-o", tmp_path / "out", "--parts", "ffn", "--layers", "1")
+    before, after = weights(source), weights(tmp_path / "out")
+    moved = {name for name in before if not before[name].equal(after[name])}
+    neurons = ("intermediate.dense.weight", "intermediate.dense.bias", "output.dense.weight")
+    assert moved == {f"bert.encoder.layer.1.{name}" for name in neurons}
+
+
+def test_rescaling_may_only_help(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    after = [
+        ask("match", b, a, "-o", tmp_path / how, "--rescale", how, "--precision", "float64", "--dtype", "float64")
+        for how in ("none", "after", "joint")
+    ]
+    none, then, joint = (found["distance_after"] for found in after)
+    assert joint <= then * (1 + 1e-9) and then <= none * (1 + 1e-9)
+    assert joint < none
+
+
+def test_the_saved_alignment_rewrites_the_source(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    found = ask("match", b, a, "-o", tmp_path / "out", "--alignment", tmp_path / "maps.safetensors")
+    assert found["alignment"] == str(tmp_path / "maps.safetensors")
+    alignment, source, out = Alignment.load(found["alignment"]), Checkpoint(b), Checkpoint(tmp_path / "out")
+    for role in source.signature.tensors:
+        mine = alignment.apply(source.signature, role, source.read(role))
+        assert torch.equal(mine, out.read(role))
+
+
+def test_levels_that_rewrite_the_anchor_say_where_it_is(ask: Any, tmp_path: Path) -> None:
+    first, second = (folder(tmp_path / f"{seed}", "ViTForImageClassification", seed) for seed in (0, 1))
+    found = ask("match", second, first, "-o", tmp_path / "out", "--symmetry", "full")
+    assert found["anchor_output"] == str(tmp_path / "out-anchor")
+    assert ask("verify", first, found["anchor_output"])["same"] and ask("verify", second, tmp_path / "out")["same"]
+    measured = ask("distance", tmp_path / "out", found["anchor_output"])["distance"]
+    assert measured == pytest.approx(found["distance_after"], rel=1e-5)
+    named = ask("match", second, first, "-o", tmp_path / "out-2", "--symmetry", "full",
+                "--anchor-output", tmp_path / "normal")  # fmt: skip
+    assert named["anchor_output"] == str(tmp_path / "normal") and (tmp_path / "normal" / "config.json").is_file()
+    assert not (tmp_path / "out-2-anchor").exists()
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_in_shards(ask: Any, tmp_path: Path, stored: torch.dtype) -> None:
+    source, anchor = tmp_path / "source", tmp_path / "anchor"
+    for place, seed in ((source, 1), (anchor, 0)):
+        model(seed=seed).to(stored).save_pretrained(place, max_shard_size="4KB")
+        assert len(list(place.glob("model-*.safetensors"))) > 1
+    found = ask("match", source, anchor, "-o", tmp_path / "out")
+    assert found["distance_after"] < found["distance_before"]
+    assert {tensor.dtype for tensor in weights(tmp_path / "out").values()} == {stored}
+    assert ask("verify", source, tmp_path / "out")["same"]
+    ask("match", source, anchor, "-o", tmp_path / "wide", "--dtype", "float32")
+    assert {tensor.dtype for tensor in weights(tmp_path / "wide").values()} == {torch.float32}
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "wide").dtype == torch.float32
+
+
+def test_overwrite(ask: Any, run: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    ask("merge", a, b, "-o", tmp_path / "out", "--match", "none")
+    before = weights(tmp_path / "out")
+    assert run("match", b, a, "-o", tmp_path / "out", "--overwrite").exit_code == 0
+    after = weights(tmp_path / "out")
+    assert any(not before[name].equal(after[name]) for name in before)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_lies_beside_the_weights(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    ask("match", b, a, "-o", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\n") and str(a) in card and str(b) in card
+    facts = json.loads((tmp_path / "out" / "onebasin.json").read_text())
+    assert facts["options"]["symmetry"] == "paper"
+    assert set(ask("distance", a, b)["layers"]) == {"0", "1"}
+
+
+# --- merge ----------------------------------------------------------------------------------------------------
+
+
+def test_merge_of_three(ask: Any, a: Path, b: Path, c: Path, tmp_path: Path) -> None:
+    found = ask("merge", a, b, c, "-o", tmp_path / "out", "--anchor", "1")
+    assert found.keys() >= MATCHED and found["anchor"] == 1
+    for key in ("distance_before", "distance_after", "max_output_difference"):
+        assert len(found[key]) == 2
+    assert all(new < old for old, new in zip(found["distance_before"], found["distance_after"], strict=True))
+
+
+def test_weights_and_no_matching(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    found = ask("merge", a, b, "-o", tmp_path / "out", "--match", "none", "--weights", "0.25,0.75")
+    assert found["distance_before"] == found["distance_after"]
+    one, two, merged = weights(a), weights(b), weights(tmp_path / "out")
+    for name, tensor in merged.items():
+        torch.testing.assert_close(tensor, 0.25 * one[name] + 0.75 * two[name])
+
+
+def test_the_merge_of_a_model_with_its_scrambled_copies_is_the_model(ask: Any, a: Path, tmp_path: Path) -> None:
+    copies = [scrambled(a, tmp_path / f"{seed}", seed=seed) for seed in (1, 2)]
+    ask("merge", a, *copies, "-o", tmp_path / "out", "--anchor", "0")
+    assert ask("distance", tmp_path / "out", a)["relative"] < 1e-5
+    ask("merge", a, *copies, "-o", tmp_path / "plain", "--match", "none")
+    assert ask("verify", a, tmp_path / "plain", code=1)["same"] is False
+
+
+def test_auto_takes_the_model_nearest_to_the_mean(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    """Two equal models and one other: the mean is nearest to the two."""
+    assert ask("merge", b, a, a, "-o", tmp_path / "out", "--match", "none")["anchor"] == 1
+    assert ask("merge", a, b, b, "-o", tmp_path / "out-2", "--match", "none")["anchor"] == 1
+
+
+def test_heads_of_different_classes_are_copied_and_the_log_says_so(ask: Any, run: Any, a: Path, tmp_path: Path) -> None:
+    five = folder(tmp_path / "five", seed=1, num_labels=5)
+    for options, labels, name in (
+        (("--anchor", 0), 3, a), (("--anchor", 1), 5, five), (("--anchor", 0, "--heads-from", 1), 5, five)
+    ):  # fmt: skip
+        out = tmp_path / "out"
+        result = run("merge", a, five, "-o", out, "--overwrite", *options)
+        assert result.exit_code == 0
+        said = " ".join(result.stderr.split())
+        assert "classifier.weight" in said and f"({name})" in said and "copied from model" in said
+        assert "classifier.weight" in (out / "README.md").read_text()
+        merged = weights(out)
+        assert merged["classifier.weight"].shape[0] == labels
+        assert torch.equal(merged["classifier.bias"], weights(name)["classifier.bias"])
+        assert transformers.AutoConfig.from_pretrained(out).num_labels == labels
+        assert not torch.equal(merged["bert.pooler.dense.bias"], weights(name)["bert.pooler.dense.bias"])
+
+
+def test_a_base_checkpoint_and_one_with_a_head(ask: Any, a: Path, tmp_path: Path) -> None:
+    base = folder(tmp_path / "base", "BertModel", seed=1)
+    found = ask("match", base, a, "-o", tmp_path / "to-head")
+    assert found["distance_after"] < found["distance_before"]
+    assert ask("verify", base, tmp_path / "to-head")["same"]
+    ask("match", a, base, "-o", tmp_path / "to-base")
+    assert ask("verify", a, tmp_path / "to-base")["same"]
+    ask("merge", a, base, "-o", tmp_path / "merged", "--anchor", "0")
+    merged, own = weights(tmp_path / "merged"), weights(a)
+    assert merged.keys() == own.keys()
+    assert torch.equal(merged["classifier.weight"], own["classifier.weight"])
+
+
+@pytest.mark.parametrize("method", ["norm-preserving", "spectrum-preserving", "circuit"])
+def test_no_method_changes_what_equal_models_compute(ask: Any, a: Path, tmp_path: Path, method: str) -> None:
+    ask("merge", a, a, "-o", tmp_path / "out", "--method", method)
+    assert ask("verify", tmp_path / "out", a)["same"]
+
+
+# --- the others -------------------------------------------------------------------------------------------------
+
+
+def test_verify_says_no_with_exit_code_1(run: Any, ask: Any, a: Path, b: Path) -> None:
+    assert ask("verify", a, b, code=1)["same"] is False
+    result = run("verify", a, b)
+    assert result.exit_code == 1 and "different functions" in result.stdout
+    assert ask("verify", a, a, "--precision", "float64")["max_difference"] == 0
+
+
+def test_distance(run: Any, ask: Any, a: Path, b: Path) -> None:
+    found = ask("distance", a, b)
+    assert found.keys() == {"distance", "relative", "parts", "layers"}
+    one, two = weights(a), weights(b)
+    by_hand = sum(float((one[name] - two[name]).double().square().sum()) for name in one) ** 0.5
+    assert found["distance"] == pytest.approx(by_hand, rel=1e-6)
+    assert sum(part**2 for part in found["parts"].values()) ** 0.5 == pytest.approx(by_hand, rel=1e-6)
+    assert float(run("distance", a, b, "--quiet").stdout) == pytest.approx(by_hand, rel=1e-6)
+    assert "relative" in run("distance", a, b).stdout
+
+
+def test_inspect(run: Any, ask: Any, a: Path) -> None:
+    found = ask("inspect", a, "--symmetry", "paper")
+    assert found["family"] == "bert" and found["tensors"] == len(weights(a))
+    spaces = {space["space"]: space for space in found["spaces"]}
+    heads = spaces["encoder.layer.0.qk"]
+    assert (heads["size"], heads["copies"], heads["group"]) == (4, 3, "orthogonal with scale")
+    assert heads["dimension"] == 3 * (4 * 3 // 2 + 1)
+    assert spaces["encoder.layer.1.ffn"]["group"] == "permutation" and spaces["stream"]["group"] == "fixed"
+    assert "encoder.layer.0.attention.self.query.weight" in heads["tensors"]
+    assert "encoder.layer.0.qk" in run("inspect", a).stdout
+    listed = {line.split()[0] for line in run("inspect", a, "--tensors").stdout.splitlines() if line}
+    assert set(weights(a)) <= listed
+
+
+def test_families(run: Any, ask: Any) -> None:
+    found = ask("families")
+    assert "xlm-roberta" in found["roberta"]["types"]
+    assert found["bert"]["spaces"]["qk"] == "linear"
+    assert "roberta" in run("families").stdout
+
+
+def test_canonical(ask: Any, tmp_path: Path) -> None:
+    source = folder(tmp_path / "vit", "ViTForImageClassification")
+    found = ask("canonical", source, "-o", tmp_path / "out")
+    assert found.keys() == {"output", "max_output_difference", "notes", "seconds"}
+    assert ask("verify", source, tmp_path / "out")["same"]
+    ask("canonical", tmp_path / "out", "-o", tmp_path / "again")
+    assert ask("distance", tmp_path / "out", tmp_path / "again")["relative"] < 1e-6
+
+
+def test_quiet_prints_nothing(run: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    five = folder(tmp_path / "five", num_labels=5)  # gives merge a note to keep to itself
+    for words in (
+        ("match", b, a, "-o", tmp_path / "1"), ("merge", a, five, "-o", tmp_path / "2"),
+        ("canonical", a, "-o", tmp_path / "3"), ("verify", a, a),
+    ):  # fmt: skip
+        result = run(*words, "--quiet")
+        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_without_json_people_read_stdout(run: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    result = run("match", b, a, "-o", tmp_path / "1")
+    assert str(tmp_path / "1") in result.stdout and "->" in result.stdout
+    result = run("merge", a, b, "-o", tmp_path / "2", "--anchor", 0)
+    assert str(b) in result.stdout and str(tmp_path / "2") in result.stdout
+
+
+# --- the program as a whole --------------------------------------------------------------------------------------
+
+
+def test_in_a_process_of_its_own(a: Path, b: Path, tmp_path: Path) -> None:
+    """Nothing that libraries print reaches stdout, and stderr has no warnings of theirs."""
+    program = "import sys; from onebasin.cli import app; app(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "match", b, a, "-o", tmp_path / "out", "--json"],
+        capture_output=True, text=True, check=True, env=_environment(),
+    )  # fmt: skip
+    assert json.loads(done.stdout).keys() >= MATCHED
+    assert "arning" not in done.stderr and "Loading" not in done.stderr
+    bare = "import onebasin.cli, onebasin, sys; print({'torch', 'transformers'} & sys.modules.keys())"
+    assert subprocess.check_output([sys.executable, "-c", bare], text=True, env=_environment()) == "set()\n"
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    ours = {"TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS"}  # set by this process, not by the user
+    root = str(Path(__file__).parents[2])
+    return {**{key: value for key, value in os.environ.items() if key not in ours}, "PYTHONPATH": root}
+
+
+def test_help_and_version(run: Any) -> None:
+    import onebasin
+    from onebasin.cli import common
+    from onebasin.data import TASKS
+    from onebasin.symmetry import LEVELS
+
+    assert run("--version").stdout == f"{onebasin.__version__}\n"
+    for command in ("inspect", "match", "merge", "verify", "distance", "canonical", "barrier", "families", "demo"):
+        assert command in run("--help").stdout
+        assert "--json" in run(command, "--help").stdout
+    assert common.LEVELS == ", ".join(LEVELS)
+    assert common.METHODS == ", ".join(onebasin.METHODS)
+    assert common.TASKS == ", ".join(TASKS)
+    assert set(onebasin.__all__) <= set(dir(onebasin)) and all(hasattr(onebasin, name) for name in onebasin.__all__)
+    assert not hasattr(onebasin, "no_such_name")

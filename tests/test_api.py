@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library as a user calls it: folders and objects in, folders and objects out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from models import inputs, outputs
+from pairs import folder, model, scrambled, weights
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import onebasin
+from onebasin import Options
+
+KEYS = {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_in_the_temporary_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    scratch = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    yield
+    assert not list(scratch.iterdir())
+
+
+def same_function(one: PreTrainedModel, two: PreTrainedModel) -> None:
+    given = inputs(one)
+    for mine, theirs in zip(outputs(one, given), outputs(two, given), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def state(one: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in one.state_dict().items()}
+
+
+def test_match_of_objects() -> None:
+    """Two objects in, one out: the source's function, closer to the anchor; the arguments stay as they are."""
+    source, anchor = model(seed=1), model(seed=0)
+    before = state(source), state(anchor)
+    found = onebasin.match(source, anchor)
+    assert found.keys() >= KEYS and found["output"] is None
+    matched = found["model"]
+    assert type(matched) is type(source) and not matched.training
+    same_function(source, matched)
+    assert found["distance_after"] < found["distance_before"]
+    assert onebasin.distance(matched, anchor).distance == pytest.approx(found["distance_after"], rel=1e-5)
+    for now, then in zip((state(source), state(anchor)), before, strict=True):
+        assert all(now[name].equal(then[name]) for name in then)
+
+
+def test_match_of_an_object_to_a_folder(tmp_path: Path) -> None:
+    anchor = folder(tmp_path / "anchor", "GPT2LMHeadModel")
+    source = model("GPT2LMHeadModel", seed=1)
+    found = onebasin.match(source, anchor, tmp_path / "out")
+    assert "model" not in found and found["output"] == str(tmp_path / "out")
+    assert onebasin.verify(source, tmp_path / "out").same
+
+
+def test_merge_of_objects_is_a_model_that_runs() -> None:
+    models = [model("ViTForImageClassification", seed) for seed in range(3)]
+    found = onebasin.merge(models, weights=[0.5, 0.25, 0.25], match="none")
+    mean = {name: 0.5 * a + 0.25 * b + 0.25 * c for (name, a), b, c in
+            zip(state(models[0]).items(), state(models[1]).values(), state(models[2]).values(), strict=True)}  # fmt: skip
+    for name, tensor in found["model"].state_dict().items():
+        torch.testing.assert_close(tensor, mean[name])
+    assert outputs(found["model"], inputs(models[0]))[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal", "full"])
+def test_a_model_and_its_scrambled_copy_merge_into_the_model(tmp_path: Path, level: str) -> None:
+    """At every level the merge of copies that differ by the level's own symmetry computes what each computes."""
+    original = folder(tmp_path / "original", "ViTForImageClassification")
+    canonical = tmp_path / "canonical"
+    onebasin.canonical(original, canonical)
+    copy = scrambled(canonical, tmp_path / "copy", level, seed=3)
+    assert not onebasin.verify(original, onebasin.merge([original, copy], match="none")["model"]).same
+    merged = onebasin.merge([canonical, copy], match=level, anchor=0, starts=4)["model"]
+    assert onebasin.verify(original, merged).same
+
+
+def test_three_scrambled_copies_are_matched_together(tmp_path: Path) -> None:
+    original = folder(tmp_path / "original")
+    copies = [scrambled(original, tmp_path / f"{seed}", "permutation", seed) for seed in (1, 2)]
+    found = onebasin.merge([original, *copies], match="permutation", anchor=0, starts=4)
+    assert onebasin.verify(original, found["model"]).same
+    assert max(found["distance_after"]) < 1e-4 * min(found["distance_before"])
+
+
+def test_the_objective_only_falls() -> None:
+    source, anchor = (model("ViTForImageClassification", seed) for seed in (1, 0))
+    for level in ("paper", "permutation", "full"):
+        objective = onebasin.match(source, anchor, symmetry=level, precision="float64")["objective"]
+        assert len(objective) > 1
+        assert all(new <= old * (1 + 1e-9) for old, new in zip(objective[1:], objective[2:], strict=False))
+
+
+def test_a_second_match_changes_nothing(tmp_path: Path) -> None:
+    anchor = folder(tmp_path / "anchor")
+    once = onebasin.match(folder(tmp_path / "source", seed=1), anchor, tmp_path / "once", precision="float64")
+    twice = onebasin.match(tmp_path / "once", anchor, tmp_path / "twice", precision="float64")
+    assert twice["distance_after"] == pytest.approx(once["distance_after"], rel=1e-5)
+    before, after = weights(tmp_path / "once"), weights(tmp_path / "twice")
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_without_verification_there_is_no_figure() -> None:
+    found = onebasin.match(model(seed=1), model(), verify=False)
+    assert found["max_output_difference"] is None
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    onebasin.match(model(seed=1), model(), tell=told.append)
+    assert any("matching" in line for line in told) and any("verifying" in line for line in told)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "float16"}, {"rescale": "twice"}, {"symmetry": "magic"},
+                                   {"layers": [7]}, {"parts": ["mlp"]}, {"dtype": "int8"}, {"device": "abacus"}])  # fmt: skip
+def test_bad_options_are_value_errors(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError) as caught:
+        onebasin.match(model(seed=1), model(), **wrong)  # type: ignore[arg-type]
+    assert str(next(iter(wrong.values()))).strip("[]'") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_weight_of_a_tensor() -> None:
+    """The first name that fits counts; a tensor that none names counts once."""
+    options = Options(tensor_weights={"query": 2.0, "attention": 3.0})
+    roles = ("encoder.layer.0.attention.self.query.weight", "encoder.layer.0.attention.self.key.weight", "pooler.dense.bias")
+    assert [options.weight(role) for role in roles] == [2.0, 3.0, 1.0]
+
+
+def test_errors_are_value_errors(tmp_path: Path) -> None:
+    assert issubclass(onebasin.CheckpointError, ValueError) and issubclass(onebasin.TableError, ValueError)
+    with pytest.raises(onebasin.CheckpointError, match="there is no folder"):
+        onebasin.distance(tmp_path / "no", tmp_path)
