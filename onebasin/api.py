@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from onebasin.checkpoint import (
     CheckpointError,
     Distances,
     Verification,
+    Widened,
     compare,
     distances,
     load_model,
@@ -40,6 +42,7 @@ from onebasin.checkpoint import (
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
 from onebasin.matching import match_universe, match_weights
 from onebasin.symmetry import LEVELS, Alignment, Group, acting_groups
+from onebasin.symmetry.widths import widening
 
 Model = str | Path | PreTrainedModel
 Tell = Callable[[str], None]
@@ -106,6 +109,7 @@ def match(
     with _checkpoints([source, anchor], opt.family) as given, _workplace(output) as target:
         _refuse_existing(target, given, overwrite)
         first, second = (_gauge(checkpoint, opt, tell) for checkpoint in given)
+        first = _widened(first, second)
         found = _align(first, second, opt, tell)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
@@ -183,8 +187,15 @@ def merge(
         if anchor != "auto":
             _in_range("anchor", int(anchor), len(models))
         gauged = [_gauge(checkpoint, opt, tell) if match != "none" else checkpoint for checkpoint in given]
+        widest = max(range(len(gauged)), key=lambda i: _numel(gauged[i]))
+        gauged = [_widened(model, gauged[widest if anchor == "auto" else int(anchor)]) for model in gauged]
         shared = _common_roles(gauged)
-        centre = nearest_to_mean(gauged, shared.roles, shares) if anchor == "auto" else int(anchor)
+        if anchor != "auto":
+            centre = int(anchor)
+        elif any(isinstance(model, Widened) for model in gauged):
+            centre = widest
+        else:
+            centre = nearest_to_mean(gauged, shared.roles, shares)
         found, alignments = _align_all(gauged, centre, match, opt, tell)
         layout = centre if heads_from is None else heads_from
         notes = [*gauged[layout].notes, *(note for item in found for note in item.notes)]
@@ -378,6 +389,17 @@ def _write_canonical(form: Canonical, output: Path, overwrite: bool, dtype: str 
         config_updates=form.config_updates,
     )
     return difference
+
+
+def _widened(model: Checkpoint, wide: Checkpoint) -> Checkpoint:
+    """The model in the shapes of a wider one, where the two differ in widths that can be made up exactly."""
+    if not isinstance(model, Canonical) or model.signature.family != wide.signature.family:
+        return model
+    return Widened(model, wide) if widening(model.signature, wide.signature) else model
+
+
+def _numel(model: Checkpoint) -> int:
+    return sum(prod(entry.shape) for entry in model.signature.tensors.values())
 
 
 def _verified(original: Checkpoint, model: Checkpoint, alignment: Alignment, opt: Options, tell: Tell | None) -> float:

@@ -30,8 +30,8 @@ def _threads() -> None:
 
 
 # Norms that compute in float32 whatever the model's dtype; Gemma's store their weight less one.
-RMS = ["llama.Llama", "mistral.Mistral", "qwen2.Qwen2"]
-RMS_PLUS_ONE: list[str] = []
+RMS = ["llama.Llama", "mistral.Mistral", "qwen2.Qwen2", "qwen3.Qwen3", "phi3.Phi3", "olmo2.Olmo2"]
+RMS_PLUS_ONE = ["gemma.Gemma", "gemma2.Gemma2", "gemma3.Gemma3"]
 
 
 def _norm_classes(names: list[str], suffix: str) -> list[type[torch.nn.Module]]:

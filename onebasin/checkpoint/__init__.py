@@ -7,7 +7,7 @@ Nothing here knows a model family: tables say what a tensor is, `transformers` s
 
 from .card import model_card, provenance
 from .distance import Distances, distances
-from .gauge import Canonical
+from .gauge import Canonical, Widened
 from .pairing import Shared, read_pair, shared_roles
 from .reader import DTYPES, Checkpoint, CheckpointError, locate
 from .verification import Verification, compare, compare_models, load_model, tolerance_of
@@ -21,6 +21,7 @@ __all__ = [
     "Distances",
     "Shared",
     "Verification",
+    "Widened",
     "compare",
     "compare_models",
     "distances",

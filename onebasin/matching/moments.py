@@ -12,6 +12,7 @@ from onebasin.symmetry import Moments, Signature
 from onebasin.symmetry.axes import Leaf
 
 Pair = tuple[str, Tensor, Tensor, float]  # role, anchor, source, weight in the objective
+View = tuple[Tensor, Tensor, Leaf, float]  # anchor, source, leaf, weight
 Term = tuple[bool, float, Tensor, Tensor, Tensor | None]  # dual, weight, cross, norms, Gram matrix
 
 
@@ -36,15 +37,44 @@ def pairwise_moments(
 
     Matrices (h, h, n, n), norms (h, h, n), for `Wreath.nearest`. One GEMM of all heads against all heads.
     """
+    return _sum(inner, _pairwise(_views(signature, inner, pairs), gram))
+
+
+def _pairwise(views: Iterable[View], gram: bool) -> Iterator[Term]:
+    for anchor, source, leaf, weight in views:
+        h, n, _ = source.shape
+        cross = (anchor.flatten(0, 1) @ source.flatten(0, 1).mT).view(h, n, h, n).transpose(1, 2)
+        own = (source @ source.mT).expand(h, h, n, n) if gram else None
+        yield leaf.dual, weight, cross, source.square().sum(-1).expand(h, h, n), own
+
+
+def grouped_moments(
+    signature: Signature, outer: str, member: str, inner: str, pairs: Iterable[Pair], gram: bool = False
+) -> tuple[Moments | None, Moments | None]:
+    """The two parts of `inner`'s moments for every pair of entries of `outer`, for `GroupedWreath.nearest`.
+
+    First from blocks that all members share, `(kv qk')`, as `pairwise_moments` has them; then from blocks in which
+    `member` stands between, `(kv group qk)`, for every pair of members as well: matrices (h, h, m, m, n, n).
+    """
+    pairs = list(pairs)
 
     def terms() -> Iterator[Term]:
-        for anchor, source, leaf, weight in _views(signature, inner, pairs):
-            h, n, _ = source.shape
-            cross = (anchor.flatten(0, 1) @ source.flatten(0, 1).mT).view(h, n, h, n).transpose(1, 2)
-            own = (source @ source.mT).expand(h, h, n, n) if gram else None
-            yield leaf.dual, weight, cross, source.square().sum(-1).expand(h, h, n), own
+        for role, anchor, source, weight in pairs:
+            for (a, leaf, roots), (s, _, _) in zip(
+                signature.views(role, anchor, inner), signature.views(role, source, inner), strict=True
+            ):
+                if member not in roots:
+                    continue
+                place = 2 + [root for root in roots if root not in (outer, inner)].index(member)
+                a, s = (as_matrix(view.movedim(place, 1), 2) for view in (a, s))
+                h, m, n, _ = s.shape
+                cross = (a.flatten(0, 2) @ s.flatten(0, 2).mT).view(h, m, n, h, m, n).permute(0, 3, 1, 4, 2, 5)
+                own = (s @ s.mT)[None, :, None].expand(h, h, m, m, n, n) if gram else None
+                yield leaf.dual, weight, cross, s.square().sum(-1)[None, :, None].expand(h, h, m, m, n), own
 
-    return _sum(inner, terms())
+    shared = list(_pairwise(_views(signature, inner, pairs, without=[member]), gram))
+    single = list(terms())
+    return _sum(inner, shared) if shared else None, _sum(inner, single) if single else None
 
 
 def outer_moments(signature: Signature, outer: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
@@ -56,9 +86,15 @@ def outer_moments(signature: Signature, outer: str, inner: Collection[str], pair
     return matrix
 
 
+def member_gains(signature: Signature, member: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
+    """The same for the members of groups: every pair of groups, every pair of members in them, (h, h, m, m)."""
+    terms = list(_pairwise(_views(signature, member, pairs, without=inner), gram=False))
+    return _sum(member, terms).total if terms else None
+
+
 def _views(
     signature: Signature, root: str, pairs: Iterable[Pair], without: Collection[str] = ()
-) -> Iterator[tuple[Tensor, Tensor, Leaf, float]]:
+) -> Iterator[View]:
     """Every place where `root` occurs, as (*batch, n, m) matrices of anchor and source."""
     batch = signature.spaces[root].batch
     for role, anchor, source, weight in pairs:

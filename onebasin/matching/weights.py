@@ -16,11 +16,11 @@ from torch import Tensor
 
 from onebasin.engine import in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
-from onebasin.symmetry.axes import blocks, size
-from onebasin.symmetry.groups import Orthogonal, ScaledOrthogonal, Wreath, polar
+from onebasin.symmetry.axes import blocks, nesting, size
+from onebasin.symmetry.groups import GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath, polar
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
-from .moments import Pair, cross_moments, outer_moments, pairwise_moments
+from .moments import Pair, cross_moments, grouped_moments, member_gains, outer_moments, pairwise_moments
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 
@@ -72,12 +72,17 @@ def match_weights(
 
     def solve(component: _Component) -> _Descent:
         best: _Descent | None = None
-        for start in range(starts if len(component.units) > 1 else 1):
+        coupled = len(component.units) > 1
+        for start in range(starts if coupled else 1):
             noise = torch.Generator().manual_seed(seed + start) if start else None
             descent = _Descent(signature, component, read, active, weights, noise, workers)
             descent.run(tolerance, max_sweeps, warm, progress)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
+        if coupled and best is not None and best.objective[-1] > best.objective[0]:
+            # The start led away for good (models that were near already): descend from where the source stands.
+            best = _Descent(signature, component, read, active, weights, None, workers)
+            best.run(tolerance, max_sweeps, True, progress)
         assert best is not None
         best.finish()
         return best
@@ -97,10 +102,14 @@ def match_weights(
 
 @dataclass(frozen=True)
 class _Unit:
-    """What is optimised at once: one space, or a permutation of heads with the spaces inside them."""
+    """What is optimised at once: one space, or a permutation of heads with the spaces inside them.
+
+    member: one of them that stands before others but does not batch them (`group` in `(kv group qk)`).
+    """
 
     root: str
     inner: tuple[str, ...] = ()
+    member: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,7 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
     inside: dict[str, list[str]] = {}
     for root in active:
         outer = [key for key in signature.spaces[root].batch if key in active]
-        if outer:
+        if len(outer) == 1:  # what lies deeper, as in `(expert ffn lift)`, takes turns with the rest
             inside.setdefault(outer[0], []).append(root)
     joint = {root for inner in inside.values() for root in inner}
     parent = {root: root for root in active}
@@ -151,9 +160,20 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
         layer = signature.spaces[root].layer
         return (1, 0) if layer is None else (0, layer)
 
+    before: dict[str, set[str]] = {}
+    for role in roles:
+        for leaf, outer in nesting(signature.tensors[role].axes):
+            if not leaf.constant:
+                before.setdefault(signature.root[leaf.space], set()).update(signature.root[key] for key in outer)
+
+    def unit(root: str) -> _Unit:
+        inner = inside.get(root, [])
+        member = next((one for one in inner if any(one in before[other] for other in inner)), None)
+        return _Unit(root, tuple(inner), member)
+
     components = []
     for members in grouped.values():
-        units = [_Unit(root, tuple(inside.get(root, ()))) for root in sorted(members, key=order) if root not in joint]
+        units = [unit(root) for root in sorted(members, key=order) if root not in joint]
         mine = set(members)
         ordered = [role for role in roles if any(role in touched[root] for root in mine)]
         components.append(_Component(units, ordered))
@@ -281,6 +301,8 @@ class _Descent:
                 moments = _perturb(moments, self.noise)
             element = group.nearest(moments)
             return {unit.root: element}, float((moments.stay() - moments.value(element)).sum())
+        if unit.member is not None:
+            return self._best_grouped(unit, unit.member, pairs)
         inner = [
             pairwise_moments(
                 self.signature, unit.root, root, self._pairs(self.touching[root]), self.groups[root].uses_gram
@@ -292,6 +314,21 @@ class _Descent:
         index, elements = wreath.nearest(tuple(inner), rest)
         gain = wreath.gain((index, elements), tuple(inner), rest)
         return {unit.root: index, **dict(zip(unit.inner, elements, strict=True))}, gain
+
+    def _best_grouped(self, unit: _Unit, member: str, pairs: list[Pair]) -> tuple[dict[str, Element], float]:
+        """The same for grouped heads."""
+        signature, outer = self.signature, unit.root
+        inner = [root for root in unit.inner if root != member]
+        groups = [self.groups[root] for root in inner]
+        both = [
+            grouped_moments(signature, outer, member, root, self._pairs(self.touching[root]), group.uses_gram)
+            for root, group in zip(inner, groups, strict=True)
+        ]
+        shared, single = zip(*both, strict=True)
+        members = member_gains(signature, member, inner, self._pairs(self.touching[member]))
+        rest = outer_moments(signature, outer, unit.inner, pairs)
+        (index, order, elements), gain = GroupedWreath(*groups).nearest(shared, single, members, rest)
+        return {outer: index, member: order, **dict(zip(inner, elements, strict=True))}, gain
 
 
 def _perturb(moments: Moments, generator: torch.Generator) -> Moments:

@@ -404,10 +404,7 @@ def _move(
 
 
 def _unseen(signature: Signature, tensors: dict[str, Tensor]) -> None:
-    shared = {entry.notes.get("tied") for entry in signature.tensors.values()}
     for role, word in noted(signature, "invisible"):
-        if role in shared:  # unseen only where nothing is tied to it, and some releases tie it always
-            continue
         for view, axes in cut(signature, role, tensors[role]):
             if speaks_of(signature, axes, word):
                 view.zero_()

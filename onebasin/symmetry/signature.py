@@ -118,6 +118,8 @@ class Signature:
     spaces: Mapping[str, Space]
     root: Mapping[str, str]
     absent: Mapping[str, Entry] = field(default_factory=dict)
+    temperature: tuple[str, ...] = ()  # names of the spaces whose size sets the scale of attention's logits
+    eps: str = ""  # config key of the norms' eps
 
     @cached_property
     def sizes(self) -> dict[str, int]:

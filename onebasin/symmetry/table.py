@@ -12,6 +12,9 @@ A table has a header, a list of spaces, and one line per tensor:
     size   head = n_head                  sizes that shapes alone do not tell; `a | b` tries keys in turn, `a * b / c`
                                           rounds down, `a.b` looks inside
 
+    temperature qk                        attention divides logits by the root of this space's size
+    eps    layer_norm_epsilon             config key of the norms' eps
+
     spaces                                name, kind, part, `layer` where every layer has its own
         vocab   fixed
         stream  linear       stream
@@ -45,6 +48,7 @@ Notes after `;`
     into ROLE ...        what all rows share can move into each ROLE: summed embedding tables
     rows ROLE ...        except the first rows: one each for the ROLEs that are there (class token)
 
+    unused               the model reads these numbers only through what is tied to them
     beside ROLE          where this tensor is, so is ROLE, even where a tie leaves it out of the file
     nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads
 
@@ -100,12 +104,14 @@ class Table:
     sizes: dict[str, list[str]] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     included: str = ""
+    temperature: tuple[str, ...] = ()
+    eps: str = ""
     spaces: dict[str, Declared] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
 
 
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
-_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "when", "else"}
+_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else"}
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -160,12 +166,16 @@ def _header(table: Table, word: str, rest: str) -> None:
         table.layers = [_keys(factor) for factor in rest.split("*")]
     elif word == "ignore":
         table.ignored += rest.split()
+    elif word == "temperature":
+        table.temperature = tuple(rest.split())
+    elif word == "eps":
+        table.eps = rest
     elif word == "size":
         name, _, keys = rest.partition("=")
         table.sizes[name.strip()] = _keys(keys)
     else:
         raise TableError(f"'{word}' is no heading; known are family, types, prefix, include, layers, size, "
-                         "ignore, spaces, tensors, layer, heads")  # fmt: skip
+                         "temperature, eps, ignore, spaces, tensors, layer, heads")  # fmt: skip
 
 
 def _keys(text: str) -> list[str]:
@@ -189,6 +199,8 @@ def _inherit(table: Table, base: Table) -> Table:
         layers=table.layers or base.layers,
         sizes={**base.sizes, **table.sizes},
         ignored=base.ignored + table.ignored,
+        temperature=table.temperature or base.temperature,
+        eps=table.eps or base.eps,
         spaces={**base.spaces, **table.spaces},
         lines=lines,
     )
@@ -263,13 +275,13 @@ def _role(pattern: str, indices: tuple[str, ...]) -> str:
 def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
     """The first of `keys` that the config has (a number stands for itself), or None."""
     for key in keys:
-        first, *rest = re.split(r"\s*([*/])\s*", key)
-        value = _value(config, first)
-        for sign, factor in zip(rest[::2], (_value(config, word) for word in rest[1::2]), strict=True):
-            if value is not None:
-                value = None if factor is None else int(value * factor if sign == "*" else value / factor)
-        if value is not None:
-            return value
+        words = re.split(r"\s*([*/])\s*", key)
+        values = [_value(config, word) for word in words[::2]]
+        if None in values:
+            continue
+        if len(values) == 1:
+            return values[0]
+        return int(prod(v if sign == "*" else 1 / v for sign, v in zip(["*", *words[1::2]], values, strict=True)))
     return None
 
 
@@ -289,7 +301,7 @@ def _holds(condition: str, config: Mapping[str, Any]) -> bool:
     if "," in condition:
         return all(_holds(part.strip(), config) for part in condition.split(","))
     key, _, value = condition.partition("=")
-    given = config.get(key.removesuffix("!").strip())
+    given = _value(config, key.removesuffix("!").strip())
     value = value.strip()
     if isinstance(given, str) and "|" in given:  # a list in an older config
         given = given.split("|")
@@ -350,7 +362,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
         key: Space(key, name, sizes[key], kind[key], declaration.part, layer, batch.get(root[key], ()), key in outputs)
         for key, (name, declaration, layer) in declared.items()
     }
-    return Signature(table.family, entries, spaces, root, absent)
+    return Signature(table.family, entries, spaces, root, absent, table.temperature, table.eps)
 
 
 def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[int, tuple[int, ...], int]:

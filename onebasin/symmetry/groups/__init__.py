@@ -8,6 +8,7 @@ tables or models.
 
 from .base import Group, Moments
 from .fixed import Fixed
+from .grouped import GroupedWreath
 from .invertible import Invertible
 from .orthogonal import Orthogonal, OrthogonalFixingOnes, nuclear, polar
 from .permutation import Permutation, SignedPermutation
@@ -21,6 +22,7 @@ __all__ = [
     "Factors",
     "Fixed",
     "Group",
+    "GroupedWreath",
     "Invertible",
     "Moments",
     "Orthogonal",

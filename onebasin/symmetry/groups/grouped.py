@@ -12,7 +12,7 @@ from .base import Group, Moments
 from .similarity import ScaledOrthogonal
 from .wreath import exact
 
-GroupedElement = tuple[Monomial, Monomial, tuple[Element, ...]]
+GroupedElement = tuple[Monomial, Monomial, tuple[Element, ...]]  # of the groups, their members, the inner spaces
 ROUNDS = 20  # of the alternation; it ends by itself after two or three
 
 
@@ -37,8 +37,10 @@ class GroupedWreath:
         single: tuple[Moments | None, ...],
         members: Tensor | None = None,
         outer: Tensor | None = None,
-    ) -> GroupedElement:
-        """shared, single: for every inner group the moments of all pairs, of what a group's members share, matrices
+    ) -> tuple[GroupedElement, float]:
+        """The best element, and by how much it lowers the squared distance.
+
+        shared, single: for every inner group the moments of all pairs, of what a group's members share, matrices
         (h, h, n, n), and of the members, matrices (h, h, m, m, n, n) [anchor group, source group, anchor, source].
         members, outer: what pairs of members (h, h, m, m) and of groups (h, h) gain without any inner map.
         """
@@ -52,7 +54,8 @@ class GroupedWreath:
         kept = pairs.take(rows, rows).settle(self.inner, [stay])  # estimates must not lead uphill
         if kept[0].sum() <= moved[0].sum():
             index, moved = rows, kept
-        return Monomial(index), Monomial(moved[1]), moved[2]
+        value, order, elements = moved
+        return (Monomial(index), Monomial(order), elements), float((pairs.take(rows, rows).stay() - value).sum())
 
 
 class _Pairs:
@@ -76,6 +79,16 @@ class _Pairs:
 
         members, outer = (None if each is None else each[rows, columns] for each in (self.members, self.outer))
         return _Pairs(tuple(map(at, self.shared)), tuple(map(at, self.single)), members, outer)
+
+    def stay(self) -> Tensor:
+        """The squared distance of every pair as it is, less its constant."""
+        value = -2 * torch.diagonal(self.nothing if self.members is None else self.members, dim1=-2, dim2=-1).sum(-1)
+        for shared, single in zip(self.shared, self.single, strict=True):
+            if shared is not None:
+                value = value + shared.stay()
+            if single is not None:
+                value = value + torch.diagonal(single.stay(), dim1=-2, dim2=-1).sum(-1)
+        return value if self.outer is None else value - 2 * self.outer
 
     def orders(self, groups: tuple[Group, ...]) -> list[Tensor]:
         """Where to start from, (*batch, m) each."""
