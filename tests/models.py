@@ -182,10 +182,10 @@ _add("Qwen3ForCausalLM Qwen3ForTokenClassification", **ROTARY)
 _add("Qwen3ForCausalLM", "tied", **ROTARY, tie_word_embeddings=True)
 _add("Qwen3ForCausalLM", "mha-biases", **{**ROTARY, "num_key_value_heads": 4}, attention_bias=True)
 
-_SIXTEEN = {**ROTARY, "hidden_size": 16}
-_QUARTER = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))
+_SIXTEEN = {key: value for key, value in {**ROTARY, "hidden_size": 16}.items() if key != "head_dim"}
+_HALF = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))
 _add("Phi3ForCausalLM Phi3ForSequenceClassification", **_SIXTEEN)
-_add("Phi3ForCausalLM", "partial", **_SIXTEEN, **_QUARTER)
+_add("Phi3ForCausalLM", "partial", **_SIXTEEN, **_HALF)
 _add("Phi3ForCausalLM", "mha-tied", **{**_SIXTEEN, "num_key_value_heads": 4}, tie_word_embeddings=True)
 _add("GemmaForCausalLM GemmaForSequenceClassification", **ROTARY)
 _add("GemmaForCausalLM", "mqa", **{**ROTARY, "num_key_value_heads": 1})
@@ -195,10 +195,10 @@ _add("Gemma2ForCausalLM", "untied", **ROTARY, tie_word_embeddings=False)
 _add("Gemma3ForCausalLM", **ROTARY)
 _add("Olmo2ForCausalLM Olmo2Model", **_SIXTEEN)
 _add("Olmo2ForCausalLM", "mha-tied", **{**_SIXTEEN, "num_key_value_heads": 4}, tie_word_embeddings=True)
-_add("GPTNeoXForCausalLM GPTNeoXForSequenceClassification GPTNeoXForQuestionAnswering", **_SIXTEEN, **_QUARTER)
-_add("GPTNeoXForCausalLM", "serial", **_SIXTEEN, **_QUARTER, use_parallel_residual=False)
-_add("GPTNeoXForCausalLM", "no-bias", **_SIXTEEN, **_QUARTER, attention_bias=False)
-_add("GPTNeoXForCausalLM", "tied-relu", **_SIXTEEN, **_QUARTER, tie_word_embeddings=True, hidden_act="relu")
+_add("GPTNeoXForCausalLM GPTNeoXForSequenceClassification GPTNeoXForQuestionAnswering", **_SIXTEEN, **_HALF)
+_add("GPTNeoXForCausalLM", "serial", **_SIXTEEN, **_HALF, use_parallel_residual=False)
+_add("GPTNeoXForCausalLM", "no-bias", **_SIXTEEN, **_HALF, attention_bias=False)
+_add("GPTNeoXForCausalLM", "tied-relu", **_SIXTEEN, **_HALF, tie_word_embeddings=True, hidden_act="relu")
 _add("GPTNeoXForCausalLM", "full-rotary", **_SIXTEEN,
      rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=1.0))  # fmt: skip
 _GPTJ = dict(vocab_size=VOCAB, n_positions=POSITIONS, n_embd=16, n_layer=2, n_head=4, n_inner=10,

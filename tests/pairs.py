@@ -31,9 +31,9 @@ def folder(where: Path, kind: str = "BertForSequenceClassification", seed: int =
     return save(model(kind, seed, **changes), where)
 
 
-def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0) -> Path:
+def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0, family: str | None = None) -> Path:
     """The same function with other weights: a random group element in every space that `level` moves."""
-    checkpoint = Checkpoint(source)
+    checkpoint = Checkpoint(source, family)
     signature = checkpoint.signature
     generator = torch.Generator().manual_seed(seed)
     elements, batch = {}, {}
@@ -46,7 +46,7 @@ def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0) ->
     tensors = load_file(source / "model.safetensors")
     for role, entry in signature.tensors.items():
         moved = alignment.apply(signature, role, checkpoint.read(role, torch.float64))
-        tensors[entry.name] = moved.to(tensors[entry.name].dtype)
+        tensors[entry.name] = moved.to(tensors[entry.name].dtype).contiguous()
     save_file(tensors, where / "model.safetensors", {"format": "pt"})
     return where
 

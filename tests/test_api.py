@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -66,10 +67,9 @@ def test_match_of_an_object_to_a_folder(tmp_path: Path) -> None:
 def test_merge_of_objects_is_a_model_that_runs() -> None:
     models = [model("ViTForImageClassification", seed) for seed in range(3)]
     found = onebasin.merge(models, weights=[0.5, 0.25, 0.25], match="none")
-    mean = {name: 0.5 * a + 0.25 * b + 0.25 * c for (name, a), b, c in
-            zip(state(models[0]).items(), state(models[1]).values(), state(models[2]).values(), strict=True)}  # fmt: skip
+    one, two, three = map(state, models)
     for name, tensor in found["model"].state_dict().items():
-        torch.testing.assert_close(tensor, mean[name])
+        torch.testing.assert_close(tensor, 0.5 * one[name] + 0.25 * two[name] + 0.25 * three[name])
     assert outputs(found["model"], inputs(models[0]))[0].shape == (2, 3)
 
 
@@ -98,7 +98,7 @@ def test_the_objective_only_falls() -> None:
     for level in ("paper", "permutation", "full"):
         objective = onebasin.match(source, anchor, symmetry=level, precision="float64")["objective"]
         assert len(objective) > 1
-        assert all(new <= old * (1 + 1e-9) for old, new in zip(objective[1:], objective[2:], strict=False))
+        assert all(new <= old * (1 + 1e-9) for old, new in pairwise(objective))
 
 
 def test_a_second_match_changes_nothing(tmp_path: Path) -> None:
@@ -122,18 +122,25 @@ def test_progress_is_told() -> None:
     assert any("matching" in line for line in told) and any("verifying" in line for line in told)
 
 
-@pytest.mark.parametrize("wrong", [{"precision": "float16"}, {"rescale": "twice"}, {"symmetry": "magic"},
-                                   {"layers": [7]}, {"parts": ["mlp"]}, {"dtype": "int8"}, {"device": "abacus"}])  # fmt: skip
-def test_bad_options_are_value_errors(wrong: dict[str, object]) -> None:
+BAD = {"precision": "float16", "rescale": "twice", "symmetry": "magic", "layers": [7], "parts": ["mlp"],
+       "dtype": "int8", "device": "abacus"}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", BAD)
+def test_bad_options_are_value_errors(option: str) -> None:
     with pytest.raises(ValueError) as caught:
-        onebasin.match(model(seed=1), model(), **wrong)  # type: ignore[arg-type]
-    assert str(next(iter(wrong.values()))).strip("[]'") in str(caught.value) and "\n" not in str(caught.value)
+        onebasin.match(model(seed=1), model(), **{option: BAD[option]})
+    assert str(BAD[option]).strip("[]'") in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_weight_of_a_tensor() -> None:
     """The first name that fits counts; a tensor that none names counts once."""
     options = Options(tensor_weights={"query": 2.0, "attention": 3.0})
-    roles = ("encoder.layer.0.attention.self.query.weight", "encoder.layer.0.attention.self.key.weight", "pooler.dense.bias")
+    roles = (
+        "encoder.layer.0.attention.self.query.weight",
+        "encoder.layer.0.attention.self.key.weight",
+        "pooler.dense.bias",
+    )
     assert [options.weight(role) for role in roles] == [2.0, 3.0, 1.0]
 
 

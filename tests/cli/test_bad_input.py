@@ -71,7 +71,10 @@ def _cut(tensors: dict[str, torch.Tensor]) -> None:
     [
         (_cut, ["'bert.encoder.layer.1.output.dense.weight'", "shape (12, 9)"]),
         (lambda t: t.update({"bert.extra.weight": torch.ones(2)}), ["does not know", "'bert.extra.weight'"]),
-        (lambda t: t.pop("bert.encoder.layer.0.output.dense.bias"), ["lack", "'bert.encoder.layer.0.output.dense.bias'"]),
+        (
+            lambda t: t.pop("bert.encoder.layer.0.output.dense.bias"),
+            ["lack", "'bert.encoder.layer.0.output.dense.bias'"],
+        ),
         (lambda t: t["bert.pooler.dense.bias"].fill_(torch.nan), ["'bert.pooler.dense.bias'", "NaN"]),
         (lambda t: t["classifier.weight"][0].fill_(-torch.inf), ["'classifier.weight'", "infinite"]),
     ],

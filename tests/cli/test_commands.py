@@ -312,8 +312,8 @@ def test_help_and_version(run: Any) -> None:
     for command in ("inspect", "match", "merge", "verify", "distance", "canonical", "barrier", "families", "demo"):
         assert command in run("--help").stdout
         assert "--json" in run(command, "--help").stdout
-    assert common.LEVELS == ", ".join(LEVELS)
-    assert common.METHODS == ", ".join(onebasin.METHODS)
-    assert common.TASKS == ", ".join(TASKS)
+    assert ", ".join(LEVELS) == common.LEVELS
+    assert ", ".join(onebasin.METHODS) == common.METHODS
+    assert ", ".join(TASKS) == common.TASKS
     assert set(onebasin.__all__) <= set(dir(onebasin)) and all(hasattr(onebasin, name) for name in onebasin.__all__)
     assert not hasattr(onebasin, "no_such_name")

@@ -88,10 +88,11 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
         for key, space in signature.spaces.items()
         if signature.kinds[signature.root[key]] not in still
     }
-    outer = {space.name for space in signature.spaces.values()} & {"head", "kv"}
+    present = {space.name for space in signature.spaces.values()}
+    expected = (present & {"head", "kv", "qk", "rot"}) | {"vo", "ffn"}
+    assert len(expected) == 4
     for layer in signature.layers:
-        assert {(name, layer) for name in (*outer, "qk", "vo", "ffn")} <= moving
-    assert outer
+        assert {(name, layer) for name in expected} <= moving
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write what the code already knows into the documentation: `python docs/generate.py`.
+
+docs/commands.md comes from the command line's own definitions and the text below, the table of families in README.md
+from the tables. A test fails when either is not current.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from onebasin.cli import app
+from onebasin.families import tables
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- families: python docs/generate.py -->", "<!-- end of families -->"
+
+INTRODUCTION = """\
+# Commands
+
+A model is a Hugging Face model folder or a hub id (`owner/name`, `owner/name@revision`). `onebasin COMMAND --help` says
+what stands here.
+
+- **Exit code** 0: done. 1: `verify` found different functions. 2: bad input, one line on stderr says what, where and
+  what to do; nothing is written. 130: interrupted.
+- **`--json`** prints one JSON object on stdout. Progress, notes and errors always go to stderr.
+- **Output** is written beside its final place and moved there when it is whole: a run that fails or is killed leaves no
+  half model. An output that exists is kept unless `--overwrite` is given.
+- **Weights** are read from safetensors, single or sharded, or from `pytorch_model.bin` by a loader that runs no code.
+
+This page is generated: `python docs/generate.py`.
+"""
+
+MORE = {
+    "inspect": """\
+```sh
+onebasin inspect A
+onebasin inspect A --symmetry paper --tensors
+```
+
+JSON: `model`, `family`, `tensors` (their number), `symmetry`, `dimension`, `spaces` and `axes` (tensor -> its axes).
+Each space has `space`, `also` (names that share its map), `size`, `copies`, `kind`, `group`, `dimension` and `tensors`.
+""",
+    "match": """\
+```sh
+onebasin match A B -o matched
+onebasin match A B -o matched-ffn --parts ffn --layers 0-1
+```
+
+JSON: `output`, `anchor`, `distance_before`, `distance_after`, `max_output_difference`, `seconds`; also `symmetry`,
+`rescale`, `objective` (before, then after every sweep), `notes`, and `alignment` and `anchor_output` where they were
+written. Distances are Euclidean, over the parameters that both models have.
+
+The levels are explained in [concepts.md](concepts.md). `orthogonal`, `full` and `invertible` rewrite both models in
+canonical form; the anchor's is written to OUTPUT-anchor, and that is what the output is close to.
+""",
+    "merge": """\
+```sh
+onebasin merge A B -o merged
+onebasin merge A B C -o merged-three --anchor 0 --weights 0.5,0.25,0.25
+onebasin merge A B -o plain --match none
+```
+
+JSON: as `match`, with `anchor` a number and lists over the other models in `distance_before`, `distance_after` and
+`max_output_difference`; also `method`, `match` and `weights`.
+
+Task heads that differ (number of classes, names of labels) are not averaged. They are copied from the anchor, or from
+the model that `--heads-from` names, and a note says so.
+""",
+    "verify": """\
+```sh
+onebasin verify A A
+```
+
+JSON: `same`, `max_difference` (of any output), `relative_difference` (to the largest output).
+""",
+    "distance": """\
+```sh
+onebasin distance A B
+```
+
+JSON: `distance`, `relative` (to the norm of B), `parts`, `layers`.
+""",
+    "canonical": """\
+```sh
+onebasin canonical A -o normal-form
+```
+
+JSON: `output`, `max_output_difference`, `notes`, `seconds`.
+""",
+    "barrier": """\
+```sh
+onebasin barrier demo/model-0 demo/model-1 -o line --task image-classification --data builtin:digits --match full
+```
+
+JSON, also written as barrier.json beside barrier.png: `lambdas`, `losses`, `accuracies`, `barrier`, `end_losses`. It
+needs `pip install 'onebasin[plot]'`, and scikit-learn for `builtin:digits`.
+""",
+    "families": """\
+```sh
+onebasin families
+```
+
+JSON: family -> `types` (the `model_type` of config.json) and `spaces` (those that can move -> kind).
+""",
+    "demo": """\
+```sh
+onebasin demo -o demo
+```
+
+JSON, also written as results.json: `models`, `pair`, `all`, `curves`, `picture`, `seconds`. It needs
+`pip install 'onebasin[demo]'` and no network.
+""",
+}
+
+
+def commands() -> str:
+    """The text of docs/commands.md."""
+    group: Any = typer.main.get_command(app)
+    pieces = [INTRODUCTION]
+    for name, command in group.commands.items():
+        arguments = " ".join(word for param in command.params if _is_argument(param) for word in [_metavar(param)])
+        pieces.append(f"## {name}\n\n    onebasin {name} {arguments}".rstrip() + " [OPTIONS]\n")
+        pieces.append(" ".join(command.help.split()) + "\n")
+        pieces.append(MORE[name])
+        pieces.append("\n".join(_rows(command)) + "\n")
+    return "\n".join(pieces)
+
+
+def _rows(command: Any) -> Iterator[str]:
+    yield "| | |"
+    yield "|---|---|"
+    for param in command.params:
+        if param.name in ("help", "install_completion", "show_completion"):
+            continue
+        text = param.help
+        if _is_argument(param):
+            yield f"| {_metavar(param)} | {text} |"
+            continue
+        names = ", ".join(f"`{name}`" for name in [*param.opts, *param.secondary_opts])
+        default = param.default
+        if default not in (None, False, ()) and "[default" not in text:
+            shown = param.opts[0] if default is True else default
+            text += f" [default: {shown}]"
+        yield f"| {names} | {text} |"
+
+
+def _is_argument(param: Any) -> bool:
+    return bool(param.param_type_name == "argument")
+
+
+def _metavar(param: Any) -> str:
+    return str(param.metavar or param.name.upper())
+
+
+def families() -> str:
+    """The README's table of families, as Markdown."""
+    lines = ["| family | `model_type` | spaces that can move |", "|---|---|---|"]
+    for name, table in tables().items():
+        spaces = [key for key, space in table.spaces.items() if space.part]
+        lines.append(f"| {name} | {', '.join(table.types)} | {', '.join(spaces)} |")
+    return "\n".join(lines)
+
+
+def readme() -> str:
+    """README.md with a current table of families."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{families()}\n{END}", text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "commands.md").write_text(commands(), "utf-8")
+    (ROOT / "README.md").write_text(readme(), "utf-8")

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation is true: its code runs, what it quotes is there, what is generated is current."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+from pairs import folder, scrambled
+from typer.testing import CliRunner
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.cli import app
+from onebasin.symmetry import LEVELS, groups
+from onebasin.symmetry.signature import MOVES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ELSEWHERE = {"make demo", ".venv/bin/onebasin merge demo/model-0 demo/model-1 -o merged", "onebasin demo -o demo"}
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """(language, word after it, text) of every fenced block."""
+    for found in FENCE.finditer(page.read_text("utf-8")):
+        yield found[1], found[2] or "", found[3]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages call A, B, C and demo/model-N."""
+    where = tmp_path_factory.mktemp("models")
+    for seed, word in enumerate("ABC"):
+        folder(where / word, seed=seed)
+    digits = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
+    for seed in (0, 1):
+        folder(where / "demo" / f"model-{seed}", "ViTForImageClassification", seed, **digits)
+    return where
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_run(page: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order and in one folder, as a reader would run them."""
+    for found in models.iterdir():
+        (tmp_path / found.name).symlink_to(found)
+    monkeypatch.chdir(tmp_path)
+    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for language, argument, text in blocks(page):
+        if language == "python":
+            exec(compile(text, str(page), "exec"), {"__name__": "__main__"})
+        elif language == "sh":
+            for line in text.splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["make"]:
+                    assert words[1] in targets
+                elif line not in ELSEWHERE and words:
+                    assert words[0] == "onebasin"
+                    result = CliRunner().invoke(app, words[1:])
+                    assert result.exit_code == 0, f"{line}: {result.output}"
+        elif language == "table":
+            Path(f"{text.split()[1]}.txt").write_text(text, "utf-8")
+        else:
+            assert (language, bool(argument)) == ("lines", True), f"```{language} is not checked by any test"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_quoted_lines_are_in_the_tables(page: Path) -> None:
+    for language, file, text in blocks(page):
+        if language == "lines":
+            table = (ROOT / "onebasin" / "families" / file).read_text("utf-8").splitlines()
+            known = {" ".join(line.split("#")[0].split()) for line in table}
+            assert {" ".join(line.split()) for line in text.splitlines()} <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_example_table_is_exact(tmp_path: Path) -> None:
+    """A random element in every space of the worked example leaves the outputs of stock models as they are."""
+    text = next(text for language, _, text in blocks(ROOT / "docs" / "add-a-family.md") if language == "table")
+    (tmp_path / "table.txt").write_text(text)
+    config = transformers.OpenAIGPTConfig(
+        vocab_size=23, n_positions=12, n_embd=12, n_layer=2, n_head=3, num_labels=3, pad_token_id=0
+    )
+    generator = torch.Generator().manual_seed(0)
+    given = {"input_ids": torch.randint(3, 23, (2, 7), generator=generator)}
+    for kind in (transformers.OpenAIGPTLMHeadModel, transformers.OpenAIGPTForSequenceClassification):
+        model = kind(config).double().eval()
+        for parameter in model.parameters():
+            parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        source = tmp_path / kind.__name__
+        model.save_pretrained(source)
+        assert not list(Checkpoint(source, str(tmp_path / "table.txt")).others())
+        for level in ("paper", "permutation", "full"):
+            moved = scrambled(source, tmp_path / f"{kind.__name__}-{level}", level, family=str(tmp_path / "table.txt"))
+            other = kind.from_pretrained(moved, dtype=torch.float64).eval()
+            assert not torch.equal(other.transformer.h[0].mlp.c_fc.weight, model.transformer.h[0].mlp.c_fc.weight)
+            with torch.no_grad():
+                torch.testing.assert_close(other(**given).logits, model(**given).logits, rtol=1e-9, atol=1e-9)
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_current() -> None:
+    generate = generator()
+    assert (ROOT / "docs" / "commands.md").read_text("utf-8") == generate.commands(), "run python docs/generate.py"
+    assert (ROOT / "README.md").read_text("utf-8") == generate.readme(), "run python docs/generate.py"
+    assert generate.families() in generate.readme()
+
+
+def test_concepts_names_every_group_kind_and_level() -> None:
+    text = (ROOT / "docs" / "concepts.md").read_text("utf-8")
+    classes = [found for _, found in inspect.getmembers(groups, inspect.isclass) if hasattr(found, "nearest")]
+    names = {str(found.name) for found in classes if isinstance(getattr(found, "name", None), str)}
+    assert len(names) > 5
+    assert {group for group in names if group not in text} <= {"fixed"}
+    assert not [word for word in (*MOVES, *LEVELS) if f"`{word}`" not in text]
