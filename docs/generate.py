@@ -123,13 +123,23 @@ def commands() -> str:
     """The text of docs/commands.md."""
     group: Any = typer.main.get_command(app)
     pieces = [INTRODUCTION]
-    for name, command in group.commands.items():
+    for name, command in _each(group):
         arguments = " ".join(word for param in command.params if _is_argument(param) for word in [_metavar(param)])
         pieces.append(f"## {name}\n\n    onebasin {name} {arguments}".rstrip() + " [OPTIONS]\n")
         pieces.append(" ".join(command.help.split()) + "\n")
-        pieces.append(MORE[name])
+        if name in MORE:
+            pieces.append(MORE[name])
         pieces.append("\n".join(_rows(command)) + "\n")
     return "\n".join(pieces)
+
+
+def _each(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The commands of a group and of the groups inside it, with their full names."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _each(command, f"{prefix}{name} ")
+        else:
+            yield f"{prefix}{name}", command
 
 
 def _rows(command: Any) -> Iterator[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from torch.nn import functional
 from transformers.models.deberta import modeling_deberta
 
 
@@ -29,42 +29,36 @@ def _threads() -> None:
     torch.set_num_threads(1)  # the models are tiny, and other processes of the run want the cores
 
 
-# Norms that compute in float32 whatever the model's dtype; Gemma's store their weight less one.
-RMS = ["llama.Llama", "mistral.Mistral", "qwen2.Qwen2", "qwen3.Qwen3", "phi3.Phi3", "olmo2.Olmo2"]
-RMS_PLUS_ONE = ["gemma.Gemma", "gemma2.Gemma2", "gemma3.Gemma3"]
+# Families that compute norms, softmaxes or scores in float32 whatever the model's dtype.
+ROTARY = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "olmo2", "gpt_neox", "gptj",
+          "falcon", "stablelm", "starcoder2", "cohere", "opt", "bloom", "mpt"]  # fmt: skip
 
 
-def _norm_classes(names: list[str], suffix: str) -> list[type[torch.nn.Module]]:
-    found = []
-    for name in names:
-        module, _, prefix = name.partition(".")
-        modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
-        found.append(getattr(modeling, prefix + suffix))
-    return found
+def _modeling(name: str) -> Any:
+    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+class _Wide(types.ModuleType):
+    """torch, in which float32 is called float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _float64_throughout() -> None:
-    """Norms and softmaxes that some families compute in float32 keep the dtype of their input."""
+    """What the models do in float32 by name they do in float64; so do Gemma's norms and DeBERTa's."""
 
     def layer_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.variance_epsilon)
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.variance_epsilon)
 
-    def rms(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
-        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-    def rms_plus_one(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def rms_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
-    softmax = functional.softmax
-
-    def same_dtype(x: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
-        return softmax(x, *args, dtype=None if x.dtype == torch.float64 else dtype, **options)
-
+    for name in ROTARY:
+        _modeling(name).torch = _Wide("torch")
     modeling_deberta.DebertaLayerNorm.forward = layer_norm
-    for norm in _norm_classes(RMS, "RMSNorm"):
-        norm.forward = rms
-    for norm in _norm_classes(RMS_PLUS_ONE, "RMSNorm"):
-        norm.forward = rms_plus_one
-    functional.softmax = same_dtype
+    for name in ("Gemma", "Gemma2", "Gemma3"):
+        getattr(_modeling(name.lower()), f"{name}RMSNorm").forward = rms_norm

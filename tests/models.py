@@ -205,6 +205,41 @@ _GPTJ = dict(vocab_size=VOCAB, n_positions=POSITIONS, n_embd=16, n_layer=2, n_he
              num_labels=LABELS, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
 _add("GPTJForCausalLM GPTJForSequenceClassification GPTJForQuestionAnswering", **_GPTJ, rotary_dim=2)
 _add("GPTJForCausalLM", "full-rotary", **_GPTJ, rotary_dim=4)
+_FALCON = dict(vocab_size=VOCAB, max_position_embeddings=POSITIONS, hidden_size=16, num_hidden_layers=2,
+               num_attention_heads=4, ffn_hidden_size=10, num_labels=LABELS, pad_token_id=0, bos_token_id=1,
+               eos_token_id=2)  # fmt: skip
+_add("FalconForCausalLM FalconForSequenceClassification FalconForTokenClassification FalconForQuestionAnswering",
+     **_FALCON, multi_query=True)  # fmt: skip
+_add("FalconForCausalLM", "groups", **_FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True)
+_add("FalconForCausalLM", "one-norm", **_FALCON, new_decoder_architecture=True, num_kv_heads=2,
+     num_ln_in_parallel_attn=1)  # fmt: skip
+_add("FalconForCausalLM", "alibi", **_FALCON, multi_query=False, alibi=True, bias=True, parallel_attn=False)
+_add("FalconForCausalLM", "mha-untied", **_FALCON, multi_query=False, tie_word_embeddings=False)
+_add("StableLmForCausalLM StableLmForSequenceClassification StableLmForTokenClassification", **_SIXTEEN, **_HALF)
+_add("StableLmForCausalLM", "biases", **_SIXTEEN, **_HALF, use_qkv_bias=True, tie_word_embeddings=True)
+_add("StableLmForCausalLM", "parallel", **_SIXTEEN, **_HALF, use_parallel_residual=True)
+_add("Starcoder2ForCausalLM Starcoder2ForSequenceClassification", **_SIXTEEN)
+_add("Starcoder2ForCausalLM", "no-bias-untied", **_SIXTEEN, use_bias=False, tie_word_embeddings=False)
+_add("Starcoder2ForCausalLM", "relu", **_SIXTEEN, hidden_act="relu")
+_add("CohereForCausalLM CohereModel", **_SIXTEEN)
+_add("CohereForCausalLM", "qk-norm", **_SIXTEEN, use_qk_norm=True, attention_bias=True)
+_add("CohereForCausalLM", "untied", **_SIXTEEN, tie_word_embeddings=False)
+_OPT = dict(vocab_size=VOCAB, max_position_embeddings=POSITIONS, hidden_size=12, word_embed_proj_dim=12, ffn_dim=10,
+            num_hidden_layers=2, num_attention_heads=3, num_labels=LABELS, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2)  # fmt: skip
+_add("OPTForCausalLM OPTForSequenceClassification OPTForQuestionAnswering OPTModel", **_OPT)
+_add("OPTForCausalLM", "narrow", **{**_OPT, "word_embed_proj_dim": 8}, do_layer_norm_before=False)
+_add("OPTForCausalLM", "narrow-pre", **{**_OPT, "word_embed_proj_dim": 8})
+_add("OPTForCausalLM", "gelu-no-bias", **_OPT, activation_function="gelu", enable_bias=False)
+_add("OPTForCausalLM", "untied", **_OPT, tie_word_embeddings=False)
+_BLOOM = dict(vocab_size=VOCAB, hidden_size=12, n_layer=2, n_head=3, num_labels=LABELS, pad_token_id=0)
+_add("BloomForCausalLM BloomForSequenceClassification BloomForTokenClassification BloomForQuestionAnswering", **_BLOOM)
+_add("BloomForCausalLM", "untied", **_BLOOM, tie_word_embeddings=False)
+_MPT = dict(vocab_size=VOCAB, d_model=12, n_layers=2, n_heads=3, expansion_ratio=2, max_seq_len=POSITIONS,
+            num_labels=LABELS, pad_token_id=0)  # fmt: skip
+_add("MptForCausalLM MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering", **_MPT)
+_add("MptForCausalLM", "clipped", **_MPT, attn_config=dict(clip_qkv=0.5))
+_add("MptForCausalLM", "untied", **_MPT, tie_word_embeddings=False)
 
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:

@@ -15,7 +15,7 @@ import typer
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from . import barrier, canonical, demo, distance, families, inspect, match, merge, verify
+from . import barrier, canonical, demo, distance, families, inspect, match, merge, study, verify
 from .common import exits_with_2
 
 app = typer.Typer(
@@ -57,3 +57,4 @@ for command in (
     demo.demo,
 ):
     app.command()(exits_with_2(command))
+app.add_typer(study.app, name="study")

@@ -13,39 +13,30 @@ from rich.console import Console
 from rich.table import Table
 
 from . import common as c
+from . import tasks as t
 
 
 def barrier(
     a: Annotated[str, typer.Argument(metavar="A", help="The model at lambda 0, and the anchor: a folder or a hub id.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The model at lambda 1.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write barrier.json and barrier.png in.")],
-    task: Annotated[str, typer.Option(help=f"What is measured: {c.TASKS}.")],
-    data: Annotated[str, typer.Option(help="A file (.txt, .jsonl, .csv, also .gz), builtin:digits or builtin:stdlib.")],
+    task: t.Name,
+    data: t.Data,
     points: Annotated[int, typer.Option(help="Models on the line, both ends included.")] = 11,
     match: Annotated[
         str,
         typer.Option(help=f"Match B to A first, at this level: none, {c.LEVELS}."),
     ] = "none",
     rescale: c.Rescale = "joint",
-    split: Annotated[
-        str | None,
-        typer.Option(help="train, validation, test or all [default: digits test, text validation, rows all]."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many images, rows or sequences.")] = None,
-    batch: Annotated[int, typer.Option(help="Examples in a batch; changes the speed, not the result.")] = 64,
-    context: Annotated[
-        int | None, typer.Option(help="Tokens in a sequence [default: what the model takes, at most 512].")
-    ] = None,
-    vocabulary: Annotated[
-        str | None,
-        typer.Option(help="JSON file character -> id (or a list), for a character-level language model."),
-    ] = None,
-    mask_id: Annotated[
-        int | None, typer.Option(help="masked-lm: id of the mask token [default: the tokenizer's].")
-    ] = None,
-    mask_share: Annotated[float, typer.Option(help="masked-lm: share of the tokens that are masked.")] = 0.15,
-    maskable: Annotated[str | None, typer.Option(help="masked-lm: only these token ids, such as 5-80,91.")] = None,
-    seed: Annotated[int, typer.Option(help="masked-lm: of the masks.")] = 0,
+    split: t.Split = None,
+    limit: t.Limit = None,
+    batch: t.Batch = 64,
+    context: t.Context = None,
+    vocabulary: t.Vocabulary = None,
+    mask_id: t.MaskId = None,
+    mask_share: t.MaskShare = 0.15,
+    maskable: t.Maskable = None,
+    seed: t.Seed = 0,
     device: c.Device = "cpu",
     overwrite: c.Overwrite = False,
     json: c.Json = False,
@@ -53,7 +44,6 @@ def barrier(
 ) -> None:
     """Measure the loss on the line between A and B. The barrier is how far it rises above the line between its ends."""
     from onebasin import api
-    from onebasin.data import load_task
     from onebasin.landscape import curve
     from onebasin.landscape.plots import plot_curves, require_matplotlib
 
@@ -61,9 +51,9 @@ def barrier(
     folder = Path(output)
     if folder.exists() and not overwrite:
         raise ValueError(f"the output folder '{output}' exists; choose another or pass --overwrite")
-    examples = load_task(
+    examples = t.load(
         task, data, a, split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
-        mask_id=mask_id, mask_share=mask_share, maskable=_ids(maskable), seed=seed,
+        mask_id=mask_id, mask_share=mask_share, maskable=maskable, seed=seed,
     )  # fmt: skip
     with c.progress(quiet) as tell, tempfile.TemporaryDirectory() as temporary:
         ends = (a, b)
@@ -89,16 +79,3 @@ def barrier(
     console = Console()
     console.print(table)
     console.print(f"barrier {result['barrier']:.4f}; written to {output}", highlight=False, markup=False)
-
-
-def _ids(text: str | None) -> set[int] | None:
-    """`5-7,91` -> {5, 6, 7, 91}. Raises ValueError quoting the piece that is no range."""
-    if text is None:
-        return None
-    ids: set[int] = set()
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"--maskable: '{piece.strip()}' is neither a token id nor a range such as 5-80")
-        ids |= set(range(int(first), int(last or first) + 1))
-    return ids

@@ -186,7 +186,7 @@ def evaluate(model: PreTrainedModel, task: Task) -> Scores:
     for batch in task.batches:
         inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
         labels = inputs.pop("labels")
-        logits = model(**inputs).logits.float()
+        logits = model(**inputs, output_attentions=False, output_hidden_states=False).logits.float()
         if task.name == "causal-lm":
             logits, labels = logits[:, :-1], labels[:, 1:]
         logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)

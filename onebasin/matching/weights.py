@@ -261,22 +261,30 @@ class _Descent:
         return [(role, self.anchor[role], self.source[role], self.weight[role]) for role in roles]
 
     def _start(self) -> None:
-        """Place the spaces shared by all layers from the tensors whose other axes are all fixed."""
-        for unit in self.component.units:
-            if self.signature.spaces[unit.root].layer is not None or unit.inner:
-                continue
-            roles = [
-                role
-                for role in self.touching[unit.root]
-                if len(self.signature.tensors[role].axes) > 1
-                and all(
-                    self.signature.root[leaf.space] in (unit.root,)
-                    or self.signature.root[leaf.space] not in self.groups
-                    for leaf in self.signature.leaves(self.signature.tensors[role])
-                )
-            ]
-            if roles:
-                self._step([unit], roles)
+        """Place the spaces shared by all layers one after another, each from the tensors whose other axes stand.
+
+        First those with an axis in a fixed space (token, position, patch, class tables), then what hangs on them (a
+        stream behind a narrower embedding).
+        """
+        shared = [u for u in self.component.units if self.signature.spaces[u.root].layer is None and not u.inner]
+        waiting = {unit.root for unit in shared}
+        moving = set(self.groups)
+        progress = True
+        while progress:
+            progress = False
+            for unit in shared:
+                roles = [role for role in self.touching[unit.root] if not self._others(role, unit.root) & moving]
+                if unit.root in waiting and roles:
+                    self._step([unit], roles)
+                    waiting.discard(unit.root)
+                    moving.discard(unit.root)
+                    progress = True
+
+    def _others(self, role: str, root: str) -> set[str]:
+        """The roots of a matrix's other axes; a vector has none, and says too little to start from."""
+        entry = self.signature.tensors[role]
+        roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(entry)}
+        return roots - {root} if len(entry.axes) > 1 else set(self.groups)
 
     def _step(self, wave: Sequence[_Unit], roles: Sequence[str] | None = None) -> None:
         """Set units that share no tensor to their optimum given all others."""

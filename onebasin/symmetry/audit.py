@@ -65,7 +65,7 @@ class Audit:
 
 
 def audit(
-    signature: Signature, tensors: Tensors, outputs: Callable[[Tangent], Tensor], tolerance: float = 1e-9
+    signature: Signature, tensors: Tensors, outputs: Callable[[Tangent], Tensor], tolerance: float = 1e-12
 ) -> Audit:
     """Compare the null space of the Jacobian with the tangents that the signature generates.
 
@@ -77,9 +77,8 @@ def audit(
     free = {role: tensors[role] for role, entry in signature.tensors.items() if entry.alias is None}
     aliases = {role: entry.alias for role, entry in signature.tensors.items() if entry.alias is not None}
     full = jacobian(lambda given: outputs({**given, **{role: given[a] for role, a in aliases.items()}}), free)
-    if full.shape[0] < full.shape[1]:
-        raise ValueError(f"{full.shape[0]} outputs cannot tell {full.shape[1]} parameters apart; give more inputs")
-    values = torch.linalg.svdvals(full)
+    sizes = full.norm(dim=0)  # a parameter's unit is free: columns of one size make the gap clear
+    values = torch.linalg.svdvals(full / torch.where(sizes > 0, sizes, 1.0))
     values = values / values[0]
     rank = int((values > tolerance).sum())
     basis = tied_span(signature, tensors, tolerance)
@@ -89,14 +88,21 @@ def audit(
                  basis.shape[1], float(change.max()) if len(change) else 0.0)  # fmt: skip
 
 
-def jacobian(outputs: Callable[[Tangent], Tensor], tensors: Tensors, chunk: int = 128) -> Tensor:
-    """In reverse mode, `chunk` outputs at a time: (outputs, parameters), parameters in the order of `tensors`."""
+def jacobian(outputs: Callable[[Tangent], Tensor], tensors: Tensors, chunk: int = 128, spare: int = 50) -> Tensor:
+    """G J with a random matrix G of a few more rows than there are parameters, which has the null space of J.
+
+    In reverse mode, `chunk` rows at a time: (parameters + spare, parameters), parameters in the order of `tensors`.
+    Raises ValueError where there are fewer outputs than that.
+    """
     leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
     values = outputs(leaves).reshape(-1)
+    count = sum(leaf.numel() for leaf in leaves.values())
+    if len(values) < count:
+        raise ValueError(f"{len(values)} outputs cannot tell {count} parameters apart; give more inputs")
     rows = []
-    units = torch.eye(len(values), dtype=values.dtype)
-    for start in range(0, len(values), chunk):
-        some = units[start : start + chunk]
+    generator = torch.Generator().manual_seed(0)
+    for start in range(0, count + spare, chunk):
+        some = torch.randn(min(chunk, count + spare - start), len(values), generator=generator, dtype=values.dtype)
         gradients = torch.autograd.grad(
             values, list(leaves.values()), some, retain_graph=True, is_grads_batched=True, allow_unused=True
         )

@@ -10,7 +10,7 @@ A table has a header, a list of spaces, and one line per tensor:
                                           heads); what this table names itself replaces what it took over
     layers n_layer                        config key that counts the layers (checked); `a * b` multiplies
     size   head = n_head                  sizes that shapes alone do not tell; `a | b` tries keys in turn, `a * b / c`
-                                          rounds down, `a.b` looks inside
+                                          rounds down, `a.b` looks inside, `a when KEY=VALUE` asks first
 
     temperature qk                        attention divides logits by the root of this space's size
     eps    layer_norm_epsilon             config key of the norms' eps
@@ -274,7 +274,10 @@ def _role(pattern: str, indices: tuple[str, ...]) -> str:
 
 def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
     """The first of `keys` that the config has (a number stands for itself), or None."""
-    for key in keys:
+    for choice in keys:
+        key, _, condition = choice.partition(" when ")
+        if not _holds(condition.strip(), config):
+            continue
         words = re.split(r"\s*([*/])\s*", key)
         values = [_value(config, word) for word in words[::2]]
         if None in values:

@@ -43,6 +43,9 @@ def test_every_tensor_is_in_the_table_exactly_once(case: str, saved: Saved) -> N
     assert not list(checkpoint.others())
 
 
+KEYS = ("qk", "rot", "pass", "flat")  # spaces in which queries meet keys
+
+
 def ends(axis: Axis) -> Iterator[Leaf]:
     """The innermost leaves of an axis: qk of (head qk), and each part of a concatenation."""
     if isinstance(axis, Leaf):
@@ -73,7 +76,7 @@ def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Sav
         turned = isinstance(module, (nn.Embedding, Conv1D))  # these store the input axis first
         read, written = weight.axes[:2] if turned else weight.axes[1::-1]
         assert all(leaf.dual for leaf in ends(read) if leaf.space not in fixed), name
-        assert all(not leaf.dual or leaf.space.endswith("qk") for leaf in ends(written)), name
+        assert all(not leaf.dual or leaf.space.endswith(KEYS) for leaf in ends(written)), name
         bias = entries.get(f"{name}.bias")
         assert bias is None or bias.axes == (written,), name
         seen += 1

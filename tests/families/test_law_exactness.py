@@ -20,7 +20,7 @@ from onebasin.symmetry.maps import Monomial
 Saved = Callable[[str], Checkpoint]
 
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
-FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel",
+FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
          "pixel", "output"}  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
     signature = saved(case).signature
     for root, kind in signature.kinds.items():
         leaves_the_model = any(signature.spaces[key].output for key in signature.members[root])
-        if kind in ("fixed", "rows", "labels") and not leaves_the_model:
+        if kind in ("fixed", "rows", "labels") and not leaves_the_model and signature.sizes[root]:
             assert signature.spaces[root].name in FIXED
     still = ("fixed", "rows", "labels")
     moving = {
@@ -89,8 +89,10 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
         if signature.kinds[signature.root[key]] not in still
     }
     present = {space.name for space in signature.spaces.values()}
-    expected = (present & {"head", "kv", "qk", "rot"}) | {"vo", "ffn"}
-    assert len(expected) == 4
+    expected = present & {"head", "kv", "qk", "rot", "flat", "cut_qk", "vo", "cut_vo", "ffn"}
+    if case.endswith("qk-norm"):
+        expected -= {"qk"}  # whose mean is removed
+    assert len(expected) == 4 - (not present & {"head", "kv"}) - case.endswith("qk-norm")
     for layer in signature.layers:
         assert {(name, layer) for name in expected} <= moving
 

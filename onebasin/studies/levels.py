@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The levels study: the barrier between two models, at every level of symmetry and with every average."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from onebasin import api
+from onebasin.checkpoint import Checkpoint, shared_roles
+from onebasin.data import Scores, Task, evaluate, load_model
+from onebasin.data.tasks import quiet
+from onebasin.fusion import METHODS, merged_tensors
+from onebasin.landscape import barrier
+from onebasin.landscape.plots import plot_curves, require_matplotlib
+from onebasin.symmetry import LEVELS, Alignment
+
+SETTINGS = ("none", "permutation", "paper", "full", "invertible")
+
+Tell = Callable[[str], None]
+
+
+def study_levels(
+    a: str | Path,
+    b: str | Path,
+    task: Task,
+    output: str | Path,
+    *,
+    levels: Sequence[str] = SETTINGS,
+    methods: Sequence[str] = METHODS,
+    points: int = 11,
+    rescale: str = "joint",
+    device: str = "cpu",
+    overwrite: bool = False,
+    title: str | None = None,
+    tell: Tell | None = None,
+) -> dict[str, Any]:
+    """Match `b` to `a` once per level, then measure the merged models between them with every method.
+
+    a, b: model folders; `a` is the anchor, at lambda 0. levels: "none" or levels of symmetry. methods: see
+    `onebasin.METHODS`. points: models on a line, both ends included; that at lambda is merged with the weights
+    (1 - lambda, lambda). title: of the picture. tell: called with a line about what happens now.
+
+    Writes levels.json, levels.md and levels.png under `output`. Returns the object of levels.json: `models`, `task`,
+    `points`, `rescale` and `levels`: level -> `distance_before`, `distance_after`, `seconds` (to match and verify)
+    and `methods`: method -> a curve as `landscape.curve` returns, with `seconds` (to merge and evaluate).
+    Levels that rotate the residual stream measure both distances between canonical forms.
+    Raises ValueError for an unknown level or method, fewer than 2 points, an output that exists, models that cannot
+    be matched or merged whole, and where matplotlib is not installed.
+    """
+    _known("level", levels, ("none", *LEVELS))
+    _known("method", methods, METHODS)
+    if points < 2:
+        raise ValueError(f"a curve needs at least 2 points, not {points}")
+    folder = Path(output)
+    if folder.exists() and not overwrite:
+        raise ValueError(f"the output folder '{output}' exists; choose another or pass --overwrite")
+    require_matplotlib()
+    lambdas = [i / (points - 1) for i in range(points)]
+    found: dict[str, Any] = {}
+    for level in levels:
+        with tempfile.TemporaryDirectory() as temporary:
+            ends, found[level] = _matched(a, b, level, Path(temporary), rescale, device, tell)
+            found[level]["methods"] = {}
+            for method in methods:
+                say = None if tell is None else _prefixed(tell, f"{level}, {method}")
+                found[level]["methods"][method] = _curve(*ends, task, method, lambdas, device, say)
+    results = {
+        "models": [Path(a).name, Path(b).name],
+        "task": task.name,
+        "points": points,
+        "rescale": rescale,
+        "levels": found,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "levels.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    (folder / "levels.md").write_text(table(results), "utf-8")
+    shown = "average" if "average" in methods else methods[0]
+    plot_curves(
+        {level: entry["methods"][shown] for level, entry in found.items()},
+        folder / "levels.png",
+        title=title or f"{task.name}: {shown}",
+        ends=(Path(a).name, f"{Path(b).name}, matched"),
+    )
+    return results
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The study as a Markdown table: one row per level, the barrier of every method, distances and seconds."""
+    entries = results["levels"]
+    methods = list(next(iter(entries.values()))["methods"])
+    lines = [
+        "| level | " + " | ".join([*methods, "distance before", "distance after", "seconds"]) + " |",
+        "|---" + "|---:" * (len(methods) + 3) + "|",
+    ]
+    for level, entry in entries.items():
+        barriers = [f"{entry['methods'][method]['barrier']:.3f}" for method in methods]
+        distances = [f"{entry[key]:.2f}" for key in ("distance_before", "distance_after")]
+        lines.append("| " + " | ".join([level, *barriers, *distances, f"{entry['seconds']:.1f}"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _matched(
+    a: str | Path, b: str | Path, level: str, temporary: Path, rescale: str, device: str, tell: Tell | None
+) -> tuple[tuple[str, str], dict[str, Any]]:
+    """The folders of the two ends at a level, and how far apart they are."""
+    if level == "none":
+        distance = api.distance(a, b).distance
+        return (str(a), str(b)), {"distance_before": distance, "distance_after": distance, "seconds": 0.0}
+    found = api.match(b, a, temporary / "matched", symmetry=level, rescale=rescale, device=device, tell=tell)
+    # A level that moves the residual stream gives the anchor a canonical form too: the line starts there.
+    ends = (str(found.get("anchor_output", a)), str(found["output"]))
+    return ends, {key: found[key] for key in ("distance_before", "distance_after", "seconds")}
+
+
+def _curve(
+    a: str, b: str, task: Task, method: str, lambdas: Sequence[float], device: str, tell: Tell | None
+) -> dict[str, Any]:
+    started = time.perf_counter()
+    frame = load_model(a, task.name)
+    scores: list[Scores] = []
+    for lam, tensors in zip(lambdas, _merged(a, b, method, lambdas, device), strict=True):
+        if tell:
+            tell(f"evaluating at lambda {lam:.3g}")
+        scores.append(evaluate(_filled(frame, tensors).to(device), task))  # type: ignore[arg-type]
+    losses = [score.loss for score in scores]
+    return {
+        "lambdas": list(lambdas),
+        "losses": losses,
+        "accuracies": [score.accuracy for score in scores],
+        "barrier": barrier(losses[0], losses[-1], losses, lambdas),
+        "end_losses": [losses[0], losses[-1]],
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) -> Iterator[dict[str, Tensor]]:
+    """Name -> tensor of the merged model at every lambda. Its ends are the models themselves, which must fit."""
+    models = [Checkpoint(a), Checkpoint(b)]
+    try:
+        shared = shared_roles(*models)
+        if alone := [*shared.only_a, *shared.only_b, *shared.differing]:
+            raise ValueError(f"the models do not lie on one line: they do not share the tensor '{alone[0]}'")
+        others = {name: models[0].read_name(name) for name in models[0].others()}
+        for lam in lambdas:
+            merged = merged_tensors(
+                models,
+                [Alignment(), Alignment()],
+                [1 - lam, lam],
+                0,
+                set(shared.roles),
+                method=method,
+                device=device,
+            )
+            yield {**others, **dict(merged)}
+    finally:
+        for model in models:
+            model.close()
+
+
+def _filled(frame: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:
+    """A model like `frame` with the tensors of a model folder, under the names that stand there."""
+    load: Any = type(frame).from_pretrained
+    with quiet():
+        model, info = load(None, config=frame.config, state_dict=tensors, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:
+        raise ValueError(f"the merged model has no tensor '{min(info['missing_keys'])}', which the task needs")
+    filled: PreTrainedModel = model
+    return filled
+
+
+def _prefixed(tell: Tell, text: str) -> Tell:
+    return lambda line: tell(f"{text}: {line}")
+
+
+def _known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
+    if not given:
+        raise ValueError(f"the study needs at least one {what}; choose from {', '.join(known)}")
+    for word in given:
+        if word not in known:
+            raise ValueError(f"unknown {what} '{word}'; choose from {', '.join(known)}")
