@@ -154,7 +154,7 @@ def _rows(command: Any) -> Iterator[str]:
             continue
         names = ", ".join(f"`{name}`" for name in [*param.opts, *param.secondary_opts])
         default = param.default
-        if default not in (None, False, ()) and "[default" not in text:
+        if default is not None and default is not False and default != () and "[default" not in text:
             shown = param.opts[0] if default is True else default
             text += f" [default: {shown}]"
         yield f"| {names} | {text} |"

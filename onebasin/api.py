@@ -40,8 +40,9 @@ from onebasin.checkpoint import (
     write_model,
 )
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
-from onebasin.matching import match_universe, match_weights
+from onebasin.matching import match_universe, match_weights, soft_couplings
 from onebasin.symmetry import LEVELS, Alignment, Group, acting_groups
+from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.widths import widening
 
 Model = str | Path | PreTrainedModel
@@ -108,6 +109,9 @@ def match(
     opt = Options(**options)
     with _checkpoints([source, anchor], opt.family) as given, _workplace(output) as target:
         _refuse_existing(target, given, overwrite)
+        place = Path(anchor_output) if anchor_output else Path(f"{str(output).rstrip('/')}-anchor")
+        if output is not None and opt.symmetry in STREAM_LEVELS:
+            _refuse_existing(place, given, overwrite)
         first, second = (_gauge(checkpoint, opt, tell) for checkpoint in given)
         first = _widened(first, second)
         found = _align(first, second, opt, tell)
@@ -139,7 +143,6 @@ def match(
         if output is None:
             result["model"] = load_model(target)
         elif isinstance(second, Canonical):
-            place = Path(anchor_output) if anchor_output else Path(f"{str(output).rstrip('/')}-anchor")
             _write_canonical(second, place, overwrite, dtype, verify)
             result["anchor_output"] = str(place)
     result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
@@ -156,6 +159,7 @@ def merge(
     match: str = "paper",
     anchor: int | str = "auto",
     heads_from: int | None = None,
+    soft: float | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
     verify: bool = True,
@@ -167,8 +171,9 @@ def merge(
 
     method: see `METHODS`. weights: one per model (default: equal); they are used as given. match: "none" or a level of
     symmetry. anchor: the model that stays as it is, counted from 0, or "auto": the one nearest to the mean of all.
-    heads_from: the model whose task head, labels and configuration the result takes (default: the anchor). verify:
-    check that every matched model still computes its source's function.
+    heads_from: the model whose task head, labels and configuration the result takes (default: the anchor). soft:
+    temperature of a coupling that mixes FFN neurons after matching (semi-permutations; the mixed models are then no
+    longer the same functions). verify: check that every matched model still computes its source's function.
 
     Returns as `match`, with lists over the matched models. Raises ValueError as `match` does.
     """
@@ -207,6 +212,13 @@ def merge(
             for i in range(len(gauged))
             if i != centre
         ]
+        rewrites: list[Alignment | Softened] = list(alignments)
+        if soft is not None:
+            rewrites = [
+                alignment if i == centre else _softened(gauged[i], gauged[centre], alignment, soft, opt)
+                for i, alignment in enumerate(alignments)
+            ]
+            notes.append("soft couplings: the mixed models are no longer the same functions as their sources")
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
             "anchor": centre,
@@ -223,7 +235,7 @@ def merge(
             tell("writing")
         write_model(
             target,
-            merged_tensors(gauged, alignments, shares, layout, set(shared.roles), method=method, dtype=opt.dtype,
+            merged_tensors(gauged, rewrites, shares, layout, set(shared.roles), method=method, dtype=opt.dtype,
                            device=opt.device),
             gauged[layout],
             overwrite=overwrite,
@@ -359,6 +371,16 @@ def _align_all(
 
 def _groups(model: Checkpoint, opt: Options) -> dict[str, Group]:
     return acting_groups(model.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers)
+
+
+def _softened(
+    source: Checkpoint, anchor: Checkpoint, alignment: Alignment, temperature: float, opt: Options
+) -> Softened:
+    def read(role: str) -> tuple[Tensor, Tensor]:
+        fixed, moving = read_pair(anchor, source, role, opt.dtype, opt.device)
+        return fixed, alignment.apply(source.signature, role, moving)
+
+    return Softened(alignment, soft_couplings(source.signature, read, _groups(source, opt), temperature))
 
 
 def _tensors(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[tuple[str, Tensor]]:

@@ -49,7 +49,8 @@ class _Wide(types.ModuleType):
 
 @pytest.fixture(scope="session", autouse=True)
 def _float64_throughout() -> None:
-    """What the models do in float32 by name they do in float64; so do Gemma's norms and DeBERTa's."""
+    """What the models do in float32 by name they do in float64; so do the norms of Gemma and
+    DeBERTa, and Cohere's rotary embeddings."""
 
     def layer_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.variance_epsilon)
@@ -57,6 +58,11 @@ def _float64_throughout() -> None:
     def rms_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
+    def apply_rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        turn = _modeling("cohere").rotate_half
+        return tuple(x * cos.unsqueeze(1) + turn(x) * sin.unsqueeze(1) for x in (q, k))
+
+    _modeling("cohere").apply_rotary_pos_emb = apply_rotary
     for name in ROTARY:
         _modeling(name).torch = _Wide("torch")
     modeling_deberta.DebertaLayerNorm.forward = layer_norm

@@ -6,9 +6,10 @@ Nothing is assumed about a model's code; everything is observed on one small exa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -98,13 +99,14 @@ class _Event:
 
 
 def linear_calls(stock: Stock, example: Batch) -> list[Call]:
-    """The calls of all linear layers that own a tensor of the signature, in order of execution.
+    """The calls of all linear layers that own a tensor of the signature, in the order in which their outputs (or the
+    norms' inputs that these are part of) are complete.
 
     example: a small batch. Raises CheckpointError where there is no linear layer, or where the model cannot be
     followed: an edit of the residual stream at the input of a norm does not reach what comes after it.
     """
     events: list[_Event] = []
-    first = run_hooked(stock, example, events)
+    first = _observed(stock, example, events)
     calls = _with_norms(events)
     if not calls:
         raise CheckpointError(f"no linear layer of {type(stock.model).__name__} could be followed")
@@ -116,7 +118,7 @@ def linear_calls(stock: Stock, example: Batch) -> list[Call]:
     return checked
 
 
-def run_hooked(stock: Stock, example: Batch, events: list[_Event]) -> list[Tensor]:
+def _observed(stock: Stock, example: Batch, events: list[_Event]) -> list[Tensor]:
     """Run once and note every call of a linear layer and of a norm."""
     signature = stock.signature
     after: dict[str, Callable[[Tensor, Tensor], None]] = {}
@@ -149,10 +151,10 @@ def run_hooked(stock: Stock, example: Batch, events: list[_Event]) -> list[Tenso
 
             after[name] = look
     with hooks(stock, after, before):
-        return tensors_of(run(stock, example))
+        return _tensors(run(stock, example))
 
 
-def tensors_of(output: Any) -> list[Tensor]:
+def _tensors(output: Any) -> list[Tensor]:
     """The floating-point tensors of a model's output."""
     return [value for value in output.values() if isinstance(value, Tensor) and value.is_floating_point()]
 
@@ -190,7 +192,7 @@ def _with_norms(events: list[_Event]) -> list[tuple[int, Call, int]]:
 
 
 def _perturbed(
-    stock: Stock, example: Batch, events: list[_Event], calls: Iterable[tuple[int, Call, int]]
+    stock: Stock, example: Batch, events: list[_Event], calls: Sequence[tuple[int, Call, int]]
 ) -> tuple[list[Call], list[Tensor]]:
     """Run again; move the output of every layer that seems to go into a norm, see whether the norm's input moves by
     the same, and move it back there."""
@@ -222,8 +224,6 @@ def _perturbed(
     linear = {event.module for event in events if event.call is not None}
     norms = {event.module for event in events if event.call is None}
     with hooks(stock, dict.fromkeys(linear, after), dict.fromkeys(norms, before)):
-        outputs = tensors_of(run(stock, example))
-    return [
-        Call(call.module, call.weight, call.bias, call.columns, events[norm].module if i in added else "")
-        for i, call, norm in calls
-    ], outputs
+        outputs = _tensors(run(stock, example))
+    measured = [(norm, replace(call, norm=events[norm].module)) if i in added else (i, call) for i, call, norm in calls]
+    return [call for _, call in sorted(measured, key=itemgetter(0))], outputs

@@ -22,6 +22,10 @@ def merge(
     heads_from: Annotated[
         int | None, typer.Option(help="Where task heads differ, take this model's, from 0 [default: the anchor's].")
     ] = None,
+    soft: Annotated[
+        float | None,
+        typer.Option(help="Mix FFN neurons after matching, at this temperature (such as 0.1); no longer exact."),
+    ] = None,
     rescale: c.Rescale = "joint",
     parts: c.Parts = None,
     layers: c.Layers = None,
@@ -48,7 +52,7 @@ def merge(
         raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
     with c.progress(quiet) as tell:
         result = api.merge(
-            models, output, method=method, weights=shares, match=match, anchor=anchor, heads_from=heads_from,
+            models, output, method=method, weights=shares, match=match, anchor=anchor, heads_from=heads_from, soft=soft,
             rescale=rescale, parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
             device=device, starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family,
             overwrite=overwrite, verify=verify, tell=tell, command=c.command_line(),

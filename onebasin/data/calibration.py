@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from .digits import digits
 from .files import kind, read_rows
-from .tasks import Task, load_task
+from .tasks import Source, Task, _open, _pixels, load_task
 
 Batch = dict[str, Tensor]
 
@@ -109,8 +109,6 @@ def _inputs(data: str, model: str | Path, task: str, split: str | None, options:
     if task in ("text-classification", "token-classification"):
         task = "causal-lm"  # the inputs of a classifier are those of any text; what differs are the labels
     if task == "image-classification":
-        from .tasks import Source, _open, _pixels
-
         folder, config = _open(model)
         rows = read_rows(data, ("image",))
         return [{"pixel_values": _pixels(Source(data, folder, config, None, None, 2, None, None, None, 0.15, 0), rows)}]

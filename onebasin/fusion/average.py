@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint
-from onebasin.symmetry import Alignment, Entry, Signature
+from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.axes import Leaf, blocks
 
 from .circuits import average_circuit, circuit_roots
@@ -81,9 +82,15 @@ COMBINE: Mapping[str, Combine] = {
 METHODS = (*COMBINE, "circuit")
 
 
+class Rewrites(Protocol):
+    """An alignment, exact or softened."""
+
+    def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor: ...
+
+
 def merged_tensors(
     models: Sequence[Checkpoint],
-    alignments: Sequence[Alignment],
+    alignments: Sequence[Rewrites],
     weights: Sequence[float],
     layout: int,
     shared: Collection[str],

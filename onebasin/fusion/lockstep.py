@@ -8,10 +8,9 @@ is a thread, but one runs at a time, and only while its `advance` waits for it.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 _current = threading.local()
 
@@ -23,7 +22,7 @@ class _Stopped(BaseException):
 class Pass:
     """One call of `function`, stopped at every `pause` inside it.
 
-    result: what it returned, once `advance` has given None.
+    result: what it returned, once `advance` has given None. held, counts: for hooks to remember things by.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -33,7 +32,8 @@ class Pass:
         self._event: tuple[Any, ...] | None = None
         self._error: BaseException | None = None
         self._stopped = False
-        self.held: dict[str, tuple[Tensor, Tensor]] = {}
+        self.held: dict[str, tuple[Any, ...]] = {}
+        self.counts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run
 from onebasin.symmetry import Alignment
@@ -32,7 +33,7 @@ from .average import merged_tensors
 from .lockstep import Pass, current, pause
 
 RIDGES = (0.1, 0.01, 0.001)
-HELD_BACK = 0.125  # share of the calibration batches on which the ridge is chosen
+HELD_BACK = 1 / 16  # share of the calibration batches on which the ridge is chosen
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Progressive:
     """tensors: role -> merged tensor. ridge: the one chosen; None where the plain average was better than all.
 
     losses: ridge -> loss on held-back data (None: the plain average), empty where there was nothing to choose.
+    skipped: linear layers that keep their average, because the models do not share them or they are tied.
     """
 
     tensors: dict[str, Tensor]
@@ -65,8 +67,8 @@ def merge_progressively(
     """Merge aligned models over calibration batches; arguments as in `merged_tensors`.
 
     batches: inputs of the models, without labels; padding is left out where there is an attention_mask. ridge: one
-    value, or several, of which the one with the least loss on `held_back` is taken (default: an eighth of the
-    batches, which then fits nothing). The loss is the KL divergence of the merged model's prediction from the
+    value, or several, of which the one with the least loss on `held_back` is taken (default: a
+    sixteenth of the batches, at least one, which then fit nothing). The loss is the KL divergence of the merged model's prediction from the
     mixture of the models' predictions; for models without logits, the squared distance from their mean output.
 
     Raises ValueError for too few batches, and CheckpointError for a model whose layers cannot be followed.
@@ -88,7 +90,7 @@ def merge_progressively(
     example = {key: value[:2] for key, value in fit[0].items()}
     calls = linear_calls(student, example)
     fitted = [call for call in calls if call.weight in shared and not student.shared(call.weight)]
-    students = [replace_model(student) for _ in ridges]
+    students = [copied(student) for _ in ridges]
     fit_layers(teachers, students, weights, ridges, fitted, fit, tell)
     chosen: int | None = 0
     losses: dict[float | None, float] = {}
@@ -113,7 +115,7 @@ def split(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[
     return list(batches[:-count]), list(batches[-count:])
 
 
-def replace_model(stock: Stock) -> Stock:
+def copied(stock: Stock) -> Stock:
     """A copy with tensors of its own."""
     model = copy.deepcopy(stock.model)
     named = {id(old): new for old, new in zip(stock.model.parameters(), model.parameters(), strict=True)}
@@ -144,13 +146,14 @@ def fit_layers(
             if tell:
                 tell(f"fitting layer {number} of {len(calls)}: {call.module}")
             seen = [walk.advance(call) for walk in walks]
-            known: tuple[list[Tensor], Tensor] | None = None
             for i, student in enumerate(students):
                 fit = sums.setdefault((i, call.module), _Fit(student, call))
                 mine = seen[len(teachers) + i]
                 for b, here in enumerate(mine):
-                    target = sum(w * seen[j][b].value for j, w in enumerate(weights))
-                    fit.add(here.inputs, target - here.value, masks[b])
+                    lacking = -here.value
+                    for j, weight in enumerate(weights):
+                        lacking += weight * seen[j][b].value
+                    fit.add(here.inputs, lacking, masks[b])
                 delta = fit.solve(ridges[i])
                 for here in mine:
                     here.value.add_(fit.extended(here.inputs) @ delta)
@@ -171,38 +174,42 @@ class _Walk:
     """One model's passes over all batches, which stop where the calls are measured."""
 
     def __init__(self, stock: Stock, calls: Sequence[Call], batches: Sequence[Batch]) -> None:
-        norms = {call.module: call.norm for call in calls if call.norm}
-        waiting = set(norms.values())
+        of_module: dict[str, list[Call]] = {}
+        for call in calls:
+            of_module.setdefault(call.module, []).append(call)
 
         def returned(name: str) -> Callable[[Tensor, Tensor], None]:
             def look(x: Tensor, y: Tensor) -> None:
-                if name in norms:
-                    current().held[norms[name]] = (x, y)
+                here = current()
+                call = of_module[name][here.counts[name]]
+                here.counts[name] += 1
+                if call.norm:
+                    here.held[call.norm] = (call, x)
                 else:
-                    pause(x, y)
+                    pause(call, x, y)
 
             return look
 
         def called(name: str) -> Callable[[Tensor], None]:
             def look(n: Tensor) -> None:
-                held = current().held.pop(name, None)
-                if held is not None:
-                    pause(held[0], n)
+                if name in current().held:
+                    pause(*current().held.pop(name), n)
 
             return look
 
-        self._hooks = hooks(
-            stock, {call.module: returned(call.module) for call in calls}, {name: called(name) for name in waiting}
-        )
+        norms = {call.norm for call in calls if call.norm}
+        self._hooks = hooks(stock, {name: returned(name) for name in of_module}, {name: called(name) for name in norms})
         self._hooks.__enter__()
-        self.passes = [Pass(lambda batch=batch: run(stock, batch)) for batch in batches]
+        self.passes = [Pass(partial(run, stock, batch)) for batch in batches]
 
     def advance(self, call: Call) -> list[_Seen]:
+        """Take every pass to `call`."""
         found = []
         for one in self.passes:
             event = one.advance()
-            assert event is not None, call.module
-            found.append(_Seen(*event))
+            if event is None or event[0] != call:
+                raise CheckpointError(f"the layers of one model do not run in the order of the other, from '{call.module}'")
+            found.append(_Seen(*event[1:]))
         return found
 
     def close(self) -> None:
@@ -278,17 +285,21 @@ def held_back_loss(
             if len(theirs) < len(teachers):
                 continue
             if "logits" in name:
-                mixture = sum(w * t.softmax(-1) for w, t in zip(weights, theirs, strict=True)) / sum(weights)
+                shares = [w / sum(weights) for w in weights]
+                mixture = _mean([t.softmax(-1) for t in theirs], shares).clamp_min(0)
                 loss = (mixture * (mixture.clamp_min(1e-30).log() - own.log_softmax(-1))).sum(-1)
             else:
-                mean = sum(w * t for w, t in zip(weights, theirs, strict=True))
-                loss = (own - mean).square().sum(-1)
+                loss = (own - _mean(theirs, weights)).square().sum(-1)
             if mask is not None and loss.shape == mask.shape:
                 loss = loss[mask.bool()]
             total, count = total + float(loss.sum()), count + loss.numel()
     if not count:
         raise ValueError("the models have no output in common to choose the ridge by; give one ridge")
     return total / count
+
+
+def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    return torch.stack([weight * tensor for weight, tensor in zip(weights, tensors, strict=True)]).sum(0)
 
 
 def _prediction(output: Mapping[str, object]) -> dict[str, Tensor]:

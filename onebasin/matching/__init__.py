@@ -5,7 +5,8 @@ Every method here hands cross-moments to a group's `nearest`; what differs is wh
 Nothing here reads a folder, writes a model, or merges.
 """
 
+from .soft import soft_couplings
 from .universe import Universe, match_universe
 from .weights import Matched, match_weights
 
-__all__ = ["Matched", "Universe", "match_universe", "match_weights"]
+__all__ = ["Matched", "Universe", "match_universe", "match_weights", "soft_couplings"]

@@ -24,7 +24,7 @@ from torch import Tensor
 from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch, hooks, linear_calls, run
 from onebasin.symmetry import Alignment, Group, Moments, Signature
-from onebasin.symmetry.axes import Axis, Cat, Flat, Leaf
+from onebasin.symmetry.axes import Axis, Cat, Flat, Leaf, size
 from onebasin.symmetry.groups import Invertible, Orthogonal, Permutation, ScaledOrthogonal, ScaledPermutation
 from onebasin.symmetry.maps import Element
 
@@ -41,7 +41,7 @@ class Site:
 
     leaves: tuple[Leaf, ...]
     start: int
-    size: int
+    length: int
     gram: bool
     cross: Tensor | None = None
     own: list[Tensor] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Site:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """x, y: (samples, axis)."""
-        pair = [t[:, self.start : self.start + self.size].float() for t in (x, y)]
+        pair = [t[:, self.start : self.start + self.length].float() for t in (x, y)]
         new = [pair[0].mT @ pair[1], *(t.sum(0) for t in pair), *(t.square().sum(0) for t in pair)]
         if self.gram:
             new += [t.mT @ t for t in pair]
@@ -183,13 +183,13 @@ class _Meter:
                 for site in some:
                     site.start += start
                 sites += some
-                start += _length(part, sizes)
+                start += size(part, sizes)
             return sites
         parts: Sequence[Axis] = axis.parts if isinstance(axis, Flat) else (axis,)
         if not all(isinstance(part, Leaf) for part in parts):
             return []  # a concatenation inside heads: its pieces are not contiguous
         leaves = tuple(part for part in parts if isinstance(part, Leaf))
-        return [Site(leaves, 0, _length(axis, sizes), False)]
+        return [Site(leaves, 0, size(axis, sizes), False)]
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
@@ -295,10 +295,10 @@ class _Meter:
 
     def _pairs(self, site: Site, matrix: Tensor, root: str) -> Tensor:
         """(n, n) over a block (head, ..., inner) -> (h, h, inner, inner), summed over equal places in between."""
-        sizes = [_length(leaf, self.signature.sizes) for leaf in site.leaves]
+        sizes = [size(leaf, self.signature.sizes) for leaf in site.leaves]
         place = self._roots(site).index(root)
         h, n = sizes[0], sizes[place]
-        middle = site.size // (h * n)
+        middle = site.length // (h * n)
         order = matrix.reshape(*sizes, *sizes)
         ends = (0, place, len(sizes), len(sizes) + place)
         rest = [d for d in range(len(sizes)) if d not in ends]
@@ -325,7 +325,7 @@ class _Meter:
             ][0]
             a = apart(self.anchor.parameter[role].detach().float())
             s = apart(aligned.apply(self.signature, role, self.source.parameter[role].detach().float()))
-            if a.shape[-1] * a.shape[0] * a.shape[1] != self.anchor.parameter[role].numel() or site.size != h * a.shape[1]:
+            if a.shape[-1] * a.shape[0] * a.shape[1] != self.anchor.parameter[role].numel() or site.length != h * a.shape[1]:
                 continue  # several query heads read one key head
             weights = torch.einsum("ind,jmd->ijnm", a, s)
             dot = (self._pairs(site, site.centred(), root) * weights).sum((-2, -1))
@@ -335,12 +335,6 @@ class _Meter:
                 norm.append((own * (matrix @ matrix.mT)).sum((-2, -1)).clamp_min(1e-30).sqrt())
             gain += dot / (norm[0].unsqueeze(1) * norm[1])
         return gain
-
-
-def _length(axis: Axis, sizes: Mapping[str, int]) -> int:
-    from onebasin.symmetry.axes import size
-
-    return size(axis, sizes)
 
 
 def _samples(value: Tensor, mask: Tensor | None) -> Tensor:

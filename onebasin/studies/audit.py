@@ -27,13 +27,13 @@ from onebasin.symmetry.audit import audit as audit_signature
 
 LARGEST = 3000  # parameters; the Jacobian has a column for each of them
 LENGTH = 4  # tokens of a text
-import os; SPREAD = float(os.environ.get("SPREAD","0.5"))  # of the random parameters
+SPREAD = 0.3  # of the random parameters
 
 # Names that configurations share, through their `attribute_map` where they call things by other names.
 SIZES: dict[str, Any] = dict(
     hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=5, vocab_size=9,
     max_position_embeddings=LENGTH, type_vocab_size=2, image_size=4, patch_size=2, num_channels=1, num_labels=3,
-    n_inner=5, hidden_dim=5, rotary_dim=2, embedding_size=4, pad_token_id=None,
+    n_inner=5, hidden_dim=5, rotary_dim=2, head_dim=4, embedding_size=4, pad_token_id=None,
 )  # fmt: skip
 
 # The head that shows most of a model: every position's output, where it has such a head.

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .axes import blocks
-from .maps import Element, Linear, Monomial, act_on, product
+from .maps import Acts, Element, Linear, Monomial, act_on, product
 from .signature import Entry, Signature
 
 FORMAT = "onebasin-alignment-1"
@@ -39,24 +39,7 @@ class Alignment:
         Shape, dtype and device stay; where nothing acts, the tensor itself is returned.
         Raises ValueError where a matrix meets a norm whose weight is not folded away.
         """
-        entry = signature.tensors[role]
-        if not any(signature.root[leaf.space] in self.elements for leaf in signature.leaves(entry)):
-            return tensor
-        cut = blocks(tensor, entry.axes, signature.sizes)
-        out = torch.empty_like(tensor)
-        for (piece, leaves), (target, _) in zip(cut, blocks(out, entry.axes, signature.sizes), strict=True):
-            roots = [signature.root.get(leaf.space, "") for leaf in leaves]
-            for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
-                element, batch = self.elements.get(root), signature.spaces[root].batch if root else ()
-                if element is not None and entry.norm is not None:
-                    # One weight that all heads share stays: only signs act inside them.
-                    element = _in_norm(element, entry, tensor) if set(batch) <= set(roots) else None
-                if element is not None:
-                    piece = act_on(piece, element, tuple(map(roots.index, batch)), dim, leaf.dual)
-            if len(cut) == 1:
-                return piece.reshape(tensor.shape)
-            target.copy_(piece)
-        return out
+        return move(signature, self.elements, role, tensor)
 
     # --- algebra ------------------------------------------------------------------------------------------
 
@@ -125,7 +108,29 @@ class Alignment:
         return cls(elements, batch)
 
 
-def _in_norm(element: Element, entry: Entry, weight: Tensor) -> Element | None:
+def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: Tensor) -> Tensor:
+    """Every axis of the tensor `role` mapped by what acts on its space; see `Alignment.apply`."""
+    entry = signature.tensors[role]
+    if not any(signature.root[leaf.space] in elements for leaf in signature.leaves(entry)):
+        return tensor
+    cut = blocks(tensor, entry.axes, signature.sizes)
+    out = torch.empty_like(tensor)
+    for (piece, leaves), (target, _) in zip(cut, blocks(out, entry.axes, signature.sizes), strict=True):
+        roots = [signature.root.get(leaf.space, "") for leaf in leaves]
+        for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
+            element, batch = elements.get(root), signature.spaces[root].batch if root else ()
+            if element is not None and entry.norm is not None:
+                # One weight that all heads share stays: only signs act inside them.
+                element = _in_norm(element, entry, tensor) if set(batch) <= set(roots) else None
+            if element is not None:
+                piece = act_on(piece, element, tuple(map(roots.index, batch)), dim, leaf.dual)
+        if len(cut) == 1:
+            return piece.reshape(tensor.shape)
+        target.copy_(piece)
+    return out
+
+
+def _in_norm(element: Acts, entry: Entry, weight: Tensor) -> Acts | None:
     """How a norm's weight moves, a diagonal matrix D -> g D g^-1: permuted; a rotation needs a multiple of 1."""
     if isinstance(element, Monomial):
         return Monomial(element.index)
@@ -134,9 +139,7 @@ def _in_norm(element: Element, entry: Entry, weight: Tensor) -> Element | None:
     return None
 
 
-def _carry(
-    element: Element, key: str, moving: Mapping[str, Element], batch: Mapping[str, tuple[str, ...]]
-) -> Element:
+def _carry(element: Element, key: str, moving: Mapping[str, Element], batch: Mapping[str, tuple[str, ...]]) -> Element:
     """Reorder the batch of `element`, which acts on `key`, by what moves the spaces that it is batched over.
 
     An outer element may itself be batched: query heads permuted inside every group, in `(kv group qk)`.

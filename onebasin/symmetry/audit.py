@@ -36,8 +36,11 @@ from .canonical import (
     writers,
 )
 from .groups.orthogonal import complement_of_ones
+from .groups.signs import pairs
 from .maps import Linear, act_on
 from .signature import MOVES, Norm, Signature
+
+SPAN = 1e-9  # of tangents of norm 1: what is smaller counts as their dependence on each other
 
 Tensors = Mapping[str, Tensor]
 Tangent = dict[str, Tensor]
@@ -78,10 +81,11 @@ def audit(
     aliases = {role: entry.alias for role, entry in signature.tensors.items() if entry.alias is not None}
     full = jacobian(lambda given: outputs({**given, **{role: given[a] for role, a in aliases.items()}}), free)
     sizes = full.norm(dim=0)  # a parameter's unit is free: columns of one size make the gap clear
-    values = torch.linalg.svdvals(full / torch.where(sizes > 0, sizes, 1.0))
+    seen = sizes > tolerance * sizes.max()
+    values = torch.linalg.svdvals(full * seen / torch.where(seen, sizes, 1.0))
     values = values / values[0]
     rank = int((values > tolerance).sum())
-    basis = tied_span(signature, tensors, tolerance)
+    basis = tied_span(signature, tensors)
     change = (full @ basis).norm(dim=0) / torch.linalg.matrix_norm(full, 2)
     beyond = float(values[rank]) if rank < len(values) else 0.0
     return Audit(full.shape[1], rank, full.shape[1] - rank, (float(values[rank - 1]), beyond),
@@ -114,7 +118,7 @@ def jacobian(outputs: Callable[[Tangent], Tensor], tensors: Tensors, chunk: int 
     return torch.cat(rows)
 
 
-def tied_span(signature: Signature, tensors: Tensors, tolerance: float) -> Tensor:
+def tied_span(signature: Signature, tensors: Tensors) -> Tensor:
     """Orthonormal basis of the generated tangents that keep tied tensors equal: (parameters, dimension).
 
     Tangents are generated with every tied tensor on its own. Tying restricts a model to a subspace of parameters,
@@ -129,27 +133,27 @@ def tied_span(signature: Signature, tensors: Tensors, tolerance: float) -> Tenso
             rows.append(flat / flat.norm())
     size = sum(point[role].numel() for role in loose.tensors)
     columns = torch.stack(rows, dim=1) if rows else torch.zeros(size, 0, dtype=torch.float64)
-    span = orthonormal(columns, tolerance)
+    span = orthonormal(columns)
     numbers, start = {}, 0
     for role in loose.tensors:
         numbers[role] = torch.arange(start, start + point[role].numel())
         start += point[role].numel()
     ties = {**signature.tensors, **signature.absent}
-    pairs = [(role, entry.alias) for role, entry in ties.items() if entry.alias is not None]
-    if pairs:
-        apart = torch.cat([span[numbers[role]] - span[numbers[other]] for role, other in pairs])
+    equal = [(role, entry.alias) for role, entry in ties.items() if entry.alias is not None]
+    if equal:
+        apart = torch.cat([span[numbers[role]] - span[numbers[other]] for role, other in equal])
         _, values, vh = torch.linalg.svd(apart, full_matrices=True)
-        span = span @ vh[int((values > tolerance).sum()) :].mT
+        span = span @ vh[int((values > SPAN).sum()) :].mT
     free = [role for role, entry in signature.tensors.items() if entry.alias is None]
-    return orthonormal(torch.cat([span[numbers[role]] for role in free]), tolerance)
+    return orthonormal(torch.cat([span[numbers[role]] for role in free]))
 
 
-def orthonormal(columns: Tensor, tolerance: float) -> Tensor:
+def orthonormal(columns: Tensor) -> Tensor:
     """An orthonormal basis of the span of some columns."""
     if not columns.numel():
         return columns[:, :0]
     u, values, _ = torch.linalg.svd(columns, full_matrices=False)
-    basis: Tensor = u[:, values > tolerance * values.max()]
+    basis: Tensor = u[:, values > SPAN * values.max()]
     return basis
 
 
@@ -214,6 +218,13 @@ def _algebra(kind: str, n: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
         yield from _units((*batch, n, n))
     elif "scale" in MOVES[kind]:
         yield from (torch.diag_embed(unit) for unit in _units((*batch, n)))
+    elif MOVES[kind] & {"pair turn", "next turn"}:  # a complex number per pair
+        first, second = pairs(n, interleaved="next turn" in MOVES[kind])
+        for unit in _units((*batch, n // 2)):
+            size, turn = torch.zeros(2, *batch, n, n, dtype=torch.float64)
+            size[..., first, first] = size[..., second, second] = unit
+            turn[..., second, first], turn[..., first, second] = unit, -unit
+            yield from (size, turn)
     elif "ones" in MOVES[kind]:
         basis = torch.eye(n, dtype=torch.float64) if "rotate" in MOVES[kind] else complement_of_ones(n)
         for unit in _units((basis.shape[1], basis.shape[1])):

@@ -8,6 +8,7 @@ Both act on the vectors of a space by `x -> g x`. A tensor that *reads* from the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,10 +31,7 @@ class Monomial:
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
         """x: (*batch, n, m) -> (*batch, n, m)."""
         index = self.index.to(x.device)
-        if index.dim() == 1:
-            out = x.index_select(-2, index)
-        else:
-            out = torch.take_along_dim(x, index.unsqueeze(-1), dim=-2)
+        out = x.index_select(-2, index) if index.dim() == 1 else x.take_along_dim(index.unsqueeze(-1), dim=-2)
         if self.scale is None:
             return out
         scale = self.scale.to(x)
@@ -116,6 +114,12 @@ class Linear:
 Element = Monomial | Linear
 
 
+class Acts(Protocol):
+    """Whatever maps the vectors of a space: an element of a group, or a coupling."""
+
+    def act(self, x: Tensor, dual: bool = False) -> Tensor: ...
+
+
 def product(second: Element, first: Element) -> Element:
     """`second * first`: apply `first`, then `second`. Mixed forms become a matrix."""
     if isinstance(second, Monomial) and isinstance(first, Monomial):
@@ -128,7 +132,7 @@ def product(second: Element, first: Element) -> Element:
     return second.after(first)
 
 
-def act_on(x: Tensor, element: Element, batch: tuple[int, ...], dim: int, dual: bool) -> Tensor:
+def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: bool) -> Tensor:
     """Let `element` act on dimension `dim` of x, its batch running over the dimensions `batch`.
 
     x: any shape -> the same shape. The other dimensions are carried along.

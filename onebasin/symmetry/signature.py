@@ -153,6 +153,11 @@ class Signature:
                 else:
                     allowed = MOVES["ones" if layer_norm else "orthogonal"]
                 moves[root] &= allowed
+        for entry in (*self.tensors.values(), *self.absent.values()):
+            tied = self.tensors.get(entry.alias or "")
+            for mine, theirs in zip(self.leaves(entry), self.leaves(tied) if tied else (), strict=False):
+                if mine.dual != theirs.dual:  # the same numbers write and read
+                    moves[self.root[mine.space]] &= MOVES["orthogonal"]
         return {root: kind_of(found) for root, found in moves.items()}
 
     @cached_property

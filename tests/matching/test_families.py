@@ -10,7 +10,10 @@ from onebasin.matching import match_weights
 from onebasin.symmetry import acting_groups
 
 CASES = ["LlamaForCausalLM", "LlamaForCausalLM-tied", "LlamaForCausalLM-biases", "LlamaForCausalLM-mha",
-         "LlamaForCausalLM-mqa"]  # fmt: skip
+         "LlamaForCausalLM-mqa", "Qwen3ForCausalLM", "Phi3ForCausalLM-partial", "GemmaForCausalLM", "Gemma2ForCausalLM",
+         "Gemma3ForCausalLM", "Olmo2ForCausalLM", "GPTNeoXForCausalLM", "GPTNeoXForCausalLM-serial", "GPTJForCausalLM",
+         "FalconForCausalLM", "FalconForCausalLM-groups", "StableLmForCausalLM-parallel", "CohereForCausalLM",
+         "OPTForCausalLM", "BloomForCausalLM", "MptForCausalLM"]  # fmt: skip
 
 
 def planted(tiny, case, level, rescale):
