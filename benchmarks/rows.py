@@ -78,7 +78,7 @@ def ours(row: Row, signature: Signature, read: Read) -> Iterator[dict[str, Tenso
     """The matched tensors by role: the alignment, then every tensor that it moves."""
     groups = row.groups(signature)
     roles = touched(signature, groups)
-    alignment = match_weights(signature, read, groups, roles=roles).alignment
+    alignment = match_weights(signature, read, groups, roles=roles, measure=False).alignment
     for role in roles:
         yield {role: alignment.apply(signature, role, read(role)[1])}
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -39,6 +40,7 @@ from onebasin.checkpoint import (
     tolerance_of,
     write_model,
 )
+from onebasin.checkpoint.reader import one_line
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
 from onebasin.matching import match_universe, match_weights, soft_couplings
 from onebasin.symmetry import LEVELS, Alignment, Group, acting_groups
@@ -68,10 +70,13 @@ class Options:
     max_sweeps: int = 100
     tensor_weights: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def dtype(self) -> torch.dtype:
+    def __post_init__(self) -> None:
         if self.precision not in ("float32", "float64"):
             raise ValueError(f"precision '{self.precision}': the mathematics runs in float32 or float64")
+        _on_device(self.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
 
     def weight(self, role: str) -> float:
@@ -95,7 +100,8 @@ def match(
 ) -> dict[str, Any]:
     """Rewrite `source` as the functionally identical model that lies closest to `anchor`.
 
-    output: folder to write (None: the result holds the rewritten `model` instead). alignment: file to save the group
+    output: folder to write (None: the result holds the rewritten `model` instead, and `anchor_model`, the anchor's
+    canonical form, where the level rotates the residual stream). alignment: file to save the group
     elements in. anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which
     is what the output is close to (default: output + "-anchor"). dtype: of the weights written (default: the
     source's). verify: compare outputs on random inputs before anything is moved into place. options: fields of
@@ -106,12 +112,13 @@ def match(
     output that would differ from the source beyond rounding; nothing is written then.
     """
     started = time.perf_counter()
-    opt = Options(**options)
+    opt, stored = Options(**options), _stored(dtype)
     with _checkpoints([source, anchor], opt.family) as given, _workplace(output) as target:
         _refuse_existing(target, given, overwrite)
-        place = Path(anchor_output) if anchor_output else Path(f"{str(output).rstrip('/')}-anchor")
-        if output is not None and opt.symmetry in STREAM_LEVELS:
-            _refuse_existing(place, given, overwrite)
+        beside = Path(f"{str(output).rstrip('/')}-anchor") if output is not None else target.with_name("anchor")
+        beside = Path(anchor_output) if anchor_output else beside
+        if opt.symmetry in STREAM_LEVELS:
+            _refuse_existing(beside, given, overwrite)
         first, second = (_gauge(checkpoint, opt, tell) for checkpoint in given)
         first = _widened(first, second)
         found = _align(first, second, opt, tell)
@@ -125,7 +132,18 @@ def match(
             "objective": found.objective,
         }
         result["max_output_difference"] = _verified(given[0], first, found.alignment, opt, tell) if verify else None
+        result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
         record = _Record("match", command, given, opt, result, [found])
+
+        def complete(folder: Path) -> None:
+            """What belongs to the output is written before anyone sees the output."""
+            record.write(folder)
+            if alignment is not None:
+                _save(found.alignment, alignment)
+                result["alignment"] = str(alignment)
+            if isinstance(second, Canonical):
+                _write_canonical(second, beside, overwrite, dtype, verify)
+
         if tell:
             tell("writing")
         write_model(
@@ -133,19 +151,16 @@ def match(
             _tensors(first, found.alignment, opt),
             first,
             overwrite=overwrite,
-            dtype=DTYPES[dtype] if dtype else None,
+            dtype=stored,
             config_updates=first.config_updates,
-            check=record.write,
+            check=complete,
         )
-        if alignment is not None:
-            found.alignment.save(alignment)
-            result["alignment"] = str(alignment)
+        if isinstance(second, Canonical) and (output is not None or anchor_output):
+            result["anchor_output"] = str(beside)
         if output is None:
             result["model"] = load_model(target)
-        elif isinstance(second, Canonical):
-            _write_canonical(second, place, overwrite, dtype, verify)
-            result["anchor_output"] = str(place)
-    result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
+            if isinstance(second, Canonical):
+                result["anchor_model"] = load_model(beside)
     result["seconds"] = round(time.perf_counter() - started, 3)
     return result
 
@@ -184,7 +199,7 @@ def merge(
         raise ValueError(f"unknown method '{method}'; choose from {', '.join(METHODS)}")
     if len(models) < 2:
         raise ValueError("merging needs at least two models")
-    shares = _weights(weights, len(models))
+    shares, stored = _weights(weights, len(models)), _stored(dtype)
     opt = Options(**options, symmetry=match if match != "none" else "paper")
     with _checkpoints(models, opt.family) as given, _workplace(output) as target:
         _refuse_existing(target, given, overwrite)
@@ -230,6 +245,7 @@ def merge(
             "objective": found[0].objective,
             "max_output_difference": differences,
         }
+        result["notes"] = list(dict.fromkeys(notes))
         record = _Record("merge", command, given, opt, result, found)
         if tell:
             tell("writing")
@@ -239,19 +255,19 @@ def merge(
                            device=opt.device),
             gauged[layout],
             overwrite=overwrite,
-            dtype=DTYPES[dtype] if dtype else None,
+            dtype=stored,
             config_updates=gauged[layout].config_updates,
             check=record.write,
         )  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
-    result["notes"] = list(dict.fromkeys(notes))
     result["seconds"] = round(time.perf_counter() - started, 3)
     return result
 
 
 def verify(a: Model, b: Model, *, family: str | None = None, **how: Any) -> Verification:
     """Do two models compute the same function? Random valid inputs; see `onebasin.checkpoint.compare`."""
+    _on_device(how.get("device", "cpu"))
     with _checkpoints([a, b], family) as (first, second):
         return compare(first.folder, second.folder, **how)
 
@@ -399,6 +415,13 @@ def _gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoin
     return Canonical(checkpoint, opt.dtype)
 
 
+def _save(alignment: Alignment, place: str | Path) -> None:
+    try:
+        alignment.save(place)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the alignment '{place}': {one_line(error)}") from None
+
+
 def _write_canonical(form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool) -> float | None:
     opt = Options(precision="float64" if form.dtype == torch.float64 else "float32")
     difference = _verified(form, form, Alignment(), opt, None) if verify else None
@@ -407,7 +430,7 @@ def _write_canonical(form: Canonical, output: Path, overwrite: bool, dtype: str 
         _tensors(form, Alignment(), opt),
         form,
         overwrite=overwrite,
-        dtype=DTYPES[dtype] if dtype else None,
+        dtype=_stored(dtype),
         config_updates=form.config_updates,
     )
     return difference
@@ -503,6 +526,7 @@ def _checkpoints(models: Sequence[Model], family: str | None) -> Iterator[list[C
                     folder = Path(temporary) / f"model-{number}"
                     model.save_pretrained(folder)
                     opened.append(Checkpoint(folder, family))
+                    opened[-1].given = model.name_or_path or type(model).__name__
                 else:
                     opened.append(Checkpoint(model, family))
             yield opened
@@ -537,6 +561,19 @@ def _weights(weights: Sequence[float] | None, count: int) -> list[float]:
     if not all(abs(weight) < float("inf") for weight in weights):
         raise ValueError("weights must be finite numbers")
     return [float(weight) for weight in weights]
+
+
+def _stored(name: str | None) -> torch.dtype | None:
+    if name is not None and name not in DTYPES:
+        raise ValueError(f"unknown dtype '{name}'; choose from {', '.join(DTYPES)}")
+    return DTYPES[name] if name else None
+
+
+def _on_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (AssertionError, RuntimeError):  # torch raises either
+        raise ValueError(f"the device '{name}' is not available here; choose another, such as cpu") from None
 
 
 def _in_range(option: str, number: int | None, count: int) -> None:

@@ -78,7 +78,8 @@ def _text(configs: list[PretrainedConfig], rows: int, length: int, generator: to
     )
     # RoBERTa counts positions from the padding token on.
     offset = pad[0] + 1 if pad and pad[0] < 8 else 0
-    length = max(2, min(length, _least(configs, "max_position_embeddings", default=length + offset) - offset))
+    positions = (_least(configs, name, default=length + offset) for name in ("max_position_embeddings", "max_seq_len"))
+    length = max(2, min(length, *(number - offset for number in positions)))
     ids = plain[torch.randint(len(plain), (rows, length), generator=generator)]
     lengths = length - torch.arange(rows) % max(1, length // 2)
     mask = (torch.arange(length) < lengths[:, None]).long()

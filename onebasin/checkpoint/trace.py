@@ -142,7 +142,9 @@ def _observed(stock: Stock, example: Batch, events: list[_Event]) -> list[Tensor
         elif len(matrices) == 1 and len(biases) <= 1:
             bias = biases[0] if biases else None
 
-            def look(x: Tensor, y: Tensor, name: str = name, weight: str = matrices[0], bias: str | None = bias) -> None:
+            def look(
+                x: Tensor, y: Tensor, name: str = name, weight: str = matrices[0], bias: str | None = bias
+            ) -> None:
                 call = _linear(stock, name, weight, bias, x, y)
                 if call is not None:
                     output = call.axes(stock)[1]

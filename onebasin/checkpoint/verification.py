@@ -130,7 +130,7 @@ def load(folder: Checkpoint, dtype: torch.dtype, device: str = "cpu") -> tuple[P
 
     Raises CheckpointError where it does not load, or weights that the class needs are missing.
     """
-    assert folder.config  # refuses a damaged config.json in one sentence
+    assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
     try:
         model, info = _loaded(folder.folder, dtype)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):

@@ -17,6 +17,7 @@ from .files import kind, read_rows
 from .tasks import Source, Task, _open, _pixels, load_task
 
 Batch = dict[str, Tensor]
+WRITTEN_AT_ONCE = 256  # sequences
 
 
 @torch.no_grad()
@@ -45,9 +46,9 @@ def self_generated(
     whole = torch.empty(count, length, dtype=torch.long)
     for turn, model in enumerate(models):
         rows = torch.arange(turn, count, len(models))
-        for some in rows.split(256):
+        for some in torch.split(rows, WRITTEN_AT_ONCE):
             whole[some] = _continued(model, first[some], length, generator)
-    return [{"input_ids": ids} for ids in whole.split(batch)]
+    return [{"input_ids": ids} for ids in torch.split(whole, batch)]
 
 
 def _continued(model: PreTrainedModel, ids: Tensor, length: int, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,7 @@
 """Progressive merging: the merged model's linear layers are fitted one after another, in closed form.
 
 Start from the plain average of aligned models. In the order of execution, let X be the inputs of a layer in the
-*merged* model as it is by now, W its averaged weights (a bias is one more input, always 1), and R what its output lacks:
+*merged* model as it is by now, W its averaged weights (a bias is one more input, always 1), R what its output lacks:
 
     R = sum_j w_j Y_j - Y        Y: the layer's output; for layers that write the residual stream, the stream after it
     W <- W + (X^T X + r D)^-1 X^T R        D = diag(X^T X)
@@ -66,10 +66,10 @@ def merge_progressively(
 ) -> Progressive:
     """Merge aligned models over calibration batches; arguments as in `merged_tensors`.
 
-    batches: inputs of the models, without labels; padding is left out where there is an attention_mask. ridge: one
-    value, or several, of which the one with the least loss on `held_back` is taken (default: a
-    sixteenth of the batches, at least one, which then fit nothing). The loss is the KL divergence of the merged model's prediction from the
-    mixture of the models' predictions; for models without logits, the squared distance from their mean output.
+    batches: inputs of the models; padding is left out where there is an attention_mask. ridge: one value, or several,
+    of which the one with the least loss on `held_back` is taken (default: a sixteenth of the batches, at least one,
+    which then fit nothing). The loss is the KL divergence of the merged model's prediction from the mixture of the
+    models' predictions; for models without logits, the squared distance from their mean output.
 
     Raises ValueError for too few batches, and CheckpointError for a model whose layers cannot be followed.
     """
@@ -111,7 +111,7 @@ def split(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[
         return list(batches), list(held_back)
     count = max(1, round(HELD_BACK * len(batches)))
     if len(batches) < 2:
-        raise ValueError("choosing the ridge needs at least two calibration batches; give one ridge, or smaller batches")
+        raise ValueError("choosing a ridge needs at least two calibration batches; give one ridge, or smaller batches")
     return list(batches[:-count]), list(batches[-count:])
 
 
@@ -208,7 +208,7 @@ class _Walk:
         for one in self.passes:
             event = one.advance()
             if event is None or event[0] != call:
-                raise CheckpointError(f"the layers of one model do not run in the order of the other, from '{call.module}'")
+                raise CheckpointError(f"the models do not run their layers in the same order, from '{call.module}' on")
             found.append(_Seen(*event[1:]))
         return found
 
@@ -275,7 +275,7 @@ def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
 def held_back_loss(
     teachers: Sequence[Stock], student: Stock, weights: Sequence[float], batches: Sequence[Batch]
 ) -> float:
-    """Mean KL(mixture of the teachers || student) over predictions, in nats; squared distance where there are no logits."""
+    """Mean KL(mixture of the teachers || student) in nats over all predictions; without logits, squared distance."""
     total, count = 0.0, 0
     for batch in batches:
         outputs = [_prediction(run(stock, batch)) for stock in (*teachers, student)]

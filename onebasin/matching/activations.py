@@ -24,25 +24,22 @@ from torch import Tensor
 from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch, hooks, linear_calls, run
 from onebasin.symmetry import Alignment, Group, Moments, Signature
-from onebasin.symmetry.axes import Axis, Cat, Flat, Leaf, size
-from onebasin.symmetry.groups import Invertible, Orthogonal, Permutation, ScaledOrthogonal, ScaledPermutation
-from onebasin.symmetry.maps import Element
-
-from .moments import Pair, pairwise_moments
+from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.axes import Axis, Leaf, blocks, size
+from onebasin.symmetry.groups import Invertible, Orthogonal, Permutation, ScaledOrthogonal, ScaledPermutation, nuclear
+from onebasin.symmetry.maps import Element, Monomial
 
 
 @dataclass
 class Site:
     """Activations along one block of an axis, x of the anchor and y of the source, summed over all samples.
 
-    leaves: of the block, row-major. cross: sum of x y^T, (n, n). own_x, own_y: sums of x x^T and y y^T, where a head's
-    output norm needs them. total, square: per coordinate. count: samples.
+    leaves: of the block, row-major. cross: sum of x y^T, (n, n). own: sums of x x^T and of y y^T, if `gram`.
+    total, square: sums of x, y and of their squares, (n,). count: samples.
     """
 
     leaves: tuple[Leaf, ...]
-    start: int
-    length: int
-    gram: bool
+    gram: bool = False
     cross: Tensor | None = None
     own: list[Tensor] = field(default_factory=list)
     total: list[Tensor] = field(default_factory=list)
@@ -50,8 +47,8 @@ class Site:
     count: int = 0
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """x, y: (samples, axis)."""
-        pair = [t[:, self.start : self.start + self.length].float() for t in (x, y)]
+        """x, y: (samples, *leaves)."""
+        pair = [t.flatten(1) for t in (x, y)]
         new = [pair[0].mT @ pair[1], *(t.sum(0) for t in pair), *(t.square().sum(0) for t in pair)]
         if self.gram:
             new += [t.mT @ t for t in pair]
@@ -106,19 +103,19 @@ def match_activations(
         if tell:
             tell(f"measuring activations: batch {number}")
         meter.measure(batch)
-    found: dict[str, Element] = {}
     over = {root: signature.spaces[root].batch for root in groups}
-    inside = {root for root in groups if signature.spaces[root].batch}
-    outer = {key for root in signature.spaces for key in signature.spaces[root].batch}
+    heads = dict.fromkeys(key for root in signature.members for key in signature.spaces[root].batch)
+    found: dict[str, Element] = {}
     for root, group in groups.items():  # streams first: heads are compared in them
-        if root not in inside and root not in outer:
+        if root not in heads and not over[root]:
             moments = meter.space(root, group)
             if moments is not None:
                 found[root] = group.nearest(moments)
-    for key in [key for key in signature.members if key in outer and not signature.spaces[key].batch]:
-        inner = [root for root in groups if signature.spaces[root].batch[:1] == (key,)]
-        if key in groups or inner:
-            found.update(meter.heads(key, groups.get(key), {root: groups[root] for root in inner}, Alignment(found, over)))
+    streams = Alignment(dict(found), over)
+    for key in heads:
+        inner = {root: group for root, group in groups.items() if over[root] == (key,) and root not in heads}
+        if not signature.spaces[key].batch and (key in groups or inner):
+            found.update(meter.heads(key, groups.get(key), inner, streams))
     return Alignment(found, {root: over[root] for root in found})
 
 
@@ -143,8 +140,8 @@ class _Meter:
 
     def __init__(self, signature: Signature, anchor: Stock, source: Stock, example: Batch) -> None:
         self.signature, self.anchor, self.source = signature, anchor, source
-        self.outputs: dict[str, list[Site]] = {}  # module -> sites
-        self.inputs: dict[str, list[Site]] = {}
+        self.outputs: dict[str, tuple[Axis, list[Site]]] = {}  # module -> sites along the axis of its output
+        self.inputs: dict[str, tuple[Axis, list[Site]]] = {}
         self.readers: dict[str, list[tuple[str, Site]]] = {}  # space inside heads -> (weight that reads it, site)
         self.norms: dict[str, list[Site]] = {}  # root -> sites of the norms that read it
         self.written: dict[str, list[Site]] = {}  # root -> sites of layers that write it
@@ -152,44 +149,35 @@ class _Meter:
         for role, entry in signature.tensors.items():
             if entry.norm is not None and role in source.owner:
                 space = entry.norm.target
-                site = Site((Leaf(space),), 0, signature.sizes[space], False)
-                self.outputs[source.owner[role]] = [site]
+                site = Site((Leaf(space),))
+                self.outputs[source.owner[role]] = Leaf(space), [site]
                 self.norms.setdefault(signature.root[space], []).append(site)
         small = {key: value[:2] for key, value in example.items()}
         for call in {call.module: call for call in linear_calls(source, small)}.values():
             into, out = call.axes(source)
-            sites = self._cut(out)
-            self.outputs[call.module] = sites
-            for site in sites:
+            self.outputs[call.module] = out, self._cut(out)
+            for site in self.outputs[call.module][1]:
                 for root in self._roots(site):
                     self.written.setdefault(root, []).append(site)
-            for site in self._cut(into):
-                inner = [root for root in self._roots(site) if signature.spaces[root].batch]
-                if inner:
+            sites = self._cut(into)
+            if any(self._inner(site) for site in sites):
+                self.inputs[call.module] = into, sites
+            for site in sites:
+                if self._inner(site):
                     site.gram = True
-                    self.inputs.setdefault(call.module, []).append(site)
-                    self.readers.setdefault(inner[-1], []).append((call.weight, site))
+                    self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
+
+    def _inner(self, site: Site) -> bool:
+        """Whether the block is one of heads, with what is inside them last."""
+        return len(site.leaves) > 1 and bool(self.signature.spaces[self._roots(site)[-1]].batch)
 
     def _roots(self, site: Site) -> list[str]:
         return [self.signature.root[leaf.space] for leaf in site.leaves if not leaf.constant]
 
     def _cut(self, axis: Axis) -> list[Site]:
-        """The blocks of an axis that a product of spaces describes; concatenations are split."""
-        sizes = self.signature.sizes
-        if isinstance(axis, Cat):
-            sites, start = [], 0
-            for part in axis.parts:
-                some = self._cut(part)
-                for site in some:
-                    site.start += start
-                sites += some
-                start += size(part, sizes)
-            return sites
-        parts: Sequence[Axis] = axis.parts if isinstance(axis, Flat) else (axis,)
-        if not all(isinstance(part, Leaf) for part in parts):
-            return []  # a concatenation inside heads: its pieces are not contiguous
-        leaves = tuple(part for part in parts if isinstance(part, Leaf))
-        return [Site(leaves, 0, size(axis, sizes), False)]
+        """One site for every block of an axis."""
+        empty = torch.empty(1, size(axis, self.signature.sizes), device="meta")
+        return [Site(leaves[1:]) for _, leaves in blocks(empty, (Leaf("1"), axis), self.signature.sizes)]
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
@@ -215,9 +203,11 @@ class _Meter:
             seen.append(found)
             maps.append(output.get("attentions") or () if eager else ())
         for (name, is_input), values in seen[0].items():
+            axis, sites = (self.inputs if is_input else self.outputs)[name]
             for x, y in zip(values, seen[1][name, is_input], strict=True):
-                for site in (self.inputs if is_input else self.outputs)[name]:
-                    site.add(x, y)
+                cut = [blocks(t, (Leaf(str(len(t))), axis), self.signature.sizes) for t in (x, y)]
+                for site, (a, _), (b, _) in zip(sites, *cut, strict=True):
+                    site.add(a, b)
         layers = max(1, len(self.signature.layers))
         for i, (p, q) in enumerate(zip(*maps, strict=True)):
             self._add_maps(i % layers, _maps(p, mask), _maps(q, mask))
@@ -235,7 +225,7 @@ class _Meter:
         sites = [site for site in sites if site.cross is not None and len(site.leaves) == 1]
         if not sites:
             return None
-        rotation = hasattr(group, "dimension") and group.dimension(3) > 0
+        rotation = group.dimension(3) > 0
         parts = []
         for site in sites:
             assert site.cross is not None
@@ -246,95 +236,120 @@ class _Meter:
     def heads(
         self, key: str, group: Group | None, inner: Mapping[str, Group], aligned: Alignment
     ) -> dict[str, Element]:
-        """The assignment of heads, and the elements inside them."""
+        """The assignment of the heads `key`, that of the query heads which share one of them, and what is inside.
+
+        aligned: the streams.
+        """
         h = self.signature.sizes[key]
-        inside = [root for root in self.signature.members if self.signature.spaces[root].batch[:1] == (key,)]
-        crosses = {root: self._inside(root, aligned) for root in inside}
-        index = torch.arange(h)
-        element: Element | None = None
         found: dict[str, Element] = {}
-        if group is not None:
-            gain = torch.zeros(h, h)
-            for root in inside:
-                gain += self._outputs(root, key, aligned)
-            layer = self.signature.spaces[key].layer
-            here = self.maps.get(layer if layer is not None else 0)
-            if here is not None and here[0].shape == (h, h):
-                gain += here[0] / (here[1].sqrt().unsqueeze(1) * here[2].sqrt()).clamp_min(1e-30)
-            elif all(cross is not None for cross in crosses.values()):
-                for cross in crosses.values():
-                    assert cross is not None
-                    gain += torch.linalg.svdvals(cross).sum(-1) / 2
-            element = group.nearest(_moments(gain))
-            found[key] = element
-            index = element.index if hasattr(element, "index") else index
-        rows = torch.arange(h)
+        index = torch.arange(h)
+        queries = self._queries(key)
+        q = self.signature.sizes[queries] if queries else 1
+        within = torch.arange(q).expand(h, q)
+        if group is not None or queries in inner:
+            fine, coarse = self._gain(key, h, q, aligned)
+            best = assignment(fine) if queries in inner else within.expand(h, h, q)
+            coarse = coarse + torch.take_along_dim(fine, best.unsqueeze(-1).to(fine.device), -1).sum((-2, -1))
+            if group is not None:
+                element = group.nearest(_moments(coarse))
+                assert isinstance(element, Monomial)
+                found[key], index = element, element.index
+            within = best[torch.arange(h), index]
+            if queries in inner:
+                found[str(queries)] = Monomial(within)
+        order = (index.unsqueeze(1) * q + within).flatten()  # query head of the source for each of the anchor
         for root, own in inner.items():
-            cross = crosses[root]
+            cross = None if root == queries else self._inside(root, index, order, aligned)
             if cross is not None:
-                found[root] = own.nearest(_moments(cross[rows, index]))
+                found[root] = own.nearest(_moments(cross))
         return found
 
-    def _sites_inside(self, root: str) -> list[Site]:
-        read = [site for _, site in self.readers.get(root, [])]
-        return [site for site in read or self.written.get(root, []) if site.cross is not None]
+    def _queries(self, key: str) -> str | None:
+        """The space of the query heads that share one of the heads `key`: it stands inside, and something inside it."""
+        sites = (site for sites in self.written.values() for site in sites)
+        between = (self._roots(site)[1:-1] for site in sites if self._roots(site)[:1] == [key])
+        return next((root for roots in between for root in roots), None)
 
-    def _inside(self, root: str, aligned: Alignment) -> Tensor | None:
-        """Normalised cross-moments of every pair of heads, (h, h, n, n) [anchor, source]."""
-        total: Tensor | None = None
+    def _gain(self, key: str, h: int, q: int, aligned: Alignment) -> tuple[Tensor, Tensor]:
+        """What pairs of heads gain [anchor, source]: by their query heads, (h, h, q, q), and as wholes, (h, h)."""
+        layer = self.signature.spaces[key].layer or 0
+        inside = [root for root in self.signature.members if self.signature.spaces[root].batch == (key,)]
+        like = torch.zeros((), dtype=self.source.model.dtype, device=self.source.model.device)
+        fine, coarse = like.new_zeros(h * q, h * q), like.new_zeros(h, h)
+        for root in inside:
+            fine += self._outputs(root, h * q, aligned)
+        if layer in self.maps and self.maps[layer][0].shape == (h * q, h * q):
+            cross, own_x, own_y = self.maps[layer]
+            fine += cross / (own_x.unsqueeze(1) * own_y).clamp_min(1e-30).sqrt()
+        else:  # without maps: how well the best rotation makes queries, keys and values agree
+            for root in inside:
+                for site in self._sites_inside(root):
+                    assert site.cross is not None
+                    n = self.signature.sizes[root]
+                    if len(site.cross) != h * n:
+                        continue
+                    x, y = (square.view(h, n).sum(-1) for square in site.square)
+                    cross = site.cross.view(h, n, h, n).transpose(1, 2)
+                    coarse += nuclear(cross) / (x.unsqueeze(1) * y).clamp_min(1e-30).sqrt()
+        return fine.view(h, q, h, q).transpose(1, 2), coarse
+
+    def _sites_inside(self, root: str) -> list[Site]:
+        """Where heads' insides are measured: at what reads them, else at what writes them."""
+        read = [site for _, site in self.readers.get(root, [])]
+        sites = read or [site for site in self.written.get(root, []) if self._roots(site)[-1] == root]
+        return [site for site in sites if site.cross is not None]
+
+    def _inside(self, root: str, index: Tensor, order: Tensor, aligned: Alignment) -> Tensor | None:
+        """Normalised cross-moments of the chosen pairs of heads, (h, n, n) [anchor, source]."""
+        h, n = len(index), self.signature.sizes[root]
+        chosen = []
         for site in self._sites_inside(root):
             assert site.cross is not None
-            cross = self._pairs(site, site.cross, root)
-            cross = cross / torch.linalg.matrix_norm(cross)[..., None, None].clamp_min(1e-30)
-            total = cross if total is None else total + cross
+            number = len(site.cross) // n  # heads, or query heads
+            pairs = index if number == h else order
+            chosen.append(site.cross.view(number, n, number, n)[torch.arange(number), :, pairs])
         for role, _ in self.readers.get(root, []):
-            cross = self._weights(role, root, aligned)
-            cross = cross / torch.linalg.matrix_norm(cross)[..., None, None].clamp_min(1e-30)
-            total = cross if total is None else total + cross
+            a, s = (self._by_head(role, root, tensor) for tensor in self._aligned(role, aligned))
+            chosen.append(a @ s[index if len(s) == h else order].mT)
+        if not chosen:
+            return None
+        crosses = [cross.view(h, -1, n, n).sum(1) for cross in chosen]
+        return torch.stack([c / torch.linalg.matrix_norm(c)[:, None, None].clamp_min(1e-30) for c in crosses]).sum(0)
+
+    def _outputs(self, root: str, h: int, aligned: Alignment) -> Tensor:
+        """Cosines of what (query) heads add to the stream, centred over the samples: (h, h)."""
+        total = torch.zeros(h, h, dtype=self.source.model.dtype, device=self.source.model.device)
+        for role, site in self.readers.get(root, []):
+            a, s = (self._by_head(role, root, tensor) for tensor in self._aligned(role, aligned))
+            if site.cross is None or len(a) != h:
+                continue
+            n = a.shape[1]
+            cross = site.centred().view(h, n, h, n).transpose(1, 2)
+            dot = torch.einsum("ijnm,ind,jmd->ij", cross, a, s)
+            norms = []
+            for which, matrix in enumerate((a, s)):
+                own = site.covariance(which).view(h, n, h, n).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+                norms.append((own * (matrix @ matrix.mT)).sum((-2, -1)).clamp_min(1e-30).sqrt())
+            total += dot / (norms[0].unsqueeze(1) * norms[1])
         return total
 
-    def _pairs(self, site: Site, matrix: Tensor, root: str) -> Tensor:
-        """(n, n) over a block (head, ..., inner) -> (h, h, inner, inner), summed over equal places in between."""
-        sizes = [size(leaf, self.signature.sizes) for leaf in site.leaves]
-        place = self._roots(site).index(root)
-        h, n = sizes[0], sizes[place]
-        middle = site.length // (h * n)
-        order = matrix.reshape(*sizes, *sizes)
-        ends = (0, place, len(sizes), len(sizes) + place)
-        rest = [d for d in range(len(sizes)) if d not in ends]
-        order = order.permute(0, len(sizes), place, len(sizes) + place, *rest, *(len(sizes) + d for d in rest))
-        return order.reshape(h, h, n, n, middle, middle).diagonal(dim1=-2, dim2=-1).sum(-1)
+    def _aligned(self, role: str, aligned: Alignment) -> tuple[Tensor, Tensor]:
+        """A tensor of the anchor, and the source's in the anchor's stream."""
+        source = aligned.apply(self.signature, role, self.source.parameter[role].detach())
+        return self.anchor.parameter[role].detach(), source
 
-    def _weights(self, role: str, root: str, aligned: Alignment) -> Tensor:
-        """Cross-moments of the matrices that read the space, the source's in the anchor's stream."""
-        a = self.anchor.parameter[role].detach().float()
-        s = aligned.apply(self.signature, role, self.source.parameter[role].detach().float())
-        pair: Pair = (role, a, s, 1.0)
-        return pairwise_moments(self.signature, self.signature.spaces[root].batch[0], root, [pair]).total
-
-    def _outputs(self, root: str, key: str, aligned: Alignment) -> Tensor:
-        """Cosines of what heads add to the stream, centred over the samples: (h, h)."""
-        h = self.signature.sizes[key]
-        gain = torch.zeros(h, h)
-        for role, site in self.readers.get(root, []):
-            if site.cross is None:
-                continue
-            batch = self.signature.spaces[root].batch[:1]
-            apart = lambda tensor: [  # noqa: E731  # (h, n, outputs)
-                view.reshape(*view.shape[: len(batch) + 1], -1) for view, _, _ in self.signature.views(role, tensor, root)
-            ][0]
-            a = apart(self.anchor.parameter[role].detach().float())
-            s = apart(aligned.apply(self.signature, role, self.source.parameter[role].detach().float()))
-            if a.shape[-1] * a.shape[0] * a.shape[1] != self.anchor.parameter[role].numel() or site.length != h * a.shape[1]:
-                continue  # several query heads read one key head
-            weights = torch.einsum("ind,jmd->ijnm", a, s)
-            dot = (self._pairs(site, site.centred(), root) * weights).sum((-2, -1))
-            norm = []
-            for which, matrix in ((0, a), (1, s)):
-                own = self._pairs(site, site.covariance(which), root).diagonal(dim1=0, dim2=1).permute(2, 0, 1)
-                norm.append((own * (matrix @ matrix.mT)).sum((-2, -1)).clamp_min(1e-30).sqrt())
-            gain += dot / (norm[0].unsqueeze(1) * norm[1])
-        return gain
+    def _by_head(self, role: str, root: str, tensor: Tensor) -> Tensor:
+        """A matrix that reads the space, (heads, n, outputs); query heads where these stand in the axis."""
+        entry = self.signature.tensors[role]
+        for view, leaves in blocks(tensor, entry.axes, self.signature.sizes):
+            roots = [self.signature.root.get(leaf.space, "") for leaf in leaves]
+            if root in roots:
+                place = roots.index(root)
+                key = roots.index(self.signature.spaces[root].batch[0])
+                outer = range(key, place)
+                rest = [dim for dim in range(len(roots)) if dim not in outer and dim != place]
+                return view.permute(*outer, place, *rest).flatten(place - key + 1).flatten(0, place - key - 1)
+        raise AssertionError(role)
 
 
 def _samples(value: Tensor, mask: Tensor | None) -> Tensor:
@@ -345,8 +360,8 @@ def _samples(value: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _maps(maps: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention maps (batch, heads, queries, keys) -> (heads, entries), each row less its mean; padded queries are 0."""
-    maps = maps.float() - maps.float().mean(-1, keepdim=True)
+    """(batch, heads, queries, keys) -> (heads, entries), each row less its mean; padded queries are 0."""
+    maps = maps - maps.mean(-1, keepdim=True)
     if mask is not None and maps.shape[::2] == mask.shape:
         maps = maps * mask[:, None, :, None]
     return maps.transpose(0, 1).flatten(1)

@@ -4,30 +4,39 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from onebasin.symmetry import Moments, Signature
 from onebasin.symmetry.axes import Leaf
+from onebasin.symmetry.signature import MOVES
 
 Pair = tuple[str, Tensor, Tensor, float]  # role, anchor, source, weight in the objective
 View = tuple[Tensor, Tensor, Leaf, float]  # anchor, source, leaf, weight
 Term = tuple[bool, float, Tensor, Tensor, Tensor | None]  # dual, weight, cross, norms, Gram matrix
 
 
-def cross_moments(signature: Signature, root: str, pairs: Iterable[Pair], gram: bool = False) -> Moments:
+def cross_moments(
+    signature: Signature, root: str, pairs: Iterable[Pair], gram: bool = False, norms: bool = True
+) -> Moments:
     """Moments of `root`, one matrix for every entry of the spaces it is batched over: (*batch, n, n).
 
-    gram: also the source's own Gram matrices, for groups that need them.
+    gram: also the source's own Gram matrices, for groups that need them. norms: False leaves the norms at zero, for
+    isometries, which do not change them.
     """
-    return _sum(
-        root,
-        (
-            (leaf.dual, weight, anchor @ source.mT, source.square().sum(-1), source @ source.mT if gram else None)
-            for anchor, source, leaf, weight in _views(signature, root, pairs)
-        ),
-    )
+
+    pairs = list(pairs)
+
+    def terms() -> Iterator[Term]:
+        for anchor, source, leaf, weight in _views(signature, root, pairs):
+            length = source.square().sum(-1) if norms else source.new_zeros(source.shape[:-1])
+            yield leaf.dual, weight, anchor @ source.mT, length, source @ source.mT if gram else None
+
+    moments = _sum(root, terms())
+    diagonal = [weight * (a @ s.mT) for a, s, _, weight in _views(signature, root, pairs, diagonal=True)]
+    return replace(moments, diagonal=sum(diagonal[1:], diagonal[0])) if diagonal else moments
 
 
 def pairwise_moments(
@@ -63,7 +72,7 @@ def grouped_moments(
             for (a, leaf, roots), (s, _, _) in zip(
                 signature.views(role, anchor, inner), signature.views(role, source, inner), strict=True
             ):
-                if member not in roots:
+                if member not in roots or signature.tensors[role].norm is not None:
                     continue
                 place = 2 + [root for root in roots if root not in (outer, inner)].index(member)
                 a, s = (as_matrix(view.movedim(place, 1), 2) for view in (a, s))
@@ -80,7 +89,7 @@ def grouped_moments(
 def outer_moments(signature: Signature, outer: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
     """What `outer` gains from blocks in which none of the `inner` spaces moves (T5's relative bias), (h, h)."""
     matrix: Tensor | None = None
-    for anchor, source, _, weight in _views(signature, outer, pairs, without=inner):
+    for anchor, source, _, weight in _unmoved(signature, outer, inner, pairs):
         gain = weight * (anchor @ source.mT)
         matrix = gain if matrix is None else matrix + gain
     return matrix
@@ -88,16 +97,29 @@ def outer_moments(signature: Signature, outer: str, inner: Collection[str], pair
 
 def member_gains(signature: Signature, member: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
     """The same for the members of groups: every pair of groups, every pair of members in them, (h, h, m, m)."""
-    terms = list(_pairwise(_views(signature, member, pairs, without=inner), gram=False))
+    terms = list(_pairwise(_unmoved(signature, member, inner, pairs), gram=False))
     return _sum(member, terms).total if terms else None
 
 
+def _unmoved(signature: Signature, root: str, inner: Collection[str], pairs: Iterable[Pair]) -> Iterator[View]:
+    """Blocks in which `root` occurs and no inner space moves: in the weight of a norm only permutations do."""
+    pairs = list(pairs)
+    yield from _views(signature, root, pairs, without=inner)
+    permuting = [space for space in inner if "permute" in MOVES[signature.kinds[space]]]
+    yield from _views(signature, root, pairs, without=permuting, diagonal=True)
+
+
 def _views(
-    signature: Signature, root: str, pairs: Iterable[Pair], without: Collection[str] = ()
+    signature: Signature, root: str, pairs: Iterable[Pair], without: Collection[str] = (), diagonal: bool = False
 ) -> Iterator[View]:
-    """Every place where `root` occurs, as (*batch, n, m) matrices of anchor and source."""
+    """Every place where `root` occurs, as (*batch, n, m) matrices of anchor and source.
+
+    diagonal: in the weights of norms, which are diagonal matrices, instead of in everything else.
+    """
     batch = signature.spaces[root].batch
     for role, anchor, source, weight in pairs:
+        if (signature.tensors[role].norm is not None) != diagonal:
+            continue
         for (a, leaf, roots), (s, _, _) in zip(
             signature.views(role, anchor, root), signature.views(role, source, root), strict=True
         ):

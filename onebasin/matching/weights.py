@@ -17,7 +17,7 @@ from torch import Tensor
 from onebasin.engine import in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks, nesting, size
-from onebasin.symmetry.groups import GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath, polar
+from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath, polar
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
 from .moments import Pair, cross_moments, grouped_moments, member_gains, outer_moments, pairwise_moments
@@ -50,6 +50,7 @@ def match_weights(
     starts: int = 1,
     seed: int = 0,
     warm: bool = False,
+    measure: bool = True,
     workers: int | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Matched:
@@ -59,7 +60,8 @@ def match_weights(
     of the mathematics. roles: the tensors that count (default: all but aliases). weights: role -> weight of its
     squared distance. tolerance: relative decrease per sweep under which coupled spaces are called converged.
     starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed spaces, the others
-    add noise to it; the least objective is kept. warm: descend from where the source stands instead. workers: how
+    add noise to it; the least objective is kept. warm: descend from where the source stands instead. measure:
+    False spares closed forms the distance before any move; the objective then starts at 0. workers: how
     many independent pieces run at once (default: one per core); the result does not depend on it. progress: called
     with a text and the objective after every step.
     """
@@ -76,7 +78,7 @@ def match_weights(
         for start in range(starts if coupled else 1):
             noise = torch.Generator().manual_seed(seed + start) if start else None
             descent = _Descent(signature, component, read, active, weights, noise, workers)
-            descent.run(tolerance, max_sweeps, warm, progress)
+            descent.run(tolerance, max_sweeps, warm, progress, measure)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
         if coupled and best is not None and best.objective[-1] > best.objective[0]:
@@ -162,14 +164,14 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
 
     before: dict[str, set[str]] = {}
     for role in roles:
-        for leaf, outer in nesting(signature.tensors[role].axes):
+        for leaf, around in nesting(signature.tensors[role].axes):
             if not leaf.constant:
-                before.setdefault(signature.root[leaf.space], set()).update(signature.root[key] for key in outer)
+                before.setdefault(signature.root[leaf.space], set()).update(signature.root[key] for key in around)
 
     def unit(root: str) -> _Unit:
-        inner = inside.get(root, [])
-        member = next((one for one in inner if any(one in before[other] for other in inner)), None)
-        return _Unit(root, tuple(inner), member)
+        within = inside.get(root, [])
+        member = next((one for one in within if any(one in before[other] for other in within)), None)
+        return _Unit(root, tuple(within), member)
 
     components = []
     for members in grouped.values():
@@ -210,14 +212,22 @@ class _Descent:
         self.before: dict[str, float] = {}
         self.objective: list[float] = []
 
-    def run(self, tolerance: float, max_sweeps: int, warm: bool, progress: Callable[[str, float], None] | None) -> None:
+    def run(
+        self,
+        tolerance: float,
+        max_sweeps: int,
+        warm: bool,
+        progress: Callable[[str, float], None] | None,
+        measure: bool = True,
+    ) -> None:
         units = self.component.units
-        self.before = self._distances()
+        closed = len(units) == 1
+        self.before = self._distances() if measure or not closed else {}
         self.objective = [sum(self.before.values())]
-        if len(units) == 1:  # in closed form: what is gained follows from the moments
+        if closed:  # what is gained follows from the moments
             found, gain = self._best(units[0])
             self.total = Alignment(found, self.batch)
-            self.objective.append(max(self.objective[0] - gain, 0.0))
+            self.objective.append(max(self.objective[0] - gain, 0.0) if measure else -gain)
             if progress:
                 progress(units[0].root, self.objective[-1])
             return
@@ -304,7 +314,8 @@ class _Descent:
         pairs = self._pairs(self.touching[unit.root] if roles is None else roles)
         if not unit.inner:
             group = self.groups[unit.root]
-            moments = cross_moments(self.signature, unit.root, pairs, group.uses_gram)
+            norms = not isinstance(group, ISOMETRIES)
+            moments = cross_moments(self.signature, unit.root, pairs, group.uses_gram, norms)
             if roles is not None and self.noise is not None:
                 moments = _perturb(moments, self.noise)
             element = group.nearest(moments)
@@ -352,15 +363,18 @@ def _exact(group: Group, element: Element) -> Element:
         return element
     matrix = element.matrix.double()
     if isinstance(group, Orthogonal):
-        for _ in range(2):  # Newton-Schulz steps square the distance to the group: 1e-6 becomes 1e-24
-            matrix = 1.5 * matrix - 0.5 * matrix @ (matrix.mT @ matrix)
-        return Linear(matrix)
+        return Linear(_rounded_off(matrix))
     nothing = torch.zeros(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device)
     if element.dual is None:
         return group.nearest(Moments(matrix, torch.zeros_like(matrix), nothing, nothing))
     dual = element.dual.double()
     if isinstance(group, ScaledOrthogonal):
         scale = (torch.linalg.matrix_norm(matrix) / torch.linalg.matrix_norm(dual)).sqrt()[..., None, None]
-        rotation = polar(matrix / scale + dual * scale)
+        rotation = _rounded_off((matrix / scale + dual * scale) / 2)
         return Linear(scale * rotation, rotation / scale)
     return Linear(matrix, torch.linalg.inv(matrix).mT)
+
+
+def _rounded_off(matrix: Tensor) -> Tensor:
+    """A Newton-Schulz step towards the orthogonal polar factor; it squares the distance: 1e-6 becomes 1e-12."""
+    return 1.5 * matrix - 0.5 * matrix @ (matrix.mT @ matrix)

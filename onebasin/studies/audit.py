@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.stock import Stock, stock_model
@@ -31,7 +31,7 @@ SPREAD = 0.3  # of the random parameters
 
 # Names that configurations share, through their `attribute_map` where they call things by other names.
 SIZES: dict[str, Any] = dict(
-    hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=5, vocab_size=9,
+    hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=5, vocab_size=11,
     max_position_embeddings=LENGTH, type_vocab_size=2, image_size=4, patch_size=2, num_channels=1, num_labels=3,
     n_inner=5, hidden_dim=5, rotary_dim=2, head_dim=4, embedding_size=4, pad_token_id=None,
 )  # fmt: skip
@@ -58,11 +58,18 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **con
 
 def tiny_model(kind: str, **config: Any) -> PreTrainedModel:
     """A stock model of a type, at sizes whose Jacobian is a matter of seconds."""
-    found = AutoConfig.for_model(kind, **{**SIZES, **config})
+    cls = CONFIG_MAPPING[kind]
+    known = {name: value for name, value in SIZES.items() if _takes(cls, name)}
+    found = cls(**{**known, **config})
     heads = (getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS)
     cls = next((head[type(found)] for head in heads if type(found) in head), None)
     model: PreTrainedModel = (cls or transformers.MODEL_MAPPING[type(found)])(found)
     return model
+
+
+def _takes(cls: type[PretrainedConfig], name: str) -> bool:
+    """Whether a configuration has this setting, by its own name or a common one."""
+    return name in inspect.signature(cls).parameters or name in cls.attribute_map
 
 
 def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .axes import Leaf
+from .axes import Leaf, nesting
 from .canonical import (
     absorb,
     along,
@@ -163,7 +163,7 @@ def orthonormal(columns: Tensor) -> Tensor:
 def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """All directions that the signature says are flat; they may depend on each other. Nothing may be tied."""
     norms = (_norm_weights, _norm_biases, _read_ones, _written_ones)
-    for generate in (_groups, *norms, _unseen, _passed, _tables, _scales):
+    for generate in (_groups, *norms, _unseen, _passed, _tables, _scales, _branches, _gains):
         yield from generate(signature, tensors)
 
 
@@ -348,21 +348,116 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """All that writes into a sum which only norms read scales together. In post-LN the sum begins with a norm's
     output, which scales too, against what else reads it."""
     entries = list(signature.tensors.values())
-    sources = {entry.norm.source for entry in entries if entry.norm}
-    for space in sources:
-        if MOVES[signature.spaces[space].kind] != MOVES["linear"]:
+    for space in {entry.norm.source for entry in entries if entry.norm}:
+        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or signature.spaces[space].batch:
             continue
-        returning = (i for i, entry in enumerate(entries) if returns(signature, entry.role, space))
-        stop = next(returning, None)
-        stage = entries[:stop]
-        raw = stop is None and signature.spaces[space].output
-        if not raw and not any(has(signature, entry.role, Leaf(space, dual=True)) for entry in stage):
-            yield {
-                entry.role: tensors[entry.role]
-                for entry in stage
-                if entry.norm is None and has(signature, entry.role, Leaf(space))
-            }
+        stage, inner = entries, set[str]()
+        if _sandwiched(signature, space):
+            inner = {writer for entry in entries if returns(signature, entry.role, space)
+                     for writer in _branch(signature, entry.role)}  # fmt: skip
+        else:
+            stop = next((i for i, entry in enumerate(entries) if returns(signature, entry.role, space)), None)
+            stage = entries[:stop]
+            if stop is None and signature.spaces[space].output:
+                continue
+        reading = [entry.role for entry in stage if has(signature, entry.role, Leaf(space, dual=True))]
+        if any(has(signature, role, Leaf(space)) or "nonlinear" in signature.tensors[role].notes for role in reading):
+            continue
+        yield {
+            entry.role: _gain(tensors, entry.role, entry.norm) if entry.norm else tensors[entry.role]
+            for entry in stage
+            if has(signature, entry.role, Leaf(space)) and entry.role not in inner
+        } | {role: -tensors[role] for role in reading}
     for outlet in outlets(signature):
         if outlet.writers:
             grown = [outlet.role, *([outlet.bias] if outlet.bias else []), *outlet.writers]
             yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}
+
+
+def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What a norm inside a branch reads has no scale; where it normalises each head by itself, no head has one."""
+    for role, entry in signature.tensors.items():
+        norm = entry.norm
+        if norm is None or not norm.writes_back:
+            continue
+        if signature.spaces[norm.source].layer is None and not _sandwiched(signature, norm.source):
+            continue
+        writers = _branch(signature, role)
+        inside = {leaf.space for leaf in signature.leaves(entry)}
+        outer = next(
+            [space for space in before if space not in inside]
+            for leaf, before in nesting(signature.tensors[writers[0]].axes)
+            if leaf.space == norm.source
+        )
+        for unit in _units(tuple(signature.sizes[space] for space in outer)):
+            found = {}
+            for writer in writers:
+                found[writer] = torch.zeros_like(tensors[writer])
+                pieces = zip(
+                    cut(signature, writer, tensors[writer]), cut(signature, writer, found[writer]), strict=True
+                )
+                for (piece, leaves), (target, _) in pieces:
+                    names = [leaf.space for leaf in leaves]
+                    if norm.source in names:
+                        front = [names.index(space) for space in outer]
+                        target += piece * _spread(unit, front, piece.dim())
+            yield found
+
+
+def _branch(signature: Signature, role: str) -> list[str]:
+    """The tensors that write what the norm `role` normalises, where that is not the sum of all: those just before."""
+    norm, order = signature.tensors[role].norm, list(signature.tensors)
+    assert norm is not None
+    written = {Leaf(norm.source), Leaf(norm.source, dual=bool(signature.spaces[norm.source].batch))}  # keys: qk'
+    found: list[str] = []
+    for other in reversed(order[: order.index(role)]):
+        if signature.tensors[other].norm or not written & set(signature.leaves(signature.tensors[other])):
+            break
+        found.append(other)
+    return found[::-1]
+
+
+def _sandwiched(signature: Signature, space: str) -> bool:
+    """Whether norms that write back into a space normalise what a branch adds to it (Gemma 2), and not the sum (BERT):
+    then other norms read the sum."""
+    norms = [entry.norm for entry in signature.tensors.values() if entry.norm and not entry.head]
+    mine = [norm for norm in norms if norm.source == space]
+    return any(norm.writes_back for norm in mine) and not all(norm.writes_back for norm in mine)
+
+
+def _spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
+    """A tensor with its dimensions at `dims` of `count`, to broadcast."""
+    shape = [1] * count
+    for dim, size in zip(dims, unit.shape, strict=True):
+        shape[dim] = size
+    return unit.permute([dims.index(dim) for dim in sorted(dims)]).reshape(shape)
+
+
+def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The weights of the norms of queries and keys scale against each other, as far as rotary embeddings allow."""
+    for key, space in signature.spaces.items():
+        norms = {role: entry for role, entry in signature.tensors.items() if returns(signature, role, key)}
+        moves = MOVES[space.kind]
+        if space.layer is None or len(norms) < 2 or not moves & {"scale", "pair scale", "next scale"}:
+            continue
+        shared = [outer for outer in space.batch if all(outer in {x.space for x in signature.leaves(entry)}
+                                                        for entry in norms.values())]  # fmt: skip
+        groups = torch.eye(space.size, dtype=torch.float64)
+        if "scale" not in moves:
+            first, second = pairs(space.size, interleaved="next scale" in moves)
+            groups = groups[first] + groups[second]
+        for unit in _units(tuple(signature.sizes[outer] for outer in shared)):
+            for group in groups:
+                found = {}
+                for role, entry in norms.items():
+                    sign = -1 if has(signature, _branch(signature, role)[0], Leaf(key, dual=True)) else 1
+                    assert entry.norm is not None
+                    for name in (role, role.removesuffix("weight") + "bias"):
+                        if name not in tensors:
+                            continue
+                        found[name] = _gain(tensors, role, entry.norm) if name == role else tensors[name].clone()
+                        for view, leaves in cut(signature, name, found[name]):
+                            names = [leaf.space for leaf in leaves]
+                            front = [names.index(outer) for outer in (*shared, key)]
+                            view *= sign * _spread(unit.unsqueeze(-1) * group, front, view.dim())
+                yield found

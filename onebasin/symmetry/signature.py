@@ -187,7 +187,8 @@ class Signature:
         for block, found in blocks(tensor, self.tensors[role].axes, self.sizes):
             roots = tuple(self.root.get(leaf.space, "") for leaf in found)
             for dim, leaf in enumerate(found):
-                if roots[dim] == root:
+                # A norm's weight that all heads share has no axis for them; what may act there leaves it unchanged.
+                if roots[dim] == root and set(batch) <= set(roots):
                     front = (*(roots.index(outer) for outer in batch), dim)
                     rest = (other for other in range(len(found)) if other not in front)
                     yield block.permute(*front, *rest), leaf, roots

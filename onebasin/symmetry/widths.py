@@ -12,6 +12,7 @@ multiplied by sqrt(w / n) where heads get wider.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -57,7 +58,7 @@ def embedding(kind: str, n: int, w: int, like: Tensor) -> Tensor:
     if kind != "ones":
         return torch.eye(w, n).to(like)
     inner, outer = complement_of_ones(n), complement_of_ones(w)[:, : n - 1]
-    return (outer @ inner.mT + (w * n) ** -0.5).to(like)
+    return (outer @ inner.mT + 1 / math.sqrt(w * n)).to(like)
 
 
 def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> dict[str, Tensor]:
@@ -92,7 +93,7 @@ def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> 
                 if narrow.kinds[root] == "ones":
                     piece = torch.tensordot(piece, embedding("ones", n, w, piece), ([dim], [1])).movedim(-1, dim)
                 if narrow.spaces[leaf.space].name in narrow.temperature and not leaf.dual:
-                    factor *= (w / n) ** 0.5
+                    factor *= math.sqrt(w / n)
             target[tuple(slice(0, length) for length in piece.shape)] = factor * piece
         found[role] = out
     return found
@@ -118,12 +119,12 @@ def _norm_weight(
     if root not in grown:
         return tensor
     n, w = grown[root]
-    gain = (tensor + (1 - entry.norm.unit)) * (n / w) ** 0.5
+    gain = (tensor + (1 - entry.norm.unit)) * math.sqrt(n / w)
     # A constant weight stays a multiple of 1, which any rotation commutes with; others are padded like vectors.
     constant = bool((gain == gain.flatten()[0]).all())
     out = gain.new_full(wide.tensors[entry.role].shape, float(gain.flatten()[0]) if constant else 0.0)
     out[tuple(slice(0, length) for length in gain.shape)] = gain
-    return out - (1 - entry.norm.unit)
+    return out.sub(1 - entry.norm.unit)
 
 
 def _rows(signature: Signature, axis: object) -> bool:

@@ -18,7 +18,11 @@ from .signs import Factors, PairSigns, Signs
 from .similarity import ScaledOrthogonal
 from .wreath import Wreath
 
+# Groups whose elements leave the length of every vector alone: they need no norms of the source.
+ISOMETRIES = (Fixed, Permutation, SignedPermutation, Orthogonal, OrthogonalFixingOnes, PairSigns, Signs)
+
 __all__ = [
+    "ISOMETRIES",
     "Factors",
     "Fixed",
     "Group",

@@ -22,6 +22,8 @@ class Moments:
     primal, dual              sum of A S^T, (*batch, n, n)
     primal_norm, dual_norm    squared norms of the rows of S, (*batch, n)
     primal_gram, dual_gram    sum of S S^T, (*batch, n, n); None unless the group `uses_gram`
+    diagonal                  sum of a s^T over the weights a, s of norms, (*batch, n, n): diagonal matrices, which only
+                              permutations move and no sign changes; None where there are none
     The squared distance of g is
         |A|^2 + |g S|^2 + |g^-T S|^2 - 2 <g, primal> - 2 <g^-T, dual>.
     """
@@ -32,6 +34,7 @@ class Moments:
     dual_norm: Tensor
     primal_gram: Tensor | None = None
     dual_gram: Tensor | None = None
+    diagonal: Tensor | None = None
 
     @property
     def total(self) -> Tensor:
@@ -45,7 +48,7 @@ class Moments:
         matrix has orthogonal columns: all groups but `Invertible`.
         """
         if isinstance(element, Monomial):
-            return self._value_of_monomial(element)
+            return self._value_of_monomial(element) + self._of_norms(element.index)
         eye = torch.eye(self.primal.shape[-1]).to(self.primal).expand_as(self.primal)
         total = self.primal.new_zeros(self.primal.shape[:-2])
         for dual, cross, norm, gram in (
@@ -55,7 +58,13 @@ class Moments:
             g = element.act(eye, dual)
             grown = (g**2).sum(-2).mul(norm).sum(-1) if gram is None else (g @ gram * g).sum((-2, -1))
             total = total + grown - 2 * (g * cross).sum((-2, -1))
-        return total
+        return total + self._of_norms(torch.arange(eye.shape[-1], device=eye.device))
+
+    def _of_norms(self, index: Tensor) -> Tensor | float:
+        if self.diagonal is None:
+            return 0.0
+        index = index.expand(self.diagonal.shape[:-1])
+        return -2 * torch.take_along_dim(self.diagonal, index.unsqueeze(-1), dim=-1).sum((-2, -1))
 
     def _value_of_monomial(self, element: Monomial) -> Tensor:
         """`value` from the n entries that a permutation picks, without an n x n matrix."""
@@ -76,11 +85,13 @@ class Moments:
     def stay(self) -> Tensor:
         """`value` of the identity, (*batch,)."""
         trace = torch.diagonal(self.total, dim1=-2, dim2=-1).sum(-1)
-        return self.primal_norm.sum(-1) + self.dual_norm.sum(-1) - 2 * trace
+        here = torch.arange(self.primal.shape[-1], device=self.primal.device)
+        return self.primal_norm.sum(-1) + self.dual_norm.sum(-1) - 2 * trace + self._of_norms(here)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Moments:
         """`change` applied to every statistic: a dtype, a device, a shape of the batch."""
-        grams = (None if gram is None else change(gram) for gram in (self.primal_gram, self.dual_gram))
+        some = (self.primal_gram, self.dual_gram, self.diagonal)
+        grams = (None if each is None else change(each) for each in some)
         rest = (self.primal, self.dual, self.primal_norm, self.dual_norm)
         return Moments(*map(change, rest), *grams)
 
@@ -92,7 +103,8 @@ class Moments:
         return Moments(self.primal + other.primal, self.dual + other.dual,
                        self.primal_norm + other.primal_norm, self.dual_norm + other.dual_norm,
                        _add(self.primal_gram, other.primal_gram),
-                       _add(self.dual_gram, other.dual_gram))  # fmt: skip
+                       _add(self.dual_gram, other.dual_gram),
+                       _add(self.diagonal, other.diagonal))  # fmt: skip
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, inputs, named_outputs, save
+
+from onebasin.checkpoint import Canonical, Checkpoint
+from onebasin.checkpoint.stock import stock_model
+from onebasin.checkpoint.trace import linear_calls
+
+FAMILIES = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "AlbertForMaskedLM", "ElectraForMaskedLM",
+            "DebertaV2ForTokenClassification", "DistilBertForMaskedLM", "RobertaModel", "LlamaForCausalLM"]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path: Path) -> None:
+    model = CASES[case]().double()
+    checkpoint = Checkpoint(save(model, tmp_path / "model"))
+    given = inputs(model)
+    wanted = named_outputs(model, given)
+    for form in (checkpoint, Canonical(checkpoint, torch.float64)):
+        got = named_outputs(stock_model(form, dtype=torch.float64).model, given)
+        for name, value in wanted.items():
+            assert torch.allclose(got[name], value, atol=1e-9), name
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_every_matrix_of_a_layer_is_found_where_it_works(case: str, tmp_path: Path) -> None:
+    model = CASES[case]().double()
+    stock = stock_model(Checkpoint(save(model, tmp_path / "model")), dtype=torch.float64)
+    calls = linear_calls(stock, inputs(model))
+    matrices = {role for role, entry in stock.signature.tensors.items() if len(entry.axes) == 2 and entry.layer is not None}
+    assert matrices <= {call.weight for call in calls}
+    written = {call.weight for call in calls if call.norm}
+    assert len(written) == 2 * len(stock.signature.layers)  # attention's and the FFN's output
+    for call in calls:
+        into, out = call.axes(stock)
+        assert {into, out} == set(stock.signature.tensors[call.weight].axes)
+
+
+def test_tied_parameters_are_known(tmp_path: Path) -> None:
+    stock = stock_model(Checkpoint(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
+    assert stock.shared("wte.weight")
+    assert not stock.shared("h.0.mlp.c_fc.weight")

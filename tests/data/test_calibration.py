@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, GPT2, save
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from onebasin.data import load_task
+from onebasin.data.calibration import from_file, self_generated
+
+
+def certain(seed: int) -> PreTrainedModel:
+    """A language model that is sure of each next token, so that sampling has one outcome."""
+    torch.manual_seed(seed)
+    model = GPT2LMHeadModel(GPT2Config(**GPT2, tie_word_embeddings=False)).eval()
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter)
+    model.lm_head.weight.data *= 1e4
+    return model
+
+
+def test_models_take_turns_and_each_follows_its_own_predictions() -> None:
+    models = [certain(1), certain(2)]
+    ids = torch.cat([batch["input_ids"] for batch in self_generated(models, 10, 9, seed=3, batch=4)])
+    assert ids.shape == (10, 9)
+    for turn, model in enumerate(models):
+        own, other = ids[turn::2], ids[1 - turn :: 2]
+        with torch.no_grad():
+            follows = [(model(input_ids=x).logits[:, :-1].argmax(-1) == x[:, 1:]).float().mean() for x in (own, other)]
+        assert follows[0] == 1
+        assert follows[1] < 0.5
+
+
+def test_sequences_depend_on_the_seed_alone() -> None:
+    model = CASES["GPT2LMHeadModel"]()
+    runs = []
+    for seed, noise in ((0, 1), (0, 2), (1, 1)):
+        torch.manual_seed(noise)
+        runs.append(torch.cat([batch["input_ids"] for batch in self_generated([model, model], 8, 6, seed=seed, batch=3)]))
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_text_is_sampled_at_temperature_one() -> None:
+    model = CASES["GPT2LMHeadModel"]()
+    ids = torch.cat([batch["input_ids"] for batch in self_generated([model], 4000, 2, seed=0, batch=1000)])
+    first = ids[:, 0].bincount(minlength=23) / 4000
+    assert (first - 1 / 23).abs().max() < 4 * (1 / 23 / 4000) ** 0.5  # uniform within four standard errors
+    with torch.no_grad():
+        expected = model(input_ids=ids[:, :1]).logits[:, -1].softmax(-1).mean(0)
+    second = ids[:, 1].bincount(minlength=23) / 4000
+    assert bool(((second - expected).abs() < 4.5 * (expected / 4000).sqrt() + 1e-3).all())
+
+
+@pytest.mark.parametrize("case", ["BertForMaskedLM", "BertLMHeadModel", "ViTForImageClassification", "GPT2Model"])
+def test_models_that_write_nothing_are_refused(case: str) -> None:
+    with pytest.raises(ValueError, match="writes no text of its own"):
+        self_generated([CASES[case]()], 4, 6)
+
+
+def test_a_length_beyond_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="a length from 2 to 12"):
+        self_generated([CASES["GPT2LMHeadModel"]()], 4, 13)
+
+
+def test_examples_that_are_evaluated_are_left_out(tmp_path: Path) -> None:
+    model = save(CASES["GPT2LMHeadModel"](), tmp_path / "model")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(chr(ord("a") + (i * i // 7) % 20) for i in range(400)))
+    options = {"context": 8, "vocabulary": {chr(ord("a") + i): i for i in range(20)}}
+    evaluated = load_task("causal-lm", text, model, split="all", limit=20, **options)
+    seen = {tuple(row) for batch in evaluated.batches for row in batch["input_ids"].tolist()}
+    found = from_file(text, model, "causal-lm", 1000, split="all", evaluation=evaluated, **options)
+    kept = [tuple(row) for batch in found for row in batch["input_ids"].tolist()]
+    assert kept
+    assert not seen & set(kept)
+    assert all("labels" not in batch for batch in found)
+    with pytest.raises(ValueError, match="no calibration example that is not evaluated"):
+        from_file(text, model, "causal-lm", split="all", evaluation=load_task("causal-lm", text, model, split="all", **options),
+                  **options)  # fmt: skip
+
+
+def test_rows_need_no_labels(tmp_path: Path) -> None:
+    model = save(CASES["BertForSequenceClassification"](), tmp_path / "model")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"input_ids": [3, 4, 5]}\n{"input_ids": [6, 7, 8, 9]}\n{"input_ids": [5]}\n')
+    (batch,) = from_file(rows, model, "text-classification", 3)
+    assert batch["input_ids"].tolist() == [[3, 4, 5, 0], [6, 7, 8, 9], [5, 0, 0, 0]]
+    assert batch["attention_mask"].sum(1).tolist() == [3, 4, 1]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, inputs, named_outputs, save
+from torch import Tensor
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.stock import Stock, stock_model
+from onebasin.checkpoint.trace import Call, hooks, linear_calls, run
+from onebasin.fusion import merged_tensors
+from onebasin.fusion.progressive import Progressive, merge_progressively, ridge_solution
+from onebasin.symmetry import Alignment
+
+CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "AlbertForMaskedLM",
+        "DebertaV2ForTokenClassification", "DistilBertForMaskedLM", "LlamaForCausalLM"]  # fmt: skip
+
+
+def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tensor]]]:
+    """Two different models of one shape, and batches of their inputs."""
+    models = []
+    for number in range(2):
+        torch.manual_seed(number)
+        model = CASES[case]().double()
+        for parameter in model.parameters():
+            parameter.data += 0.2 * number * torch.randn_like(parameter)
+        models.append(Checkpoint(save(model, folder / str(number))))
+    return models, [inputs(model, seed) for seed in range(20)]
+
+
+def merge(models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float) -> Progressive:
+    roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
+    return merge_progressively(models, [Alignment()] * len(models), weights, 0, roles, batches, ridge=ridge,
+                               dtype=torch.float64)  # fmt: skip
+
+
+def outputs(checkpoint: Checkpoint, batch: dict[str, Tensor], tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    stock = stock_model(checkpoint, dtype=torch.float64)
+    if tensors:
+        stock.fill(tensors.__getitem__)
+    return named_outputs(stock.model, batch)
+
+
+@pytest.mark.parametrize("case", CASE)
+def test_equal_models_stay_what_they_are(case: str, tmp_path: Path) -> None:
+    models, batches = pair(case, tmp_path)
+    merged = merge([models[1], models[1]], batches, [0.5, 0.5], 1e-3)
+    for role, tensor in merged.tensors.items():
+        assert torch.allclose(tensor, models[1].read(role, torch.float64), atol=1e-9), role
+
+
+@pytest.mark.parametrize("case", CASE)
+@pytest.mark.parametrize("end", [0, 1])
+def test_all_weight_on_one_model_gives_its_function(case: str, end: int, tmp_path: Path) -> None:
+    models, batches = pair(case, tmp_path)
+    merged = merge(models, batches, [1.0 - end, float(end)], 1e-3)
+    fresh = inputs(CASES[case]().double(), 99)
+    ours, theirs = outputs(models[0], fresh, merged.tensors), outputs(models[end], fresh)
+    for name, value in theirs.items():
+        assert torch.allclose(ours[name], value, atol=1e-7), name
+
+
+@pytest.mark.parametrize("case", [case for case in CASE if not case.startswith(("Albert", "Deberta"))])  # layers run once
+def test_every_layer_solves_its_equations_in_the_finished_model(case: str, tmp_path: Path) -> None:
+    """X^T R = r D (W - W_average) with X, R measured in the merged model as it is written."""
+    models, batches = pair(case, tmp_path)
+    ridge, weights = 0.05, [0.3, 0.7]
+    merged = merge(models, batches, weights, ridge)
+    student = stock_model(models[0], dtype=torch.float64)
+    calls = linear_calls(student, batches[0])
+    by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
+    roles = set(student.signature.tensors)
+    average = {by_name[name]: tensor for name, tensor in
+               merged_tensors(models, [Alignment()] * 2, weights, 0, roles, dtype=torch.float64)}  # fmt: skip
+    student.fill(merged.tensors.__getitem__)
+    seen = [measured(stock, calls, batches) for stock in (*(stock_model(m, dtype=torch.float64) for m in models), student)]
+    assert len(calls) > 6
+    assert any(call.norm for call in calls)
+    for call in calls:
+        x, value = seen[2][call.module]
+        lacking = weights[0] * seen[0][call.module][1] + weights[1] * seen[1][call.module][1] - value
+        change = student.parameter[call.weight] - average[call.weight]
+        change = change.mT if call.columns else change
+        if call.bias:
+            x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+            change = torch.cat([change, (student.parameter[call.bias] - average[call.bias])[None]])
+        wanted = ridge * x.square().sum(0).unsqueeze(1) * change
+        assert change.abs().max() > 1e-3
+        assert torch.allclose(x.mT @ lacking, wanted, atol=1e-6 * float(wanted.abs().max())), call.module
+
+
+def measured(stock: Stock, calls: list[Call], batches: list[dict[str, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Layer -> its inputs and what it is compared by, without padding."""
+    rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    last: dict[str, Tensor] = {}
+    mask: Tensor | None = None
+
+    def kept(x: Tensor) -> Tensor:
+        return x[mask.bool()] if mask is not None and x.shape[:2] == mask.shape else x.reshape(-1, x.shape[-1]).clone()
+
+    def note(call: Call, x: Tensor, value: Tensor) -> None:
+        rows.setdefault(call.module, []).append((kept(x), kept(value).clone()))
+
+    after, before = {}, {}
+    for call in calls:
+        if call.norm:
+            after[call.module] = lambda x, y, call=call: last.__setitem__(call.norm, (call, x))
+            before[call.norm] = lambda n, name=call.norm: note(*last.pop(name), n) if name in last else None
+        else:
+            after[call.module] = lambda x, y, call=call: note(call, x, y)
+    with hooks(stock, after, before):
+        for batch in batches:
+            mask = batch.get("attention_mask")
+            run(stock, batch)
+    return {name: (torch.cat([x for x, _ in some]), torch.cat([v for _, v in some])) for name, some in rows.items()}
+
+
+def test_the_solution_is_stationary() -> None:
+    x, r = torch.randn(40, 7, dtype=torch.float64), torch.randn(40, 3, dtype=torch.float64)
+    x[:, 2] = x[:, 0] - x[:, 1]  # dependent inputs
+    solution = ridge_solution(x.mT @ x, x.mT @ r, 0.01).requires_grad_()
+    loss = (x @ solution - r).square().sum() + 0.01 * (x.square().sum(0).unsqueeze(1) * solution.square()).sum()
+    (gradient,) = torch.autograd.grad(loss, solution)
+    assert gradient.abs().max() < 1e-9
+
+
+def test_an_input_that_is_always_zero_gets_no_weight() -> None:
+    x, r = torch.randn(40, 5, dtype=torch.float64), torch.randn(40, 3, dtype=torch.float64)
+    x[:, 2] = 0
+    solution = ridge_solution(x.mT @ x, x.mT @ r, 0.01)
+    assert torch.equal(solution[2], torch.zeros(3, dtype=torch.float64))
+    assert solution.isfinite().all()
+
+
+def test_what_stands_under_padding_does_not_matter(tmp_path: Path) -> None:
+    models, batches = pair("BertForMaskedLM", tmp_path)
+    changed = [{**b, "input_ids": torch.where(b["attention_mask"] == 1, b["input_ids"], 9)} for b in batches]
+    first, second = (merge(models, some, [0.5, 0.5], 1e-2).tensors for some in (batches, changed))
+    for role, tensor in first.items():
+        assert torch.allclose(tensor, second[role], atol=1e-8), role
+
+
+def test_the_ridge_with_the_least_held_back_loss_is_taken(tmp_path: Path) -> None:
+    models, batches = pair("GPT2LMHeadModel", tmp_path)
+    merged = merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, list(models[0].signature.tensors),
+                                 batches[:12], ridge=(10.0, 0.1, 1e-3), held_back=batches[12:], dtype=torch.float64)  # fmt: skip
+    assert set(merged.losses) == {None, 10.0, 0.1, 1e-3}
+    ours = [outputs(models[0], batch, merged.tensors)["logits"].log_softmax(-1) for batch in batches[12:]]
+    total, count = 0.0, 0
+    for batch, own in zip(batches[12:], ours, strict=True):
+        mixture = sum(outputs(model, batch)["logits"].softmax(-1) for model in models) / 2
+        divergence = (mixture * (mixture.log() - own)).sum(-1)[batch["attention_mask"].bool()]
+        total, count = total + float(divergence.sum()), count + len(divergence)
+    assert min(merged.losses.values()) == pytest.approx(total / count)
+    assert merged.losses[merged.ridge] == min(merged.losses.values())
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    models, batches = pair("GPT2LMHeadModel", tmp_path)
+    roles = list(models[0].signature.tensors)
+    for some, ridge, words in (([], 0.1, "needs calibration data"), (batches, 0.0, "must be positive"),
+                               (batches[:1], (0.1, 0.01), "at least two calibration batches")):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, roles, some, ridge=ridge)

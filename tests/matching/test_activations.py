@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import random_alignment
+from models import CASES, inputs, save
+
+from onebasin.checkpoint import Canonical, Checkpoint
+from onebasin.checkpoint.stock import stock_model
+from onebasin.matching.activations import match_activations
+from onebasin.symmetry import acting_groups
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal"])
+@pytest.mark.parametrize(
+    "case",
+    ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "DebertaV2ForTokenClassification", "AlbertForMaskedLM",
+     "LlamaForCausalLM"],
+)
+def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -> None:
+    model = CASES[case]().double()
+    checkpoint = Checkpoint(save(model, tmp_path / "model"))
+    if level == "orthogonal":
+        checkpoint = Canonical(checkpoint, torch.float64)
+    signature = checkpoint.signature
+    groups = acting_groups(signature, level)
+    planted = random_alignment(signature, groups, seed=5)
+    anchor = stock_model(checkpoint, dtype=torch.float64, attention="eager")
+    source = stock_model(checkpoint, planted, dtype=torch.float64, attention="eager")
+    batches = [inputs(model, seed) for seed in range(6)]
+    found = match_activations(signature, anchor, source, batches, groups)
+    assert set(found.elements) == set(groups)
+    whole = found.after(planted)
+    for role in signature.tensors:
+        tensor = checkpoint.read(role, torch.float64)
+        assert torch.allclose(whole.apply(signature, role, tensor), tensor, atol=1e-6), role
+
+
+def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
+    stock = stock_model(Checkpoint(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
+    with pytest.raises(ValueError, match="needs calibration data"):
+        match_activations(stock.signature, stock, stock, [], {})
