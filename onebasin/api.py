@@ -403,7 +403,7 @@ def _tensors(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[
     """The rewritten model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
     for role, entry in model.signature.tensors.items():
         tensor = model.read(role, opt.dtype, opt.device)
-        yield entry.name, alignment.apply(model.signature, role, tensor)
+        yield from entry.split(alignment.apply(model.signature, role, tensor))
 
 
 def _gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoint:

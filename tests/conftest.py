@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from transformers.integrations.moe import ExpertsInterface
 from transformers.models.deberta import modeling_deberta
 
 
@@ -31,7 +32,8 @@ def _threads() -> None:
 
 # Families that compute norms, softmaxes or scores in float32 whatever the model's dtype.
 ROTARY = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "olmo2", "gpt_neox", "gptj",
-          "falcon", "stablelm", "starcoder2", "cohere", "opt", "bloom", "mpt"]  # fmt: skip
+          "falcon", "stablelm", "starcoder2", "cohere", "opt", "bloom", "mpt",
+          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"]  # fmt: skip
 
 
 def _modeling(name: str) -> Any:
@@ -39,9 +41,9 @@ def _modeling(name: str) -> Any:
 
 
 class _Wide(types.ModuleType):
-    """torch, in which float32 is called float64."""
+    """torch, in which float32 means float64."""
 
-    float32 = torch.float64
+    float32 = float = torch.float64
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -49,8 +51,8 @@ class _Wide(types.ModuleType):
 
 @pytest.fixture(scope="session", autouse=True)
 def _float64_throughout() -> None:
-    """What the models do in float32 by name they do in float64; so do the norms of Gemma and
-    DeBERTa, and Cohere's rotary embeddings."""
+    """What the models do in float32 by name they do in float64; so do the norms of Gemma and DeBERTa, Cohere's rotary
+    embeddings and Mixtral's router."""
 
     def layer_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.variance_epsilon)
@@ -62,9 +64,16 @@ def _float64_throughout() -> None:
         turn = _modeling("cohere").rotate_half
         return tuple(x * cos.unsqueeze(1) + turn(x) * sin.unsqueeze(1) for x in (q, k))
 
+    def route(self: torch.nn.Module, x: torch.Tensor) -> Any:
+        logits = x.flatten(0, -2) @ self.weight.T
+        best, chosen = logits.softmax(-1).topk(self.top_k)
+        return logits, best / best.sum(-1, keepdim=True), chosen
+
+    _modeling("mixtral").MixtralTopKRouter.forward = route
     _modeling("cohere").apply_rotary_pos_emb = apply_rotary
     for name in ROTARY:
         _modeling(name).torch = _Wide("torch")
+    ExpertsInterface.get_interface = lambda self, name, default: default  # the grouped product knows no float64
     modeling_deberta.DebertaLayerNorm.forward = layer_norm
     for name in ("Gemma", "Gemma2", "Gemma3"):
         getattr(_modeling(name.lower()), f"{name}RMSNorm").forward = rms_norm

@@ -240,6 +240,11 @@ _MPT = dict(vocab_size=VOCAB, d_model=12, n_layers=2, n_heads=3, expansion_ratio
 _add("MptForCausalLM MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering", **_MPT)
 _add("MptForCausalLM", "clipped", **_MPT, attn_config=dict(clip_qkv=0.5))
 _add("MptForCausalLM", "untied", **_MPT, tie_word_embeddings=False)
+_add("MixtralForCausalLM MixtralForSequenceClassification", **_SIXTEEN, num_local_experts=3)
+_MOE = dict(**_SIXTEEN, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=6)
+_add("Qwen2MoeForCausalLM", **_MOE, shared_expert_intermediate_size=7)
+_add("Qwen3MoeForCausalLM", **_MOE)
+_add("OlmoeForCausalLM", **_MOE)
 
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:

@@ -257,15 +257,17 @@ class Checkpoint:
 
         Raises CheckpointError naming the tensor where it holds NaN or infinity, or no floating-point numbers.
         """
-        name = self.signature.tensors[role].name
-        if name not in self.dtypes:
+        entry = self.signature.tensors[role]
+        name = entry.name
+        if not all(each in self.dtypes for each in entry.names):
             raise CheckpointError(f"'{self.given}': the tensor '{name}' does not hold plain floating-point numbers")
-        tensor = self.read_name(name).to(device=device, dtype=dtype)
+        parts = [self.read_name(each).to(device=device, dtype=dtype) for each in entry.names]
+        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, entry.joint)
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"'{self.given}': the tensor '{name}' holds NaN or infinite values")
         return tensor
 
     def others(self) -> Iterator[str]:
         """Names on disk that the table ignores (buffers)."""
-        placed = {entry.name for entry in self.signature.tensors.values()}
+        placed = {name for entry in self.signature.tensors.values() for name in entry.names}
         return (name for name in self.files if name not in placed)

@@ -134,7 +134,7 @@ def merged_tensors(
         touched = [root for root in circuits.get(entry.layer, []) if role in signature.touching[root]]
         if role not in shared and entry.alias not in shared:
             model = models[layout]
-            yield entry.name, alignments[layout].apply(signature, role, model.read(role, dtype, device))
+            yield from entry.split(alignments[layout].apply(signature, role, model.read(role, dtype, device)))
         elif touched:
             if role not in ready:
                 roots = circuits[entry.layer]
@@ -145,9 +145,9 @@ def merged_tensors(
                     parts = [{r: t[i] for r, t in all_tensors.items()} for i in range(len(models))]
                     mean = {r: ready[r] for r in group if r in signature.touching[root]}
                     average_circuit(signature, root, parts, weights, mean)
-            yield entry.name, ready[role]
+            yield from entry.split(ready[role])
         else:
-            yield entry.name, merged(role, aligned(role))
+            yield from entry.split(merged(role, aligned(role)))
 
 
 def nearest_to_mean(models: Sequence[Checkpoint], shared: Sequence[str], weights: Sequence[float]) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from onebasin.engine import in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks, nesting, size
-from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath, polar
+from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
 from .moments import Pair, cross_moments, grouped_moments, member_gains, outer_moments, pairwise_moments

@@ -27,13 +27,14 @@ from onebasin.symmetry.audit import audit as audit_signature
 
 LARGEST = 3000  # parameters; the Jacobian has a column for each of them
 LENGTH = 4  # tokens of a text
+LEAST = 96  # inputs, for every token to meet every other
 SPREAD = 0.3  # of the random parameters
 
 # Names that configurations share, through their `attribute_map` where they call things by other names.
 SIZES: dict[str, Any] = dict(
-    hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=5, vocab_size=11,
-    max_position_embeddings=LENGTH, type_vocab_size=2, image_size=4, patch_size=2, num_channels=1, num_labels=3,
-    n_inner=5, hidden_dim=5, rotary_dim=2, head_dim=4, embedding_size=4, pad_token_id=None,
+    hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=5, vocab_size=24,
+    max_position_embeddings=LENGTH, type_vocab_size=2, image_size=4, patch_size=2, num_channels=1, num_labels=12,
+    n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, word_embed_proj_dim=8, rotary_dim=2, head_dim=4, embedding_size=4, pad_token_id=None,
 )  # fmt: skip
 
 # The head that shows most of a model: every position's output, where it has such a head.
@@ -60,6 +61,9 @@ def tiny_model(kind: str, **config: Any) -> PreTrainedModel:
     """A stock model of a type, at sizes whose Jacobian is a matter of seconds."""
     cls = CONFIG_MAPPING[kind]
     known = {name: value for name, value in SIZES.items() if _takes(cls, name)}
+    rope = getattr(cls(), "rope_parameters", None) or {}
+    if rope.get("partial_rotary_factor", 1) < 1:  # of a head of four
+        known["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}
     found = cls(**{**known, **config})
     heads = (getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS)
     cls = next((head[type(found)] for head in heads if type(found) in head), None)
@@ -91,7 +95,7 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
 
 
 def as_function(stock: Stock, enough: int, generator: torch.Generator) -> Callable[[dict[str, Tensor]], Tensor]:
-    """All outputs on random inputs, thrice `enough` of them, as a function of the tensors by role."""
+    """All outputs on random inputs, many more than `enough`, as a function of the tensors by role."""
     model = stock.model
     for module in model.modules():
         for name in ("eps", "variance_epsilon", "layer_norm_eps"):
@@ -110,7 +114,7 @@ def as_function(stock: Stock, enough: int, generator: torch.Generator) -> Callab
 
     with torch.no_grad():
         each = len(run({}, random_inputs(stock, 1, generator)))
-    given = random_inputs(stock, max(8, 3 * enough // each), generator)
+    given = random_inputs(stock, max(LEAST, 4 * enough // each), generator)
     return lambda tensors: run({places[role]: t for role, t in tensors.items() if role in places}, given)
 
 

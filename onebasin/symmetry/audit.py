@@ -12,12 +12,12 @@ Norms must have no epsilon: with one, the scale of a stream is a symmetry only n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .axes import Leaf, nesting
+from .axes import Leaf, leaves, nesting
 from .canonical import (
     absorb,
     along,
@@ -38,7 +38,7 @@ from .canonical import (
 from .groups.orthogonal import complement_of_ones
 from .groups.signs import pairs
 from .maps import Linear, act_on
-from .signature import MOVES, Norm, Signature
+from .signature import MOVES, Entry, Norm, Signature
 
 SPAN = 1e-9  # of tangents of norm 1: what is smaller counts as their dependence on each other
 
@@ -163,8 +163,47 @@ def orthonormal(columns: Tensor) -> Tensor:
 def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """All directions that the signature says are flat; they may depend on each other. Nothing may be tied."""
     norms = (_norm_weights, _norm_biases, _read_ones, _written_ones)
+    implied = dict(_implied(signature, tensors))
+    biases = {bias: entry for bias, (entry, _, _) in implied.items()}
+    signature = replace(signature, tensors={**signature.tensors, **biases})
+    tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
     for generate in (_groups, *norms, _unseen, _passed, _tables, _scales, _branches, _gains):
-        yield from generate(signature, tensors)
+        for found in generate(signature, tensors):
+            for bias in biases.keys() & found.keys():
+                _, reader, direction = implied[bias]
+                found[reader] = found.get(reader, 0) + _outer(signature, reader, bias, found.pop(bias), direction)
+            yield found
+
+
+def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tuple[Entry, str, tuple[Leaf, Tensor]]]]:
+    """Biases that readers of a LayerNorm have without having them: a normed vector x = D xhat + b has the fixed part
+    h.b along h = D^-1 1, so that W + u h^T / (h.b) adds u. Role -> entry, the reader, its leaf and h / (h.b)."""
+    for outlet in outlets(signature):
+        if outlet.norm.kind != "layernorm" or outlet.bias is None:
+            continue
+        h = 1 / _gain(tensors, outlet.role, outlet.norm)
+        for reader in outlet.readers:
+            entry, bias = signature.tensors[reader], reader.removesuffix("weight") + "bias"
+            if bias in signature.tensors or bias == reader:
+                continue
+            kept = [i for i, axis in enumerate(entry.axes)
+                    if outlet.source[0] not in leaves(axis) and not all(leaf.constant for leaf in leaves(axis))]  # fmt: skip
+            axes, shape = tuple(entry.axes[i] for i in kept), tuple(entry.shape[i] for i in kept)
+            yield bias, (replace(entry, role=bias, axes=axes, shape=shape), reader,
+                         (outlet.source[0], h / (h @ tensors[outlet.bias])))  # fmt: skip
+
+
+def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along: tuple[Leaf, Tensor]) -> Tensor:
+    """u h^T in the shape of the reader."""
+    leaf, direction = along
+    out = torch.zeros(signature.tensors[reader].shape, dtype=torch.float64)
+    for target, axes in cut(signature, reader, out):
+        for part, names in cut(signature, bias, constant):
+            if set(names) < set(axes) and leaf in axes:
+                spread = (_spread(part, [axes.index(name) for name in names], len(axes)),
+                          _spread(direction, [axes.index(leaf)], len(axes)))  # fmt: skip
+                target += spread[0] * spread[1]
+    return out
 
 
 def _lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> Tangent:
@@ -250,25 +289,15 @@ def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A norm's bias against the biases of its readers, or what they read along D^-1 1. See `canonical`."""
+    """A norm's bias against the biases of its readers."""
     for outlet in outlets(signature):
-        leaf, unread = Leaf(outlet.norm.target), 1 / _gain(tensors, outlet.role, outlet.norm)
         own = {reader: bias_of(signature, reader, outlet.source) for reader in outlet.readers}
-        if outlet.bias is None or not outlet.free or (None in own.values() and outlet.norm.kind != "layernorm"):
+        if outlet.bias is None or not outlet.free or None in own.values():
             continue
         for unit in _units(tensors[outlet.bias].shape):
-            found = {outlet.bias: unit}
+            found = {outlet.bias: unit, **{bias: torch.zeros_like(tensors[bias]) for bias in own.values() if bias}}
             for reader, bias in own.items():
-                if bias is not None:
-                    found[bias] = torch.zeros_like(tensors[bias])
-                    absorb(signature, {**tensors, **found}, reader, bias, -unit, (leaf,))
-                    continue
-                found[reader] = torch.zeros_like(tensors[reader])
-                weights, views = (
-                    along(signature, reader, values[reader], outlet.source[0]) for values in (tensors, found)
-                )
-                for view, weight in zip(views, weights, strict=True):
-                    view -= (weight @ unit).unsqueeze(-1) * unread / (unread @ tensors[outlet.bias])
+                absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (Leaf(outlet.norm.target),))
             yield found
 
 
@@ -279,7 +308,7 @@ def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         for reader in outlet.readers if outlet.norm.kind == "layernorm" else ():
             bias = bias_of(signature, reader, outlet.source)
             if outlet.bias is not None and bias is None:
-                continue  # flat together with the norm's bias only
+                continue
             for tangent in _along(signature, tensors, reader, outlet.source[0], unread):
                 if outlet.bias is not None and bias is not None:
                     tangent[bias] = torch.zeros_like(tensors[bias])

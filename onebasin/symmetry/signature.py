@@ -91,6 +91,7 @@ class Entry:
 
     alias: another role that holds the same numbers (tied weights). stored: whether the file holds it; a tied tensor
     may be left out. notes: gauge freedom, see `canonical`.
+    pieces, joint: where a file holds a tensor for every expert, their names, joined along this axis.
     """
 
     role: str
@@ -103,6 +104,17 @@ class Entry:
     head: bool = False
     notes: Mapping[str, str] = field(default_factory=dict)
     stored: bool = True
+    pieces: tuple[str, ...] = ()
+    joint: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names on disk: one, or those of all experts."""
+        return self.pieces or (self.name,)
+
+    def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """What is stored: every name on disk with its part of the tensor."""
+        yield from zip(self.names, tensor.chunk(len(self.names), self.joint), strict=True)
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ A table has a header, a list of spaces, and one line per tensor:
 function's name from the config (relu -> relu, tanh -> odd, else permutation). Spaces that occur only as
 the target of a norm need no declaration. `ignore PATTERN` names buffers that hold no parameters.
 
-`rmsnorm: qk -> qk` normalises inside every head, with one weight for all; `rmsnorm: (head qk) -> (head qk)` over all
-heads at once. A part of a concatenated axis may be empty.
+`experts.{expert}.w1.weight  (expert ffn) mlp_in'` stands for a tensor of every expert, joined along the axis in
+which `expert` stands first. `rmsnorm: qk -> qk` normalises inside every head, with one weight for all heads;
+`rmsnorm: (head qk) -> (head qk)` all heads at once. A part of a concatenated axis may be empty.
 
 Notes after `;`
     tied ROLE            holds the same numbers as ROLE when the config ties embeddings
@@ -259,7 +260,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
     for piece in re.split(r"(\{[^}]*\})", pattern):
         if piece == "{}":
             out += r"(\d+)"
-        elif piece.startswith("{"):
+        elif "|" in piece:
             out += "(?:" + "|".join(map(re.escape, piece[1:-1].split("|"))) + ")"
         else:
             out += re.escape(piece)
@@ -269,7 +270,54 @@ def _regex(pattern: str) -> re.Pattern[str]:
 def _role(pattern: str, indices: tuple[str, ...]) -> str:
     """The first spelling of a pattern, its layer indices filled in."""
     given = iter(indices)
-    return re.sub(r"\{([^}]*)\}", lambda found: found[1].split("|")[0] if found[1] else next(given), pattern)
+    return re.sub(r"\{([^}]*)\}", lambda found: _spelled(found[1]) if found[1] else next(given), pattern)
+
+
+def _spelled(choices: str) -> str:
+    """The first of several spellings; an index such as `{expert}` stands for itself."""
+    return choices.split("|")[0] if "|" in choices else "{" + choices + "}"
+
+
+@dataclass
+class _Pieces:
+    """The tensors of one line that differ in an index, by that index."""
+
+    joint: int
+    names: dict[int, str] = field(default_factory=dict)
+
+
+def _join(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ...]], dict[str, _Pieces]]:
+    """Shapes with the tensors of all experts joined into one, whose name has `{expert}` for their index.
+
+    Raises TableError where an index is left out, or shapes differ.
+    """
+    indexed = [(line, found[1]) for line in table.lines if (found := re.search(r"\{(\w+)\}", line.full))]
+    prefixes = "|".join(map(re.escape, [*table.prefixes, ""]))
+    matchers = []
+    for line, word in indexed:
+        before, after = (_regex(part).pattern for part in line.full.split("{" + word + "}"))
+        joint = next(i for i, axis in enumerate(line.axes) if next(leaves(axis)).space == word)
+        matchers.append((re.compile(f"((?:{prefixes}){before})(?P<index>\\d+)({after})"), word, joint))
+    whole: dict[str, tuple[int, ...]] = {}
+    pieces: dict[str, _Pieces] = {}
+    for name, shape in shapes.items():
+        hits = ((matcher.fullmatch(name), word, joint) for matcher, word, joint in matchers)
+        match, word, joint = next((hit for hit in hits if hit[0]), (None, "", 0))
+        if match is None:
+            whole[name] = tuple(shape)
+            continue
+        start, end = match.span("index")
+        key = f"{name[:start]}{{{word}}}{name[end:]}"
+        pieces.setdefault(key, _Pieces(joint)).names[int(match["index"])] = name
+    for key, each in pieces.items():
+        names, joint = each.names, each.joint
+        one = tuple(shapes[names[min(names)]])
+        odd = next((name for name in names.values() if tuple(shapes[name]) != one), None)
+        if odd is not None or set(names) != set(range(len(names))):
+            raise TableError(f"the tensors '{key}' are not numbered from 0 without gaps" if odd is None else
+                             f"'{odd}' has shape {tuple(shapes[odd])}, others of '{key}' have {one}")  # fmt: skip
+        whole[key] = (*one[:joint], len(names) * one[joint], *one[joint + 1 :])
+    return whole, pieces
 
 
 def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
@@ -298,7 +346,7 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _holds(condition: str, config: Mapping[str, Any]) -> bool:
-    """Whether a `when KEY=VALUE` or `when KEY!=VALUE` is true of a config; several, with commas, all; the empty one is."""
+    """Whether a `when KEY=VALUE` or `when KEY!=VALUE` is true of a config; of several, with commas, all."""
     if not condition:
         return True
     if "," in condition:
@@ -324,6 +372,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape.
     """
     table = replace(table, lines=[line for line in table.lines if _holds(line.notes.get("when", ""), config)])
+    shapes, pieces = _join(table, shapes)
     prefix = next((p for p in table.prefixes if any(name.startswith(p) for name in shapes)), "")
     found = _locate(table, shapes, prefix)
     numbers = _layer_numbers(table, found, config)
@@ -353,12 +402,19 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     sizes = _solve(entries, declared, table, config)
     absent = _absent(table, entries, same, declared, config, prefix)
     root, aliases = _unite(entries, absent, list(declared), config)
+    for role, entry in entries.items():
+        if entry.name in pieces:
+            each = pieces[entry.name]
+            names = tuple(each.names[i] for i in range(len(each.names)))
+            entries[role] = replace(entry, pieces=names, joint=each.joint)
     for role in aliases:
         entry = entries[role]
         entries[role] = Entry(entry.role, entry.name, entry.shape, entry.axes, entry.layer, entry.norm,
                               entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
 
-    kind = {key: _kind(declaration.kind, config) if sizes[key] else "fixed" for key, (_, declaration, _) in declared.items()}
+    kind = {
+        key: _kind(declaration.kind, config) if sizes[key] else "fixed" for key, (_, declaration, _) in declared.items()
+    }
     outputs = _outputs(table, [*entries.values(), *absent.values()], same)
     batch = batches(entries, root)
     spaces = {

@@ -91,7 +91,8 @@ def write(folder: Path, like: Checkpoint, tensors: dict[str, Tensor]) -> Path:
     """A folder with the config of `like` and these tensors, under the names that `like` has on disk."""
     folder.mkdir()
     shutil.copy(like.folder / "config.json", folder)
-    named = {like.signature.tensors[role].name: value.contiguous() for role, value in tensors.items()}
+    entries = like.signature.tensors
+    named = {name: part.contiguous() for role, whole in tensors.items() for name, part in entries[role].split(whole)}
     save_file(named, folder / "model.safetensors", {"format": "pt"})
     return folder
 

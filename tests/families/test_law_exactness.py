@@ -10,7 +10,6 @@ import models
 import pytest
 import torch
 from folders import difference, random_alignment, read_all, run, with_unit_norms, write
-
 from torch import Tensor
 
 from onebasin.checkpoint.reader import Checkpoint

@@ -14,6 +14,7 @@ CASES = ["LlamaForCausalLM", "LlamaForCausalLM-tied", "LlamaForCausalLM-biases",
          "Gemma3ForCausalLM", "Olmo2ForCausalLM", "GPTNeoXForCausalLM", "GPTNeoXForCausalLM-serial", "GPTJForCausalLM",
          "FalconForCausalLM", "FalconForCausalLM-groups", "StableLmForCausalLM-parallel", "CohereForCausalLM",
          "OPTForCausalLM", "BloomForCausalLM", "MptForCausalLM"]  # fmt: skip
+EXPERTS = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
 
 
 def planted(tiny, case, level, rescale):
@@ -36,3 +37,27 @@ def test_what_was_scrambled_is_recovered(tiny, case, level, rescale):
     before, after = planted(tiny, case, level, rescale)
     assert before > 0.1
     assert after < 1e-5
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation"])
+@pytest.mark.parametrize("case", EXPERTS)
+def test_scrambled_experts_are_recovered(tiny, case, level):
+    """At these levels every expert's neurons only permute. Signs and factors in an expert take turns with its order."""
+    before, after = planted(tiny, case, level, "joint")
+    assert before > 0.1
+    assert after < 1e-5
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal", "full"])
+@pytest.mark.parametrize("case", ["LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Olmo2ForCausalLM",
+                                  "GPTNeoXForCausalLM", "Qwen2MoeForCausalLM"])  # fmt: skip
+def test_between_strangers_the_objective_is_the_distance_and_never_increases(tiny, case, level):
+    signature, anchor = tiny(case, "full")
+    _, source = tiny(case, "full", number=1)
+    groups = acting_groups(signature, level, rescale="joint")
+    found = match_weights(signature, lambda role: (anchor[role], source[role]), groups)
+    for before, after in zip(found.objective, found.objective[1:], strict=False):
+        assert after <= before * (1 + 1e-12)
+    gain = squared(anchor, source) - squared(anchor, apply(signature, found.alignment, source))
+    assert found.objective[0] - found.objective[-1] == pytest.approx(gain, rel=1e-9)
+    assert gain > 0

@@ -26,7 +26,8 @@ def write(form: Canonical, tensors: dict[str, Tensor], given: Path, out: Path) -
     out.mkdir()
     config = json.loads((given / "config.json").read_text()) | form.config_updates
     (out / "config.json").write_text(json.dumps(config))
-    named = {form.signature.tensors[role].name: tensor.contiguous().clone() for role, tensor in tensors.items()}
+    split = (form.signature.tensors[role].split(tensor) for role, tensor in tensors.items())
+    named = {name: part.contiguous().clone() for parts in split for name, part in parts}
     save_file(named, str(out / "model.safetensors"), {"format": "pt"})
     return out
 

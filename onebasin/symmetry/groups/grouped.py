@@ -105,7 +105,8 @@ class _Pairs:
         ends = [self._descend(groups, start) for start in starts]
         values = torch.stack([value for value, _, _ in ends])
         best = values.argmin(0)
-        order = torch.stack([order for _, order, _ in ends]).gather(0, best[None, ..., None].expand(1, *self.shape[:-1]))[0]
+        where = best[None, ..., None].expand(1, *self.shape[:-1])
+        order = torch.stack([order for _, order, _ in ends]).gather(0, where)[0]
         chosen = self._summed(order)
         elements = tuple(group.nearest(each) for group, each in zip(groups, chosen, strict=True))
         return values.min(0).values, order, elements

@@ -19,8 +19,9 @@ class Rotary:
     interleaved: which dimensions pair up, see `pairs`. rescale: "none" keeps |c| = 1; "after" solves for the phase and
     then for the modulus; "joint" for both, never worse than the former.
 
-    With z_p, z_d the complex cross-moments of a pair (writers, readers) and p, d its squared norms, the squared distance is
-        f(c) = |c|^2 p + d / |c|^2 - 2 Re(conj(c) z_p) - 2 Re(z_d / c)        up to a constant.
+    With z_p, z_d the complex cross-moments of a pair (writers, readers) and p, d its squared norms, the squared
+    distance is, up to a constant,
+        f(c) = |c|^2 p + d / |c|^2 - 2 Re(conj(c) z_p) - 2 Re(z_d / c)
     At modulus a the best phase is that of a z_p + z_d / a; at a phase u the best modulus solves the quartic of
     `best_scale`. "joint" alternates the two from the phases of z_p + z_d, z_p, z_d and z_p / |z_p| + z_d / |z_d|.
     """
