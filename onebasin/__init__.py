@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Options, canonical, distance, match, merge, verify
+    from .api import Options, canonical, check, distance, match, merge, verify
     from .checkpoint import Checkpoint, CheckpointError
     from .fusion import METHODS
     from .symmetry import Alignment, Signature, TableError
@@ -24,6 +24,7 @@ __all__ = [
     "TableError",
     "__version__",
     "canonical",
+    "check",
     "distance",
     "match",
     "merge",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 _ROOM = {
-    **dict.fromkeys(("Options", "canonical", "distance", "match", "merge", "verify"), ".api"),
+    **dict.fromkeys(("Options", "canonical", "check", "distance", "match", "merge", "verify"), ".api"),
     **dict.fromkeys(("Checkpoint", "CheckpointError"), ".checkpoint"),
     **dict.fromkeys(("METHODS",), ".fusion"),
     **dict.fromkeys(("Alignment", "Signature", "TableError"), ".symmetry"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main jobs, from model folders to model folders: match, merge, verify, distance, canonical.
+"""The main jobs, from model folders to model folders: check, match, merge, verify, distance, canonical.
 
 Each function is what the command of the same name runs. Models are folders, hub ids or `PreTrainedModel` objects;
 objects are written to a temporary folder first, because a folder's tensor names are the contract.
@@ -37,12 +37,19 @@ from onebasin.checkpoint import (
     provenance,
     read_pair,
     shared_roles,
+    stock_model,
     tolerance_of,
     write_model,
 )
+from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
+from onebasin.checkpoint.preflight import peek as peeked
 from onebasin.checkpoint.reader import one_line
+from onebasin.data.calibration import from_file, self_generated
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
+from onebasin.fusion.progressive import merge_progressively
 from onebasin.matching import match_universe, match_weights, soft_couplings
+from onebasin.matching.activations import match_activations
+from onebasin.matching.cost import tensors_held
 from onebasin.symmetry import LEVELS, Alignment, Group, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.widths import widening
@@ -55,7 +62,11 @@ STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 @dataclass(frozen=True)
 class Options:
-    """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`."""
+    """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`.
+
+    match_with: weights, or the activations on calibration data. data: those data, `self` (causal language models write
+    them) or a file; samples: how many sequences or images; task, context, vocabulary: as in `onebasin.data.load_task`.
+    """
 
     symmetry: str = "paper"
     rescale: str = "joint"
@@ -69,6 +80,12 @@ class Options:
     tolerance: float = 1e-6
     max_sweeps: int = 100
     tensor_weights: Mapping[str, float] = field(default_factory=dict)
+    match_with: str = "weights"
+    data: str | None = None
+    task: str | None = None
+    samples: int = 256
+    context: int | None = None
+    vocabulary: str | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in ("float32", "float64"):
@@ -78,6 +95,12 @@ class Options:
     @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
+
+    @property
+    def uses_activations(self) -> bool:
+        if self.match_with not in ("weights", "activations"):
+            raise ValueError(f"match-with '{self.match_with}': choose weights or activations")
+        return self.match_with == "activations"
 
     def weight(self, role: str) -> float:
         """A tensor's weight in the objective: that of the first given name part that its role contains, else 1."""
@@ -184,19 +207,20 @@ def merge(
 ) -> dict[str, Any]:
     """Match every model to an anchor, then merge them into one.
 
-    method: see `METHODS`. weights: one per model (default: equal); they are used as given. match: "none" or a level of
-    symmetry. anchor: the model that stays as it is, counted from 0, or "auto": the one nearest to the mean of all.
-    heads_from: the model whose task head, labels and configuration the result takes (default: the anchor). soft:
-    temperature of a coupling that mixes FFN neurons after matching (semi-permutations; the mixed models are then no
-    longer the same functions). verify: check that every matched model still computes its source's function.
+    method: one of `METHODS`, or "progressive": layer by layer on calibration data. weights: one per model (default:
+    equal); they are used as given. match: "none" or a level of symmetry. anchor: the model that stays as it is, counted
+    from 0, or "auto": the one nearest to the mean of all. heads_from: the model whose task head, labels and
+    configuration the result takes (default: the anchor). soft: temperature of a coupling that mixes FFN neurons after
+    matching (semi-permutations; the mixed models are then no longer the same functions). verify: check that every
+    matched model still computes its source's function.
 
     Returns as `match`, with lists over the matched models. Raises ValueError as `match` does.
     """
     started = time.perf_counter()
     if match != "none" and match not in LEVELS:
         raise ValueError(f"unknown --match '{match}'; choose from none, {', '.join(LEVELS)}")
-    if method not in METHODS:
-        raise ValueError(f"unknown method '{method}'; choose from {', '.join(METHODS)}")
+    if method not in (*METHODS, "progressive"):
+        raise ValueError(f"unknown method '{method}'; choose from {', '.join((*METHODS, 'progressive'))}")
     if len(models) < 2:
         raise ValueError("merging needs at least two models")
     shares, stored = _weights(weights, len(models)), _stored(dtype)
@@ -247,12 +271,22 @@ def merge(
         }
         result["notes"] = list(dict.fromkeys(notes))
         record = _Record("merge", command, given, opt, result, found)
+        tensors: Iterator[tuple[str, Tensor]]
+        if method == "progressive":
+            batches = _calibration(gauged, opt, tell)
+            fitted = merge_progressively(gauged, alignments, shares, layout, set(shared.roles), batches,
+                                         dtype=opt.dtype, device=opt.device, tell=tell)  # fmt: skip
+            result["ridge"], result["held_back_losses"] = fitted.ridge, {str(r): x for r, x in fitted.losses.items()}
+            entries = gauged[layout].signature.tensors
+            tensors = ((entry.name, fitted.tensors[role]) for role, entry in entries.items() if entry.stored)
+        else:
+            tensors = merged_tensors(gauged, rewrites, shares, layout, set(shared.roles), method=method,
+                                     dtype=opt.dtype, device=opt.device)  # fmt: skip
         if tell:
             tell("writing")
         write_model(
             target,
-            merged_tensors(gauged, rewrites, shares, layout, set(shared.roles), method=method, dtype=opt.dtype,
-                           device=opt.device),
+            tensors,
             gauged[layout],
             overwrite=overwrite,
             dtype=stored,
@@ -263,6 +297,61 @@ def merge(
             result["model"] = load_model(target)
     result["seconds"] = round(time.perf_counter() - started, 3)
     return result
+
+
+def check(
+    a: Model,
+    b: Model,
+    *,
+    symmetry: str = "paper",
+    peek: bool = False,
+    precision: str = "float32",
+    family: str | None = None,
+) -> dict[str, Any]:
+    """Whether `a` can be matched to `b`, and what to expect, from configs and headers; no weights are read.
+
+    peek: read one small matrix of each as well, and give their cosine.
+
+    Returns {"can_match", "reason", "symmetry", "moves", "fixed", "rows", "heads", "only_a", "only_b", "widened",
+    "untied", "vocabulary", "ancestors", "common_ancestors", "peek", "memory", "verify_memory"}; memory is level ->
+    bytes. Raises ValueError for folders that cannot be read and an unknown level.
+    """
+    item = Options(symmetry=symmetry, precision=precision).dtype.itemsize
+    with _checkpoints([a, b], family) as (first, second):
+        found = preflight(first, second, symmetry, symmetry in STREAM_LEVELS)
+        words = vocabulary(first, second)
+        named = [ancestors(model) for model in (first, second)]
+        both = [{model.given.rstrip("/"), *names} for model, names in zip((first, second), named, strict=True)]
+        small = peeked(first, second, found) if peek and found.reason is None else None
+        memory = {}
+        if found.signature is not None:
+            whole = _numel(first) + _numel(second)
+            for level in LEVELS:
+                seen = preflight(first, second, level, level in STREAM_LEVELS)
+                if seen.signature is not None:
+                    held = tensors_held(seen.signature, seen.roles, acting_groups(seen.signature, level))
+                    # Canonical forms are held whole; only what moves is held beside them.
+                    memory[level] = item * (held + whole if level in STREAM_LEVELS else 2 * held)
+        verifying = 2 * item * _numel(first) if found.reason is None else None
+    return {
+        "can_match": found.reason is None,
+        "reason": found.reason,
+        "symmetry": symmetry,
+        "moves": found.moves,
+        "fixed": found.fixed,
+        "rows": found.rows,
+        "heads": list(found.heads),
+        "only_a": list(found.only_a),
+        "only_b": list(found.only_b),
+        "widened": found.widened,
+        "untied": found.untied,
+        "vocabulary": None if words is None else asdict(words),
+        "ancestors": named,
+        "common_ancestors": sorted(both[0] & both[1]),
+        "peek": None if small is None else {"tensor": small[0], "cosine": small[1]},
+        "memory": memory,
+        "verify_memory": verifying,
+    }
 
 
 def verify(a: Model, b: Model, *, family: str | None = None, **how: Any) -> Verification:
@@ -323,8 +412,16 @@ class _Found:
 def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | None, identity: bool = False) -> _Found:
     shared = shared_roles(source, anchor)
     before = distances(source, anchor, dtype=opt.dtype)
+    notes = [f"heads of different tasks, not matched: {', '.join(shared.differing)}"] if shared.differing else []
     if identity:
         return _Found(Alignment(), before, before, [], [])
+    if opt.uses_activations:
+        stocks = [
+            stock_model(model, dtype=opt.dtype, device=opt.device, attention="eager") for model in (anchor, source)
+        ]
+        batches = _calibration([anchor, source], opt, tell)
+        alignment = match_activations(source.signature, *stocks, batches, _groups(source, opt), tell=tell)
+        return _Found(alignment, before, distances(source, anchor, alignment, dtype=opt.dtype), [], notes)
     matched = match_weights(
         source.signature,
         lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
@@ -339,7 +436,6 @@ def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | No
         and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
     )
     after = distances(source, anchor, matched.alignment, dtype=opt.dtype)
-    notes = [f"heads of different tasks, not matched: {', '.join(shared.differing)}"] if shared.differing else []
     return _Found(matched.alignment, before, after, matched.objective, notes)
 
 
@@ -352,7 +448,7 @@ def _align_all(
     another, in the anchor's frame.
     """
     others = [i for i in range(len(models)) if i != centre]
-    if level in ("none", "paper") or len(models) == 2:
+    if level in ("none", "paper") or len(models) == 2 or opt.uses_activations:
         found = [_align(models[i], models[centre], opt, tell, identity=level == "none") for i in others]
         alignments = [item.alignment for item in found]
         alignments.insert(centre, Alignment())
@@ -383,6 +479,35 @@ def _align_all(
         after = distances(models[i], models[centre], universe.alignments[i], dtype=opt.dtype)
         found.append(_Found(universe.alignments[i], before, after, universe.objective, []))
     return found, universe.alignments
+
+
+def _calibration(models: Sequence[Checkpoint], opt: Options, tell: Tell | None) -> list[dict[str, Tensor]]:
+    """Inputs to measure on, never evaluated: what the models write themselves, or a file. ValueError where neither is."""
+    if opt.data is None:
+        raise ValueError(
+            "calibration data are missing: --data self for causal language models, else --data FILE"
+        )
+    if tell:
+        tell("gathering calibration data")
+    if opt.data == "self":
+        writers = [stock_model(model, device=opt.device).model for model in models]
+        return self_generated(writers, opt.samples, opt.context, opt.seed)
+    options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary}
+    given = {key: value for key, value in options.items() if value is not None}
+    return from_file(opt.data, models[0].folder, opt.task or _task(models[0]), opt.samples, **given)
+
+
+def _task(model: Checkpoint) -> str:
+    """The task that a model's class is for. Raises ValueError where it has no head."""
+    names = " ".join(model.config.get("architectures") or [])
+    tasks = {"MaskedLM": "masked-lm", "ImageClassification": "image-classification", "LM": "causal-lm",
+             "SequenceClassification": "text-classification", "TokenClassification": "token-classification"}  # fmt: skip
+    for ending, task in tasks.items():
+        if ending in names:
+            return task
+    raise ValueError(
+        f"'{model.given}': its class does not name the task of the calibration data; say --task"
+    )
 
 
 def _groups(model: Checkpoint, opt: Options) -> dict[str, Group]:

@@ -33,7 +33,7 @@ def _threads() -> None:
 # Families that compute norms, softmaxes or scores in float32 whatever the model's dtype.
 ROTARY = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "olmo2", "gpt_neox", "gptj",
           "falcon", "stablelm", "starcoder2", "cohere", "opt", "bloom", "mpt",
-          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe"]  # fmt: skip
+          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "t5", "mt5"]  # fmt: skip
 
 
 def _modeling(name: str) -> Any:

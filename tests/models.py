@@ -246,6 +246,22 @@ _add("Qwen2MoeForCausalLM", **_MOE, shared_expert_intermediate_size=7)
 _add("Qwen3MoeForCausalLM", **_MOE)
 _add("OlmoeForCausalLM", **_MOE)
 
+_T5 = dict(vocab_size=VOCAB, d_model=12, d_kv=5, d_ff=10, num_layers=2, num_decoder_layers=2, num_heads=3,
+           relative_attention_num_buckets=8, relative_attention_max_distance=6, num_labels=LABELS, pad_token_id=0,
+           eos_token_id=1, decoder_start_token_id=0)  # fmt: skip
+_add("T5ForConditionalGeneration T5Model T5EncoderModel T5ForSequenceClassification T5ForTokenClassification "
+     "T5ForQuestionAnswering", **_T5)  # fmt: skip
+_add("T5ForConditionalGeneration T5EncoderModel", "gated", **_T5, feed_forward_proj="gated-gelu")
+_add("T5ForConditionalGeneration", "gated-relu", **_T5, feed_forward_proj="gated-relu")
+_add("MT5ForConditionalGeneration", **_T5, feed_forward_proj="gated-gelu")
+_BART = dict(vocab_size=VOCAB, max_position_embeddings=POSITIONS, d_model=12, encoder_layers=2, decoder_layers=2,
+             encoder_attention_heads=3, decoder_attention_heads=2, encoder_ffn_dim=10, decoder_ffn_dim=9,
+             num_labels=LABELS, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2)  # fmt: skip
+_add("BartForConditionalGeneration BartModel BartForSequenceClassification BartForQuestionAnswering", **_BART)
+_add("BartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
+_add("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering", **_BART)
+_add("MBartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
+
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
     """Write the model as an ordinary folder."""
@@ -269,6 +285,11 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     mask = torch.ones(shape, dtype=torch.long)
     ids[1, -2:], mask[1, -2:] = config.pad_token_id, 0
     given = {"input_ids": ids, "attention_mask": mask}
+    if getattr(config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = torch.randint(3, VOCAB, shape, generator=generator)
+        if "SequenceClassification" in name:  # reads the last end token, of which all rows have equally many
+            given["input_ids"] = torch.where(torch.arange(LENGTH) == 4, config.eos_token_id, ids)
+            del given["decoder_input_ids"]
     # GPT-2 has a type vocabulary of none: it would look token types up in its token table, which would be summed twice.
     if getattr(config, "type_vocab_size", 0) and config.model_type not in ("deberta", "deberta-v2"):
         given["token_type_ids"] = torch.randint(0, 2, shape, generator=generator)
@@ -288,6 +309,8 @@ def named_outputs(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str,
     cache = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     found = model(**given, **cache, return_dict=True)
     tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    if getattr(model.config, "is_encoder_decoder", False):
+        tensors.pop("encoder_last_hidden_state", None)  # what stands between encoder and decoder
     return {key: value for key, value in tensors.items() if value.is_floating_point()}
 
 

@@ -10,6 +10,7 @@ from .distance import Distances, distances
 from .gauge import Canonical, Widened
 from .pairing import Shared, read_pair, shared_roles
 from .reader import DTYPES, Checkpoint, CheckpointError, locate
+from .stock import Stock, stock_model
 from .verification import Verification, compare, compare_models, load_model, tolerance_of
 from .writer import write_model
 
@@ -20,6 +21,7 @@ __all__ = [
     "CheckpointError",
     "Distances",
     "Shared",
+    "Stock",
     "Verification",
     "Widened",
     "compare",
@@ -31,6 +33,7 @@ __all__ = [
     "provenance",
     "read_pair",
     "shared_roles",
+    "stock_model",
     "tolerance_of",
     "write_model",
 ]

@@ -60,9 +60,7 @@ def hooks(
 ) -> Iterator[None]:
     """While the block lasts: `after[module](input, output)` when a module returns, `before[module](input)` when it is
     called. Inputs and outputs may be changed in place."""
-    handles = [
-        stock.model.get_submodule(name).register_forward_hook(_after(look)) for name, look in after.items()
-    ] + [
+    handles = [stock.model.get_submodule(name).register_forward_hook(_after(look)) for name, look in after.items()] + [
         stock.model.get_submodule(name).register_forward_pre_hook(_before(look), with_kwargs=True)
         for name, look in (before or {}).items()
     ]

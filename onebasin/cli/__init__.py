@@ -15,7 +15,7 @@ import typer
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from . import barrier, canonical, demo, distance, families, inspect, match, merge, study, verify
+from . import barrier, canonical, check, demo, distance, families, inspect, match, merge, refine, study, verify
 from .common import exits_with_2
 
 app = typer.Typer(
@@ -47,8 +47,10 @@ def main(
 
 for command in (
     inspect.inspect,
+    check.check,
     match.match,
     merge.merge,
+    refine.refine,
     verify.verify,
     distance.distance,
     canonical.canonical,

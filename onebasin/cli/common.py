@@ -22,6 +22,7 @@ R = TypeVar("R")
 # What the help texts list. Written out, since the modules that define these take seconds to import; a test compares.
 LEVELS = "paper, permutation, orthogonal, full, invertible"
 METHODS = "average, norm-preserving, spectrum-preserving, circuit"
+MERGE_METHODS = f"{METHODS}, progressive"
 TASKS = "image-classification, causal-lm, masked-lm, text-classification, token-classification"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
@@ -48,6 +49,15 @@ Parts = Annotated[str | None, typer.Option(help="Move only these parts, of atten
 Layers = Annotated[str | None, typer.Option(help="Move only these layers, such as 0-4,11 [default: all].")]
 Starts = Annotated[int, typer.Option(help="Tries of the search where spaces are coupled; the closest is kept.")]
 Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
+MatchWith = Annotated[str, typer.Option(help="What is compared: weights, or activations on --data.")]
+Data = Annotated[
+    str | None,
+    typer.Option(help="Calibration data: self (causal language models write them) or a file, without labels."),
+]
+Samples = Annotated[int, typer.Option(help="Calibration sequences or images.")]
+Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
+Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]
+Vocabulary = Annotated[str | None, typer.Option(help="JSON file character -> id, for a character-level model.")]
 Weight = Annotated[
     list[str] | None,
     typer.Option("--tensor-weight", help="NAME=W: tensors whose name contains NAME count W times. Repeatable."),

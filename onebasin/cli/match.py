@@ -16,6 +16,12 @@ def match(
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
     symmetry: Annotated[str, typer.Option(help=f"What may move, see docs/concepts.md: {c.LEVELS}.")] = "paper",
     rescale: c.Rescale = "joint",
+    match_with: c.MatchWith = "weights",
+    data: c.Data = None,
+    samples: c.Samples = 256,
+    task: c.Task = None,
+    context: c.Context = None,
+    vocabulary: c.Vocabulary = None,
     parts: c.Parts = None,
     layers: c.Layers = None,
     alignment: Annotated[str | None, typer.Option(help="Also save the maps that were found, as safetensors.")] = None,
@@ -45,6 +51,7 @@ def match(
         result = api.match(
             source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),
             alignment=alignment, anchor_output=anchor_output, dtype=dtype, precision=precision, device=device,
+            match_with=match_with, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
             starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
             verify=verify, tell=tell, command=c.command_line(),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from . import common as c
 def merge(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Two or more models: folders or hub ids.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    method: Annotated[str, typer.Option(help=f"How to merge: {c.METHODS}.")] = "average",
+    method: Annotated[str, typer.Option(help=f"How to merge: {c.MERGE_METHODS}.")] = "average",
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
     match: Annotated[str, typer.Option(help=f"Match first, at this level: none, {c.LEVELS}.")] = "paper",
     anchor: Annotated[
@@ -27,6 +27,12 @@ def merge(
         typer.Option(help="Mix FFN neurons after matching, at this temperature (such as 0.1); no longer exact."),
     ] = None,
     rescale: c.Rescale = "joint",
+    match_with: c.MatchWith = "weights",
+    data: c.Data = None,
+    samples: c.Samples = 256,
+    task: c.Task = None,
+    context: c.Context = None,
+    vocabulary: c.Vocabulary = None,
     parts: c.Parts = None,
     layers: c.Layers = None,
     dtype: c.Dtype = None,
@@ -54,7 +60,8 @@ def merge(
         result = api.merge(
             models, output, method=method, weights=shares, match=match, anchor=anchor, heads_from=heads_from, soft=soft,
             rescale=rescale, parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
-            device=device, starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family,
+            device=device, match_with=match_with, data=data, samples=samples, task=task, context=context,
+            vocabulary=vocabulary, starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family,
             overwrite=overwrite, verify=verify, tell=tell, command=c.command_line(),
         )  # fmt: skip
     c.print_notes(result, quiet)

@@ -35,6 +35,7 @@ from torch.func import functional_call
 from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch
 from onebasin.symmetry import Alignment, Group, Moments, Signature
+from onebasin.symmetry.axes import blocks
 from onebasin.symmetry.groups import (
     Factors,
     Invertible,
@@ -46,11 +47,12 @@ from onebasin.symmetry.groups import (
 )
 from onebasin.symmetry.groups.orthogonal import complement_of_ones
 from onebasin.symmetry.groups.signs import diagonal, pairs
-from onebasin.symmetry.maps import Element, Linear, Monomial
+from onebasin.symmetry.maps import Element, Linear, Monomial, act_on
 
 Outputs = Mapping[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Batch], Outputs]  # (role -> tensor, batch) -> outputs
 Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
+Latent = Mapping[str, Tensor]  # the free numbers of one element, by name
 
 HELD_BACK = 1 / 16  # share of the calibration batches on which the best step is chosen
 SPREAD = 0.1  # two models: the second's weight is uniform in 0.5 -+ this
@@ -105,25 +107,19 @@ def match_learned(
     """
     loss = loss or divergence
     _check(anchor, sources, starts, steps, lr)
-    fit, held = _split(batches, held_back)
+    fit, held = held_out(batches, held_back)
     with torch.no_grad():
         aligned = [
             {role: start.apply(signature, role, tensor) for role, tensor in source.items()}
             for source, start in zip(sources, starts, strict=True)
         ]
     some = next(iter(anchor.values()))
-    latents = [_zeros(signature, groups, some) for _ in sources]
+    latents = [zeros(signature, groups, some) for _ in sources]
     free = [number for latent in latents for numbers in latent.values() for number in numbers.values()]
     teachers = _Teachers(forward, [anchor, *sources])
 
     def merged(shares: Sequence[float]) -> dict[str, Tensor]:
-        """The average of the models' tensors, the sources moved by their latents."""
-        total = {role: shares[0] * tensor for role, tensor in anchor.items()}
-        for share, tensors, latent in zip(shares[1:], aligned, latents, strict=True):
-            factor = _factor(signature, groups, latent)
-            for role, tensor in tensors.items():
-                total[role] = total[role] + share * factor.apply(signature, role, tensor)
-        return total
+        return blend(signature, groups, anchor, aligned, latents, shares)
 
     @torch.no_grad()
     def held_back_loss() -> float:
@@ -135,14 +131,14 @@ def match_learned(
     run = _Run({"steps": steps, "lr": lr, "seed": seed, "batches": len(fit), "sources": len(sources)}, free, lr)
     run.look(0, held_back_loss())
     begun = run.resume(checkpoint) if checkpoint is not None else 0
-    order, weights = _plan(seed, steps, len(fit), len(sources) + 1)
+    order, weights = descent_plan(seed, steps, len(fit), len(sources) + 1)
     every = max(1, steps // LOOKS)
     for step in range(begun + 1, steps + 1):
         if not free or (patience is not None and run.since >= patience):
             break
         batch, shares = fit[order[step - 1]], weights[step - 1]
         value = loss(forward(merged(shares), batch), teachers(batch), shares, batch)
-        run.descend(value, lr * _rate(step, steps))
+        run.descend(value, lr * learning_rate(step, steps))
         if progress:
             progress(f"learning: step {step} of {steps}", float(value.detach()))
         if step % every == 0 or step == steps:
@@ -155,6 +151,23 @@ def match_learned(
         for start, latent in zip(starts, latents, strict=True)
     ]
     return Learned(found, run.best_step, run.losses)
+
+
+def blend(
+    signature: Signature,
+    groups: Mapping[str, Group],
+    anchor: Mapping[str, Tensor],
+    sources: Sequence[Mapping[str, Tensor]],
+    latents: Sequence[Mapping[str, Latent]],
+    shares: Sequence[float],
+) -> dict[str, Tensor]:
+    """shares[0] A + sum_j shares[j] e_j(B_j), differentiable in the latents that stand for e_j."""
+    total = {role: shares[0] * tensor for role, tensor in anchor.items()}
+    for share, tensors, latent in zip(shares[1:], sources, latents, strict=True):
+        factor = _factor(signature, groups, latent)
+        for role, tensor in tensors.items():
+            total[role] = total[role] + share * _moved(signature, factor, role, tensor)
+    return total
 
 
 # --- what is predicted --------------------------------------------------------------------------------------------
@@ -234,10 +247,8 @@ class _Teachers:
 
 # --- the free numbers ---------------------------------------------------------------------------------------------
 
-Latent = Mapping[str, Tensor]
 
-
-def _zeros(signature: Signature, groups: Mapping[str, Group], like: Tensor) -> dict[str, Latent]:
+def zeros(signature: Signature, groups: Mapping[str, Group], like: Tensor) -> dict[str, Latent]:
     """Root space -> the free numbers of its element, all zero: the identity. Permutations and signs have none."""
     found: dict[str, Latent] = {}
     for root, group in groups.items():
@@ -267,6 +278,26 @@ def _zeros(signature: Signature, groups: Mapping[str, Group], like: Tensor) -> d
 def _factor(signature: Signature, groups: Mapping[str, Group], latents: Mapping[str, Latent]) -> Alignment:
     elements = {root: element_of(groups[root], latent) for root, latent in latents.items()}
     return Alignment(elements, {root: signature.spaces[root].batch for root in elements})
+
+
+def _moved(signature: Signature, factor: Alignment, role: str, tensor: Tensor) -> Tensor:
+    """`factor.apply`, which for tensors of several blocks (fused queries, keys and values) lets no gradient through.
+
+    A view can be written with a gradient only if what it is a view of has one before: hence the clone.
+    """
+    axes = signature.tensors[role].axes
+    pieces = blocks(tensor, axes, signature.sizes)
+    if len(pieces) == 1:
+        return factor.apply(signature, role, tensor)
+    out = torch.empty_like(tensor).requires_grad_().clone()
+    for (piece, leaves), (target, _) in zip(pieces, blocks(out, axes, signature.sizes), strict=True):
+        roots = [signature.root.get(leaf.space, "") for leaf in leaves]
+        for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
+            if root in factor.elements:
+                batch = tuple(map(roots.index, factor.batch[root]))
+                piece = act_on(piece, factor.elements[root], batch, dim, leaf.dual)
+        target.copy_(piece)
+    return out
 
 
 def element_of(group: Group, latent: Latent) -> Element:
@@ -416,7 +447,7 @@ class _Run:
         return step
 
 
-def _plan(seed: int, steps: int, batches: int, models: int) -> tuple[list[int], list[list[float]]]:
+def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list[int], list[list[float]]]:
     """Which batch and which weights every step takes. Batches come in rounds, each in a new order."""
     rng = np.random.default_rng(seed)
     rounds = -(-steps // batches)
@@ -427,16 +458,16 @@ def _plan(seed: int, steps: int, batches: int, models: int) -> tuple[list[int], 
     return order, rng.dirichlet([CONCENTRATION] * models, steps).tolist()
 
 
-def _rate(step: int, steps: int) -> float:
+def learning_rate(step: int, steps: int) -> float:
     """Share of the learning rate at a step, counted from 1: linear warm-up, linear decay."""
     return min(step / WARM_UP, 1 - (1 - LAST) * (step - 1) / max(steps - 1, 1))
 
 
-def _split(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[list[Batch], list[Batch]]:
+def held_out(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[list[Batch], list[Batch]]:
     if held_back is not None and batches and held_back:
         return list(batches), list(held_back)
     if len(batches) < 2:
-        raise ValueError("learned matching needs at least two batches of calibration data; give more, or smaller ones")
+        raise ValueError("learning needs at least two batches of calibration data; give more data, or smaller batches")
     count = max(1, round(HELD_BACK * len(batches)))
     return list(batches[:-count]), list(batches[-count:])
 

@@ -26,15 +26,15 @@ from onebasin.symmetry.audit import Audit
 from onebasin.symmetry.audit import audit as audit_signature
 
 LARGEST = 3000  # parameters; the Jacobian has a column for each of them
-LENGTH = 4  # tokens of a text
+LENGTH = 8  # tokens of a text, or the most that the model takes
 LEAST = 96  # inputs, for every token to meet every other
 SPREAD = 0.3  # of the random parameters
 
 # Names that configurations share, through their `attribute_map` where they call things by other names.
 SIZES: dict[str, Any] = dict(
     hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=5, vocab_size=24,
-    max_position_embeddings=LENGTH, type_vocab_size=2, image_size=4, patch_size=2, num_channels=1, num_labels=12,
-    n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, word_embed_proj_dim=8, rotary_dim=2, head_dim=4, embedding_size=4, pad_token_id=None,
+    max_position_embeddings=4, type_vocab_size=2, image_size=4, patch_size=2, num_channels=1, num_labels=12,
+    n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, word_embed_proj_dim=8, rotary_dim=2, head_dim=4, embedding_size=6, pad_token_id=None,
 )  # fmt: skip
 
 # The head that shows most of a model: every position's output, where it has such a head.
@@ -73,7 +73,7 @@ def tiny_model(kind: str, **config: Any) -> PreTrainedModel:
 
 def _takes(cls: type[PretrainedConfig], name: str) -> bool:
     """Whether a configuration has this setting, by its own name or a common one."""
-    return name in inspect.signature(cls).parameters or name in cls.attribute_map
+    return name == "num_labels" or name in inspect.signature(cls).parameters or name in cls.attribute_map
 
 
 def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
@@ -124,8 +124,10 @@ def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[s
     text = config.get_text_config()
     accepted = inspect.signature(model.forward).parameters
 
-    def integers(high: int) -> Tensor:
-        return torch.randint(high, (rows, LENGTH), generator=generator)
+    length = min(LENGTH, getattr(text, "max_position_embeddings", LENGTH))
+
+    def integers(high: int, low: int = 0) -> Tensor:
+        return torch.randint(low, high, (rows, length), generator=generator)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(rows, *shape, generator=generator, dtype=torch.float64)
@@ -139,10 +141,10 @@ def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[s
             del given["bool_masked_pos"]
     if "input_ids" in accepted:
         given["input_ids"] = integers(text.vocab_size)
-        given["attention_mask"] = torch.ones(rows, LENGTH, dtype=torch.long)
-        tables = [space for space in stock.signature.spaces.values() if space.kind == "rows"]
-        if tables:
-            given["position_ids"] = integers(tables[0].size)
+        given["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
+        counted = [space.size for space in stock.signature.spaces.values() if space.kind == "rows"]
+        if counted:  # OPT's table begins two rows before position 0
+            given["position_ids"] = integers(text.max_position_embeddings, text.max_position_embeddings - counted[0])
         if getattr(text, "type_vocab_size", 0):
             given["token_type_ids"] = integers(text.type_vocab_size)
     if getattr(config, "add_cross_attention", False):

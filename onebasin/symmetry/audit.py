@@ -129,7 +129,7 @@ def tied_span(signature: Signature, tensors: Tensors) -> Tensor:
     rows = []
     for tangent in tangents(loose, point):
         flat = torch.cat([tangent.get(role, torch.zeros_like(point[role])).reshape(-1) for role in loose.tensors])
-        if float(flat.norm()) > 0:
+        if float(flat.norm()) > SPAN:
             rows.append(flat / flat.norm())
     size = sum(point[role].numel() for role in loose.tensors)
     columns = torch.stack(rows, dim=1) if rows else torch.zeros(size, 0, dtype=torch.float64)
@@ -167,7 +167,7 @@ def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     biases = {bias: entry for bias, (entry, _, _) in implied.items()}
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
-    for generate in (_groups, *norms, _unseen, _passed, _tables, _scales, _branches, _gains):
+    for generate in (_groups, *norms, _unseen, _passed, _tables, _scales, _starts, _branches, _gains):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
                 _, reader, direction = implied[bias]
@@ -309,11 +309,11 @@ def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             bias = bias_of(signature, reader, outlet.source)
             if outlet.bias is not None and bias is None:
                 continue
-            for tangent in _along(signature, tensors, reader, outlet.source[0], unread):
-                if outlet.bias is not None and bias is not None:
-                    tangent[bias] = torch.zeros_like(tensors[bias])
-                    absorb(signature, tangent, reader, bias, -tensors[outlet.bias], (Leaf(outlet.norm.target),))
-                yield tangent
+            if outlet.bias is None or bias is None:
+                yield from _along(signature, tensors, reader, outlet.source[0], unread)
+            else:
+                beta = tensors[outlet.bias]
+                yield from _reading(signature, tensors, reader, bias, outlet.source[0], unread, beta)
 
 
 def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -390,6 +390,8 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             if stop is None and signature.spaces[space].output:
                 continue
         reading = [entry.role for entry in stage if has(signature, entry.role, Leaf(space, dual=True))]
+        if reading and not inner:
+            continue  # see `_starts`
         if any(has(signature, role, Leaf(space)) or "nonlinear" in signature.tensors[role].notes for role in reading):
             continue
         yield {
@@ -401,6 +403,91 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if outlet.writers:
             grown = [outlet.role, *([outlet.bias] if outlet.bias else []), *outlet.writers]
             yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}
+
+
+def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A post-LN stream that begins with a projection, which the first layer reads as it is (ELECTRA). Where the last
+    norm's bias does not `pass`, the layers run again on what it puts out (ALBERT): both beginnings change together."""
+    order = list(signature.tensors)
+    for space in {entry.norm.source for entry in signature.tensors.values() if entry.norm}:
+        leaf, read = Leaf(space), Leaf(space, dual=True)
+        norms = [i for i, role in enumerate(order)
+                 if returns(signature, role, space) and not signature.tensors[role].head]  # fmt: skip
+        if not norms or signature.spaces[space].layer is not None or _sandwiched(signature, space):
+            continue
+        reading = [role for role in order[: norms[0]] if has(signature, role, read)]
+        if not reading:
+            continue
+        writing = [role for role in order[: norms[0]] if has(signature, role, leaf)]
+        start = [role for role in writing if order.index(role) < order.index(reading[0])]
+        added = [role for role in writing if role not in start]
+        again = [i for i in norms if "passes" not in _notes(signature, _bias(order[i]))]
+        after = [role for role in order[norms[-1] :] if has(signature, role, read)] if again else []
+        if again not in ([], [norms[-1]]) or signature.spaces[space].output and again:
+            continue
+        if any("nonlinear" in signature.tensors[role].notes for role in (*reading, *after)):
+            continue
+        last = [order[norms[-1]], _bias(order[norms[-1]])] if again else []
+        grown = [*start, *last, *added]
+        yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in (*reading, *after)}
+
+        biases = {reader: bias_of(signature, reader, (read,)) for reader in (*reading, *after)}
+        vectors = [[role for role in roles if role.endswith("bias")] for roles in (start, last, added)]
+        if None in biases.values() or not vectors[0] or not vectors[2]:
+            continue
+        for unit in _units((signature.sizes[space],)):
+            found = {role: unit for role in (*vectors[0][:1], *vectors[1])} | {vectors[2][0]: -unit}
+            for reader, bias in biases.items():
+                found[bias or ""] = torch.zeros_like(tensors[bias or ""])
+                absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (leaf,))
+            yield found
+        if again:
+            norm = signature.tensors[last[0]].norm
+            assert norm is not None
+            unread = 1 / _gain(tensors, last[0], norm)
+            for reader in after if norm.kind == "layernorm" and last[1] in tensors else ():
+                yield from _reading(signature, tensors, reader, biases[reader] or "", read, unread, tensors[last[1]])
+            continue
+        for unit in _units((signature.sizes[space],)):  # the norm does not see what is added along ones
+            moved = _lie(signature, tensors, {space: torch.ones_like(unit).unsqueeze(-1) * unit})
+            yield {role: moved[role] for role in (*start, *reading)}
+        for direction, constant in _unreached(signature, tensors, start, leaf):
+            for reader, bias in biases.items():
+                yield from _reading(signature, tensors, reader, bias or "", read, direction, constant)
+
+
+def _reading(
+    signature: Signature, tensors: Tensors, reader: str, bias: str, leaf: Leaf, direction: Tensor, constant: Tensor
+) -> Iterator[Tangent]:
+    """What a reader may take along a direction in which it meets only a constant."""
+    for tangent in _along(signature, tensors, reader, leaf, direction):
+        tangent[bias] = torch.zeros_like(tensors[bias])
+        absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
+        yield tangent
+
+
+def _unreached(
+    signature: Signature, tensors: Tensors, start: list[str], leaf: Leaf
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Directions that a projection from a normed, narrower space does not write along, but for its constant part."""
+    outlet = next((found for found in outlets(signature) if found.readers == start[:1]), None)
+    if outlet is None or outlet.norm.kind != "layernorm" or len(start) != 2 or outlet.bias is None:
+        return
+    ((matrix, axes),) = cut(signature, start[0], tensors[start[0]])
+    matrix = matrix if axes[0] == leaf else matrix.mT
+    reached = (matrix * _gain(tensors, outlet.role, outlet.norm)) @ complement_of_ones(matrix.shape[1])
+    u, values, _ = torch.linalg.svd(reached)
+    constant = matrix @ tensors[outlet.bias] + tensors[start[1]]
+    for direction in u[:, int((values > SPAN).sum()) :].mT:
+        yield direction, constant
+
+
+def _bias(role: str) -> str:
+    return role.removesuffix("weight") + "bias"
+
+
+def _notes(signature: Signature, role: str) -> Mapping[str, str]:
+    return signature.tensors[role].notes if role in signature.tensors else {}
 
 
 def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:

@@ -261,9 +261,10 @@ def writers(signature: Signature) -> Iterator[tuple[str, Leaf]]:
 
 
 def noted(signature: Signature, note: str) -> Iterator[tuple[str, str | None]]:
-    """Tensors with this note, and the space it speaks of."""
+    """Tensors with this note, and the space it speaks of. On a weight, `passes` and `invisible` speak of the constants
+    that it makes of a norm's bias, not of its own numbers: see `audit`."""
     for role, entry in signature.tensors.items():
-        if note in entry.notes:
+        if note in entry.notes and not (note in ("passes", "invisible") and role.endswith("weight")):
             yield role, entry.notes[note] or None
 
 

@@ -11,8 +11,17 @@ from onebasin.checkpoint import Canonical, Checkpoint
 from onebasin.checkpoint.stock import stock_model
 from onebasin.checkpoint.trace import linear_calls
 
-FAMILIES = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "AlbertForMaskedLM", "ElectraForMaskedLM",
-            "DebertaV2ForTokenClassification", "DistilBertForMaskedLM", "RobertaModel", "LlamaForCausalLM"]  # fmt: skip
+FAMILIES = [
+    "GPT2LMHeadModel",
+    "BertForMaskedLM",
+    "ViTForImageClassification",
+    "AlbertForMaskedLM",
+    "ElectraForMaskedLM",
+    "DebertaV2ForTokenClassification",
+    "DistilBertForMaskedLM",
+    "RobertaModel",
+    "LlamaForCausalLM",
+]
 
 
 @pytest.mark.parametrize("case", FAMILIES)
@@ -32,7 +41,9 @@ def test_every_matrix_of_a_layer_is_found_where_it_works(case: str, tmp_path: Pa
     model = CASES[case]().double()
     stock = stock_model(Checkpoint(save(model, tmp_path / "model")), dtype=torch.float64)
     calls = linear_calls(stock, inputs(model))
-    matrices = {role for role, entry in stock.signature.tensors.items() if len(entry.axes) == 2 and entry.layer is not None}
+    matrices = {
+        role for role, entry in stock.signature.tensors.items() if len(entry.axes) == 2 and entry.layer is not None
+    }
     assert matrices <= {call.weight for call in calls}
     written = {call.weight for call in calls if call.norm}
     assert len(written) == 2 * len(stock.signature.layers)  # attention's and the FFN's output

@@ -39,7 +39,9 @@ def test_sequences_depend_on_the_seed_alone() -> None:
     runs = []
     for seed, noise in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(noise)
-        runs.append(torch.cat([batch["input_ids"] for batch in self_generated([model, model], 8, 6, seed=seed, batch=3)]))
+        runs.append(
+            torch.cat([batch["input_ids"] for batch in self_generated([model, model], 8, 6, seed=seed, batch=3)])
+        )
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
 
@@ -79,8 +81,14 @@ def test_examples_that_are_evaluated_are_left_out(tmp_path: Path) -> None:
     assert not seen & set(kept)
     assert all("labels" not in batch for batch in found)
     with pytest.raises(ValueError, match="no calibration example that is not evaluated"):
-        from_file(text, model, "causal-lm", split="all", evaluation=load_task("causal-lm", text, model, split="all", **options),
-                  **options)  # fmt: skip
+        from_file(
+            text,
+            model,
+            "causal-lm",
+            split="all",
+            evaluation=load_task("causal-lm", text, model, split="all", **options),
+            **options,
+        )
 
 
 def test_rows_need_no_labels(tmp_path: Path) -> None:

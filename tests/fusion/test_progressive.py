@@ -15,8 +15,15 @@ from onebasin.fusion import merged_tensors
 from onebasin.fusion.progressive import Progressive, merge_progressively, ridge_solution
 from onebasin.symmetry import Alignment
 
-CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "AlbertForMaskedLM",
-        "DebertaV2ForTokenClassification", "DistilBertForMaskedLM", "LlamaForCausalLM"]  # fmt: skip
+CASE = [
+    "GPT2LMHeadModel",
+    "BertForMaskedLM",
+    "ViTForImageClassification",
+    "AlbertForMaskedLM",
+    "DebertaV2ForTokenClassification",
+    "DistilBertForMaskedLM",
+    "LlamaForCausalLM",
+]
 
 
 def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tensor]]]:
@@ -31,13 +38,18 @@ def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tens
     return models, [inputs(model, seed) for seed in range(20)]
 
 
-def merge(models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float) -> Progressive:
+def merge(
+    models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float
+) -> Progressive:
     roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
-    return merge_progressively(models, [Alignment()] * len(models), weights, 0, roles, batches, ridge=ridge,
-                               dtype=torch.float64)  # fmt: skip
+    return merge_progressively(
+        models, [Alignment()] * len(models), weights, 0, roles, batches, ridge=ridge, dtype=torch.float64
+    )
 
 
-def outputs(checkpoint: Checkpoint, batch: dict[str, Tensor], tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+def outputs(
+    checkpoint: Checkpoint, batch: dict[str, Tensor], tensors: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     stock = stock_model(checkpoint, dtype=torch.float64)
     if tensors:
         stock.fill(tensors.__getitem__)
@@ -63,7 +75,9 @@ def test_all_weight_on_one_model_gives_its_function(case: str, end: int, tmp_pat
         assert torch.allclose(ours[name], value, atol=1e-7), name
 
 
-@pytest.mark.parametrize("case", [case for case in CASE if not case.startswith(("Albert", "Deberta"))])  # layers run once
+@pytest.mark.parametrize(
+    "case", [case for case in CASE if not case.startswith(("Albert", "Deberta"))]
+)  # layers run once
 def test_every_layer_solves_its_equations_in_the_finished_model(case: str, tmp_path: Path) -> None:
     """X^T R = r D (W - W_average) with X, R measured in the merged model as it is written."""
     models, batches = pair(case, tmp_path)
@@ -73,10 +87,14 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, tmp_p
     calls = linear_calls(student, batches[0])
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     roles = set(student.signature.tensors)
-    average = {by_name[name]: tensor for name, tensor in
-               merged_tensors(models, [Alignment()] * 2, weights, 0, roles, dtype=torch.float64)}  # fmt: skip
+    average = {
+        by_name[name]: tensor
+        for name, tensor in merged_tensors(models, [Alignment()] * 2, weights, 0, roles, dtype=torch.float64)
+    }
     student.fill(merged.tensors.__getitem__)
-    seen = [measured(stock, calls, batches) for stock in (*(stock_model(m, dtype=torch.float64) for m in models), student)]
+    seen = [
+        measured(stock, calls, batches) for stock in (*(stock_model(m, dtype=torch.float64) for m in models), student)
+    ]
     assert len(calls) > 6
     assert any(call.norm for call in calls)
     for call in calls:
@@ -145,8 +163,17 @@ def test_what_stands_under_padding_does_not_matter(tmp_path: Path) -> None:
 
 def test_the_ridge_with_the_least_held_back_loss_is_taken(tmp_path: Path) -> None:
     models, batches = pair("GPT2LMHeadModel", tmp_path)
-    merged = merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, list(models[0].signature.tensors),
-                                 batches[:12], ridge=(10.0, 0.1, 1e-3), held_back=batches[12:], dtype=torch.float64)  # fmt: skip
+    merged = merge_progressively(
+        models,
+        [Alignment()] * 2,
+        [0.5, 0.5],
+        0,
+        list(models[0].signature.tensors),
+        batches[:12],
+        ridge=(10.0, 0.1, 1e-3),
+        held_back=batches[12:],
+        dtype=torch.float64,
+    )
     assert set(merged.losses) == {None, 10.0, 0.1, 1e-3}
     ours = [outputs(models[0], batch, merged.tensors)["logits"].log_softmax(-1) for batch in batches[12:]]
     total, count = 0.0, 0
@@ -161,7 +188,10 @@ def test_the_ridge_with_the_least_held_back_loss_is_taken(tmp_path: Path) -> Non
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     roles = list(models[0].signature.tensors)
-    for some, ridge, words in (([], 0.1, "needs calibration data"), (batches, 0.0, "must be positive"),
-                               (batches[:1], (0.1, 0.01), "at least two calibration batches")):  # fmt: skip
+    for some, ridge, words in (
+        ([], 0.1, "needs calibration data"),
+        (batches, 0.0, "must be positive"),
+        (batches[:1], (0.1, 0.01), "at least two calibration batches"),
+    ):
         with pytest.raises(ValueError, match=words):
             merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, roles, some, ridge=ridge)

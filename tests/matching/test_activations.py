@@ -17,8 +17,14 @@ from onebasin.symmetry import acting_groups
 @pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal"])
 @pytest.mark.parametrize(
     "case",
-    ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "DebertaV2ForTokenClassification", "AlbertForMaskedLM",
-     "LlamaForCausalLM"],
+    [
+        "GPT2LMHeadModel",
+        "BertForMaskedLM",
+        "ViTForImageClassification",
+        "DebertaV2ForTokenClassification",
+        "AlbertForMaskedLM",
+        "LlamaForCausalLM",
+    ],
 )
 def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -> None:
     model = CASES[case]().double()

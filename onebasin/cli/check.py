@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin check"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from . import common as c
+
+
+def check(
+    a: Annotated[str, typer.Argument(metavar="A", help="The model to rewrite: a folder or a hub id.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to bring it close to.")],
+    symmetry: Annotated[str, typer.Option(help=f"Level to check: {c.LEVELS}.")] = "paper",
+    peek: Annotated[bool, typer.Option("--peek", help="Read one small matrix of each too, and compare them.")] = False,
+    precision: c.Precision = "float32",
+    family: c.Family = None,
+    json: c.Json = False,
+) -> None:
+    """Check whether A can be matched to B before any weight is read. Exit code 0: it can, 1: it cannot."""
+    from onebasin import api
+
+    found = api.check(a, b, symmetry=symmetry, peek=peek, precision=precision, family=family)
+    if json:
+        c.print_json(found)
+    else:
+        for line in _lines(found):
+            print(line)
+    raise typer.Exit(0 if found["can_match"] else 1)
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    if found["can_match"]:
+        lines = [f"can be matched at level {found['symmetry']}"]
+        lines.append("moves: " + (", ".join(f"{key} ({name})" for key, name in found["moves"].items()) or "nothing"))
+        lines.append("stays: " + ", ".join(found["fixed"]))
+    else:
+        lines = [f"cannot be matched: {found['reason']}"]
+    for word, text in (("rows", "rows of '{}': {} and {}"), ("widened", "'{}' is widened from {} to {}")):
+        lines += [text.format(name, *sizes) for name, sizes in found[word].items()]
+    for word, text in (
+        ("heads", "heads of different tasks, not matched"),
+        ("only_a", "only in A"),
+        ("only_b", "only in B, left out"),
+        ("untied", "no longer tied"),
+    ):
+        if found[word]:
+            lines.append(f"{text}: {_some(found[word])}")
+    lines.append(_vocabulary(found["vocabulary"]))
+    if found["common_ancestors"]:
+        lines.append(f"both come from {_some(found['common_ancestors'])}: they may be close already")
+    elif not found["peek"]:
+        lines.append("nothing says that they come from one model; --peek compares a matrix of each")
+    if found["peek"]:
+        lines.append(_peeked(**found["peek"]))
+    if found["can_match"]:
+        memory = ", ".join(f"{level} {_size(number)}" for level, number in found["memory"].items())
+        lines.append(f"memory of the tensors that matching holds: {memory}; to verify {_size(found['verify_memory'])}")
+    return lines
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _vocabulary(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "vocabularies: not compared, since not both folders hold one"
+    if not found["first"]:
+        return f"vocabularies: the same {found['size_a']} tokens"
+    first = ", ".join(f"{number}: {a!r} and {b!r}" for number, a, b in found["first"])
+    return (f"vocabularies differ: {found['size_a']} and {found['size_b']} tokens, {found['agreeing']} alike; "
+            f"first at {first}")  # fmt: skip
+
+
+def _peeked(tensor: str, cosine: float) -> str:
+    if cosine > 0.9:
+        told = "one base, so matching will change little"
+    elif abs(cosine) < 0.2:
+        told = "trained apart or rewritten, so matching is likely to matter"
+    else:
+        told = "related, so matching may matter"
+    return f"cosine of '{tensor}': {cosine:.3f} ({told})"
+
+
+def _size(number: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} B"

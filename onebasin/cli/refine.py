@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin refine"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import common as c
+
+
+def refine(
+    merged: Annotated[str, typer.Argument(metavar="MERGED", help="The merged model: a folder or a hub id.")],
+    teachers: Annotated[
+        list[str], typer.Option("--teachers", help="A model that MERGED was made of. Repeat for every one.")
+    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
+    data: Annotated[
+        str, typer.Option(help="self: language models write it themselves; else a file or builtin:digits, unlabelled.")
+    ] = "self",
+    task: Annotated[str, typer.Option(help=f"What the data are for, of {c.TASKS}.")] = "causal-lm",
+    steps: Annotated[int, typer.Option(help="Steps of distillation.")] = 200,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            help="Another start, such as an unmatched average: gets the same steps, for comparison."
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Examples of calibration data.")] = 512,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens in a sequence that models write [default: what they take, at most 512].")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Examples in a step.")] = 16,
+    lr: Annotated[float, typer.Option(help="The largest learning rate.")] = 1e-3,
+    weights: Annotated[str | None, typer.Option(help="One number per teacher, such as 1,2 [default: equal].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the data and their order.")] = 0,
+    dtype: c.Dtype = None,
+    device: c.Device = "cpu",
+    family: c.Family = None,
+    overwrite: c.Overwrite = False,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Distil a merged model for some steps from the models that it was made of. This is training, not alignment."""
+    from onebasin.refinement import refine as job
+
+    try:
+        shares = None if weights is None else [float(word) for word in weights.split(",")]
+    except ValueError:
+        raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
+    with c.progress(quiet) as tell:
+        result = job(
+            merged, teachers, output, data=data, task=task, count=count, length=length, batch=batch, steps=steps, lr=lr,
+            weights=shares, control=control, seed=seed, dtype=dtype, device=device, family=family, overwrite=overwrite,
+            tell=tell, command=c.command_line(),
+        )  # fmt: skip
+    c.print_notes(result, quiet)
+    if json:
+        c.print_json(result)
+    elif not quiet:
+        other = result["control"]
+        for name, row in [(merged, result), *([(other["model"], other)] if other else [])]:
+            print(f"{name}: KL divergence from the teachers {row['loss_before']:.6g} -> {row['loss_after']:.6g}")
+        print(f"{result['output']}: distilled, {result['step']} of {steps} steps")

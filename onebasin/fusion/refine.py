@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refinement: some steps of distillation of a merged model from the models that it was merged from.
+
+This is training, not alignment: the weights leave every line between the models. What merging contributes is the start,
+so results belong beside the same number of steps from another start, such as the plain average of unaligned models.
+Hinton, Vinyals and Dean, 2015, with the mixture of several teachers as the target and temperature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.stock import Stock, stock_model
+from onebasin.checkpoint.trace import Batch
+from onebasin.matching.learned import (
+    Forward,
+    Loss,
+    Outputs,
+    descent_plan,
+    divergence,
+    forward_of,
+    held_out,
+    learning_rate,
+)
+
+LOOKS = 10  # at the held-back loss in one run
+
+
+@dataclass(frozen=True)
+class Refined:
+    """model: in eval mode, holding `tensors` (role -> tensor), those of the step with the least held-back loss.
+
+    losses: step -> loss on held-back batches; step 0 is the merged model as it was.
+    """
+
+    model: PreTrainedModel
+    tensors: dict[str, Tensor]
+    step: int
+    losses: dict[int, float] = field(default_factory=dict)
+
+
+def refine(
+    merged: Checkpoint,
+    teachers: Sequence[Checkpoint],
+    batches: Sequence[Batch],
+    *,
+    held_back: Sequence[Batch] | None = None,
+    steps: int = 200,
+    lr: float = 1e-3,
+    weights: Sequence[float] | None = None,
+    seed: int = 0,
+    loss: Loss | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    progress: Callable[[str, float], None] | None = None,
+) -> Refined:
+    """Distil `teachers` into `merged` with AdamW (no weight decay, linear warm-up and decay); one batch makes a step.
+
+    held_back: batches to choose the step by (default: a sixteenth of `batches`, at least one, which then teach
+    nothing). weights: of the teachers' predictions (default: equal). loss: default the KL divergence from the mixture
+    of the teachers' predictions. progress: called with a text and the loss.
+
+    Raises ValueError for too few batches, no teachers, weights that are not positive, a number of steps or learning
+    rate that is not positive, and for models without an output in common.
+    """
+    shares = _shares(weights, len(teachers))
+    if steps < 1 or not 0 < lr < float("inf"):
+        raise ValueError("refinement needs at least one step and a positive learning rate")
+    loss = loss or divergence
+    fit, held = held_out(batches, held_back)
+    masters = [stock_model(teacher, dtype=dtype, device=device) for teacher in teachers]
+    asked = [(forward_of(master), master) for master in masters]
+    student = stock_model(merged, dtype=dtype, device=device)
+    forward = forward_of(student)
+    free = student.parameter
+    for parameter in free.values():
+        parameter.requires_grad_()
+    adam = torch.optim.AdamW(free.values(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    order = descent_plan(seed, steps, len(fit), 2)[0]
+
+    @torch.no_grad()
+    def held_back_loss() -> float:
+        values = [loss(forward(free, batch), _answers(asked, batch), shares, batch) for batch in held]
+        return float(torch.stack(values).mean())
+
+    losses = {0: held_back_loss()}
+    best, best_step = _copy(free), 0
+    every = max(1, steps // LOOKS)
+    for step in range(1, steps + 1):
+        batch = fit[order[step - 1]]
+        value = loss(forward(free, batch), _answers(asked, batch), shares, batch)
+        for group in adam.param_groups:
+            group["lr"] = lr * learning_rate(step, steps)
+        adam.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        adam.step()
+        if progress:
+            progress(f"distilling: step {step} of {steps}", float(value.detach()))
+        if step % every == 0 or step == steps:
+            losses[step] = held_back_loss()
+            if losses[step] < losses[best_step]:
+                best, best_step = _copy(free), step
+    for parameter in free.values():
+        parameter.requires_grad_(False)
+    student.fill(best.__getitem__)
+    return Refined(student.model, best, best_step, losses)
+
+
+@torch.no_grad()
+def _answers(asked: Sequence[tuple[Forward, Stock]], batch: Batch) -> list[Outputs]:
+    return [forward(master.parameter, batch) for forward, master in asked]
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {role: tensor.detach().clone() for role, tensor in tensors.items()}
+
+
+def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    if not count:
+        raise ValueError("refinement needs at least one teacher")
+    given = [1.0] * count if weights is None else [float(weight) for weight in weights]
+    if len(given) != count or not all(0 < weight < float("inf") for weight in given):
+        raise ValueError(f"{count} teachers need {count} positive weights")
+    return [weight / sum(given) for weight in given]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import CASES, save
+from transformers import AutoModelForCausalLM
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.stock import stock_model
+from onebasin.data.calibration import self_generated
+from onebasin.matching.learned import divergence, predictions
+
+SMALL = ("--count", 24, "--length", 6, "--batch", 4, "--steps", 12, "--lr", 0.01)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two tiny language models, their average, and a worse start."""
+    where = tmp_path_factory.mktemp("language-models")
+    found = {}
+    for name, share in (("a", 0.0), ("b", 1.0), ("mean", 0.5), ("far", 5.0)):
+        model = CASES["GPT2LMHeadModel"]()
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            parameter.data += 0.1 * share * torch.randn(parameter.shape, generator=generator)
+        found[name] = save(model, where / name)
+    return found
+
+
+def test_the_folder_loads_and_has_the_reported_loss(ask: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = ask("refine", folders["mean"], "--teachers", folders["a"], "--teachers", folders["b"], "-o", out, *SMALL,
+                 "--control", folders["far"])  # fmt: skip
+    teachers = [stock_model(Checkpoint(folders[name])).model for name in "ab"]
+    held = self_generated(teachers, 24, 6, 0, 4)[-1:]  # one batch of six
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    with torch.no_grad():
+        own, *theirs = (predictions(model(**held[0])) for model in (loaded, *teachers))
+        assert float(divergence(own, theirs, [0.5, 0.5], held[0])) == pytest.approx(result["loss_after"], rel=1e-4)
+    assert result["loss_after"] < result["loss_before"] < result["control"]["loss_before"]
+    assert "distillation" in result["notes"][0]
+    facts = json.loads((out / "onebasin.json").read_text())
+    assert facts["result"]["loss_after"] == result["loss_after"] and len(facts["inputs"]) == 4
+    card = (out / "README.md").read_text()
+    assert "not alignment" in card and f"{result['control']['loss_after']:.6g}" in card
+
+
+def test_bad_input(refused: Any, folders: dict[str, Path], a: Path, tmp_path: Path) -> None:
+    words = ("refine", folders["mean"], "--teachers", folders["a"], "-o", tmp_path / "out")
+    assert "positive weights" in refused(*words, *SMALL, "--weights", "1,2")
+    assert "separated by commas" in refused(*words, *SMALL, "--weights", "x")
+    assert "at least two batches" in refused(*words, "--count", 4, "--length", 6)
+    assert "is one of the inputs" in refused(*words[:-1], folders["a"], "--overwrite")
+    assert "there is no folder" in refused("refine", tmp_path / "no", *words[2:])
+    assert "no text of its own" in refused("refine", a, "--teachers", a, "-o", tmp_path / "out")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, inputs, named_outputs, save
+from torch import Tensor
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.stock import stock_model
+from onebasin.fusion.refine import refine
+from onebasin.matching.learned import divergence, own_loss
+
+CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM", "LlamaForCausalLM"]
+Batches = list[dict[str, Tensor]]
+
+
+def models(case: str, folder: Path) -> tuple[list[Checkpoint], Batches]:
+    """Two teachers, their average, and batches."""
+    found = []
+    for number in range(3):
+        model = CASES[case]().double()
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)), dtype=torch.float64)
+            parameter.data += 0.1 * (0, 1, 0.5)[number] * noise
+        found.append(Checkpoint(save(model, folder / str(number))))
+    return found, [inputs(model, seed) for seed in range(8)]
+
+
+def loss(student: dict[str, Tensor], teachers: list[Checkpoint], batch: dict[str, Tensor], weights: list[float]) -> float:
+    theirs = [named_outputs(stock_model(teacher, dtype=torch.float64).model, batch) for teacher in teachers]
+    student = {name: value for name, value in student.items() if "logits" in name} or student
+    return float(divergence(student, theirs, weights, batch))
+
+
+@pytest.mark.parametrize("case", CASE)
+def test_the_loss_falls_and_is_that_of_the_model_returned(case: str, tmp_path: Path) -> None:
+    (a, b, merged), batches = models(case, tmp_path)
+    weights = [0.3, 0.7]
+    found = refine(merged, [a, b], batches[:6], held_back=batches[6:], steps=30, lr=5e-3, weights=weights, dtype=torch.float64)
+    start = stock_model(merged, dtype=torch.float64)
+    for model, expected in ((start.model, found.losses[0]), (found.model, min(found.losses.values()))):
+        measured = [loss(named_outputs(model, batch), [a, b], batch, weights) for batch in batches[6:]]
+        assert sum(measured) / 2 == pytest.approx(expected, rel=1e-9)
+    assert min(found.losses.values()) < found.losses[0]
+    again = stock_model(merged, dtype=torch.float64)
+    again.fill(found.tensors.__getitem__)
+    for name, value in named_outputs(found.model, batches[0]).items():
+        assert torch.equal(named_outputs(again.model, batches[0])[name], value)
+    assert not any(parameter.requires_grad for parameter in found.model.parameters()) and not found.model.training
+
+
+def test_a_model_that_is_its_own_teacher_stays(tmp_path: Path) -> None:
+    (a, _, _), batches = models("GPT2LMHeadModel", tmp_path)
+    found = refine(a, [a], batches, steps=5, dtype=torch.float64)
+    assert found.losses[0] < 1e-14
+    for role, tensor in found.tensors.items():
+        assert torch.allclose(tensor, a.read(role, torch.float64), atol=1e-6), role
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    (a, b, merged), batches = models("GPT2LMHeadModel", tmp_path)
+    with pytest.raises(ValueError, match="at least one teacher"):
+        refine(merged, [], batches)
+    with pytest.raises(ValueError, match="positive weights"):
+        refine(merged, [a, b], batches, weights=[1.0])
+    with pytest.raises(ValueError, match="positive learning rate"):
+        refine(merged, [a, b], batches, lr=0.0)
+    with pytest.raises(ValueError, match="at least two batches"):
+        refine(merged, [a, b], batches[:1])
+    with pytest.raises(ValueError, match="labels"):
+        refine(merged, [a, b], batches, loss=own_loss)

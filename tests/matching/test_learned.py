@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import random_alignment
+from models import CASES, inputs, named_outputs, save
+from torch import Tensor
+
+from onebasin.checkpoint import Canonical, Checkpoint
+from onebasin.checkpoint.stock import Stock, stock_model
+from onebasin.matching.learned import (
+    Learned,
+    blend,
+    divergence,
+    element_of,
+    forward_of,
+    match_learned,
+    own_loss,
+    zeros,
+)
+from onebasin.symmetry import Alignment, Group, acting_groups
+from onebasin.symmetry.groups import (
+    Factors,
+    Invertible,
+    Orthogonal,
+    OrthogonalFixingOnes,
+    Rotary,
+    ScaledOrthogonal,
+    ScaledPermutation,
+)
+from onebasin.symmetry.maps import Linear
+
+LATENT = [Orthogonal(), OrthogonalFixingOnes(), ScaledOrthogonal(), Invertible(), Rotary(), Rotary(True, "joint"),
+          ScaledPermutation(), Factors()]  # fmt: skip
+CASE = [
+    ("GPT2LMHeadModel", "orthogonal"), ("GPT2LMHeadModel", "invertible"), ("BertForMaskedLM", "full"),
+    ("BertForMaskedLM-relu", "full"), ("ViTForImageClassification", "invertible"), ("LlamaForCausalLM", "full"),
+    ("GPTJForCausalLM", "orthogonal"), ("AlbertForMaskedLM", "invertible"), ("BertForQuestionAnswering", "full"),
+    ("ViTModel-no-pooler", "paper"),
+]  # fmt: skip
+
+
+class Setting:
+    """Some different models of one shape in canonical form, a random start for each, and batches."""
+
+    def __init__(self, case: str, level: str, folder: Path, count: int = 2, dtype: torch.dtype = torch.float64) -> None:
+        self.models: list[Stock] = []
+        for number in range(count):
+            model = CASES[case]().double()
+            generator = torch.Generator().manual_seed(number)
+            for parameter in model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.data += 0.1 * bool(number) * noise
+            checkpoint = Checkpoint(save(model, folder / str(number)))
+            form = checkpoint if level == "paper" else Canonical(checkpoint, torch.float64)
+            self.models.append(stock_model(form, dtype=dtype))
+        self.signature = self.models[0].signature
+        self.groups: dict[str, Group] = acting_groups(self.signature, level, rescale="joint")
+        self.starts = [random_alignment(self.signature, self.groups, seed) for seed in range(1, count)]
+        self.batches = [
+            {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs(model, seed).items()}
+            for seed in range(6)
+        ]
+        self.tensors: list[dict[str, Tensor]] = [
+            {role: parameter.detach().clone() for role, parameter in model.parameter.items()} for model in self.models
+        ]
+        self.forward = forward_of(self.models[0])
+
+    def learn(self, **options: Any) -> Learned:
+        anchor, *sources = self.tensors
+        options = {"steps": 6, "held_back": self.batches[4:], **options}
+        return match_learned(self.signature, anchor, sources, self.starts, self.groups, self.forward, self.batches[:4],
+                             **options)  # fmt: skip
+
+    def aligned(self, alignments: list[Alignment]) -> list[dict[str, Tensor]]:
+        pairs = zip(alignments, self.tensors[1:], strict=True)
+        return [{role: g.apply(self.signature, role, t) for role, t in tensors.items()} for g, tensors in pairs]
+
+    def loss(self, alignments: list[Alignment]) -> float:
+        """Of the average as a stock model, on the held-back batches; written apart from the code under test."""
+        sources, share = self.aligned(alignments), 1 / len(self.models)
+        self.models[-1].fill(lambda role: share * sum((s[role] for s in sources), self.tensors[0][role].clone()))
+        total = []
+        for batch in self.batches[4:]:
+            teachers = [self.forward(tensors, batch) for tensors in self.tensors]
+            mine = named_outputs(self.models[-1].model, batch)
+            total.append(divergence(mine, teachers, [share] * len(self.models), batch))
+        return float(torch.stack(total).mean())
+
+
+def same(a: Alignment, b: Alignment) -> bool:
+    return set(a) == set(b) and all(
+        torch.equal(getattr(a.elements[key], part), getattr(b.elements[key], part))
+        for key in a for part in ("matrix", "index") if hasattr(a.elements[key], part)
+    )  # fmt: skip
+
+
+def numbers(setting: Setting, scale: float) -> list[dict[str, dict[str, Tensor]]]:
+    """Random free numbers for every source."""
+    generator = torch.Generator().manual_seed(3)
+    like = next(iter(setting.tensors[0].values()))
+    return [
+        {root: {name: scale * torch.randn(t.shape, generator=generator, dtype=t.dtype) for name, t in latent.items()}
+         for root, latent in zeros(setting.signature, setting.groups, like).items()}
+        for _ in setting.starts
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("group", LATENT, ids=lambda group: group.name)
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_zeros_are_the_identity_and_gradients_there_are_finite(group: Group, batch: tuple[int, ...]) -> None:
+    def latents(scale: float) -> dict[str, Tensor]:
+        n = {"OrthogonalFixingOnes": 5}.get(type(group).__name__, 6)
+        shapes = {
+            Orthogonal: {"turn": (n, n)}, OrthogonalFixingOnes: {"turn": (n, n)}, Invertible: {"shear": (n, n)},
+            ScaledOrthogonal: {"turn": (n, n), "stretch": ()}, ScaledPermutation: {"stretch": (n,)},
+            Factors: {"stretch": (n,)},
+        }.get(type(group), {"phase": (3,)})  # fmt: skip
+        if isinstance(group, Rotary) and group.rescale != "none":
+            shapes["stretch"] = (3,)
+        generator = torch.Generator().manual_seed(0)
+        return {
+            name: (scale * torch.randn((*batch, *shape), generator=generator, dtype=torch.float64)).requires_grad_()
+            for name, shape in shapes.items()
+        }
+
+    x = torch.randn(*batch, 6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    nothing = latents(0.0)
+    for dual in (False, True):
+        moved = element_of(group, nothing).act(x, dual)
+        assert torch.allclose(moved, x, atol=1e-14)
+        for gradient in torch.autograd.grad((moved * torch.arange(6.0).unsqueeze(1)).sum(), list(nothing.values())):
+            assert gradient.isfinite().all()
+    element = element_of(group, latents(0.5))
+    back = element.act(x, True) * element.act(x, False)  # (g^-T x) . (g x) = |x|^2
+    assert torch.allclose(back.sum(-2), x.square().sum(-2))
+    if isinstance(group, Rotary) and isinstance(element, Linear):
+        turn = element_of(Rotary(group.interleaved), {"phase": torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)})
+        assert isinstance(turn, Linear)
+        assert torch.allclose(turn.matrix @ element.matrix, element.matrix @ turn.matrix)  # as RoPE's own turns do
+
+
+@pytest.mark.parametrize(("case", "level"), CASE)
+def test_gradients_agree_with_finite_differences(case: str, level: str, tmp_path: Path) -> None:
+    setting = Setting(case, level, tmp_path, count=3)
+    sources, batch, shares = setting.aligned(setting.starts), setting.batches[0], [0.3, 0.5, 0.2]
+    teachers = [setting.forward(tensors, batch) for tensors in setting.tensors]
+    at, direction = numbers(setting, 0.1), numbers(setting, 1.0)
+
+    def loss(step: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        free, along = [], []
+        latents: list[dict[str, dict[str, Tensor]]] = []
+        for here, way in zip(at, direction, strict=True):
+            latents.append({})
+            for root, latent in here.items():
+                latents[-1][root] = {k: (t + step * way[root][k]).requires_grad_() for k, t in latent.items()}
+                free += latents[-1][root].values()
+                along += way[root].values()
+        merged = blend(setting.signature, setting.groups, setting.tensors[0], sources, latents, shares)
+        return divergence(setting.forward(merged, batch), teachers, shares, batch), free, along
+
+    value, free, along = loss(0.0)
+    assert free
+    gradients = torch.autograd.grad(value, free)
+    slope = sum(float((g * d).sum()) for g, d in zip(gradients, along, strict=True))
+    h = 1e-5
+    measured = float((loss(h)[0] - loss(-h)[0]).detach()) / (2 * h)
+    assert slope == pytest.approx(measured, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize(("case", "level"), CASE)
+def test_the_start_is_where_it_starts(case: str, level: str, tmp_path: Path) -> None:
+    setting = Setting(case, level, tmp_path, count=3)
+    learned = setting.learn(lr=1e-30)
+    assert learned.losses[0] == pytest.approx(setting.loss(setting.starts), rel=1e-9)
+    for mine, given in zip(setting.aligned(learned.alignments), setting.aligned(setting.starts), strict=True):
+        assert all(torch.allclose(mine[role], given[role], atol=1e-10) for role in given)
+
+
+@pytest.mark.parametrize(("case", "level"), CASE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_comes_out_is_exact_and_no_worse(case: str, level: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    setting = Setting(case, level, tmp_path, dtype=dtype)
+    learned = setting.learn(lr=0.02, steps=8)
+    assert learned.losses[learned.step] == min(learned.losses.values())
+    if dtype == torch.float64:
+        assert learned.losses[learned.step] == pytest.approx(setting.loss(learned.alignments), rel=1e-9)
+    exact = Setting(case, level, tmp_path)
+    after = exact.aligned(learned.alignments)[0]
+    for batch in exact.batches:
+        ours, theirs = exact.forward(after, batch), exact.forward(exact.tensors[1], batch)
+        assert all(torch.allclose(ours[name], theirs[name], rtol=1e-9, atol=1e-9) for name in theirs)
+
+
+@pytest.mark.parametrize("level", ["orthogonal", "invertible"])
+def test_a_planted_turn_is_undone(level: str, tmp_path: Path) -> None:
+    """A copy of the anchor, turned a little: learning must bring the average back to the function of both."""
+    setting = Setting("GPT2LMHeadModel", level, tmp_path)
+    small = {
+        root: element_of(setting.groups[root], {name: 0.1 * t for name, t in latent.items()})
+        for root, latent in numbers(setting, 1.0)[0].items()
+    }
+    turned = Alignment(small, {root: setting.signature.spaces[root].batch for root in small})
+    setting.tensors[1] = {role: turned.apply(setting.signature, role, t) for role, t in setting.tensors[0].items()}
+    setting.starts = [Alignment()]
+    learned = setting.learn(steps=100, lr=0.01)
+    assert learned.losses[0] > 1e-4
+    assert learned.losses[learned.step] < 0.1 * learned.losses[0]
+
+
+@pytest.mark.parametrize("stop", [3, 12, 20])
+def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path, count=3)
+    whole = setting.learn(steps=20, checkpoint=tmp_path / "whole")
+    seen: list[str] = []
+
+    def interrupt(text: str, loss: float) -> None:
+        seen.append(text)
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        setting.learn(steps=20, checkpoint=tmp_path / "run", progress=interrupt)
+    again: list[str] = []
+    resumed = setting.learn(steps=20, checkpoint=tmp_path / "run", progress=lambda text, loss: again.append(text))
+    assert len(again) == 20 - (stop - 1)  # what was saved is not done twice
+    assert resumed.losses == whole.losses and resumed.step == whole.step
+    assert all(map(same, resumed.alignments, whole.alignments))
+    finished = setting.learn(steps=20, checkpoint=tmp_path / "whole")
+    assert all(map(same, finished.alignments, whole.alignments))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["run", "whole"]
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path)
+    setting.learn(steps=4, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match="belongs to another run"):
+        setting.learn(steps=5, checkpoint=tmp_path / "run")
+    for tensor in setting.tensors[1].values():
+        tensor += 0.01 * torch.randn_like(tensor)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        setting.learn(steps=4, checkpoint=tmp_path / "run")
+    (tmp_path / "run").write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match="cannot be read"):
+        setting.learn(steps=4, checkpoint=tmp_path / "run")
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path)
+    first, second, other = (setting.learn(seed=seed) for seed in (1, 1, 2))
+    assert first.losses == second.losses and first.losses != other.losses
+
+
+def test_the_task_s_own_loss(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path)
+    for batch in setting.batches:
+        batch["labels"] = batch["input_ids"]
+    learned = setting.learn(loss=own_loss, lr=0.02, steps=20)
+    merged = setting.aligned(learned.alignments)[0]
+    half = {role: (merged[role] + tensor) / 2 for role, tensor in setting.tensors[0].items()}
+    losses = [float(setting.forward(half, batch)["loss"]) for batch in setting.batches[4:]]
+    assert learned.losses[learned.step] == pytest.approx(sum(losses) / 2, rel=1e-9)
+    with pytest.raises(ValueError, match="labels"):
+        setting.learn(loss=own_loss, held_back=[{"input_ids": setting.batches[0]["input_ids"]}])
+
+
+def test_patience_ends_a_run_early(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path)
+    steps: list[str] = []
+    setting.learn(steps=200, lr=1e-30, patience=2, progress=lambda text, loss: steps.append(text))
+    assert len(steps) <= 60  # rounding may look like progress once or twice
+
+
+def test_divergence_is_that_from_the_mixture_without_padding() -> None:
+    torch.manual_seed(0)
+    own, *theirs = (torch.randn(2, 3, 5, dtype=torch.float64) for _ in range(3))
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    mixture = 0.3 * theirs[0].softmax(-1) + 0.7 * theirs[1].softmax(-1)
+    expected = torch.nn.functional.kl_div(own.log_softmax(-1), mixture, reduction="none").sum(-1)[mask.bool()].mean()
+    found = divergence({"logits": own}, [{"logits": t} for t in theirs], [0.3, 0.7], {"attention_mask": mask})
+    assert float(found) == pytest.approx(float(expected))
+    assert float(divergence({"logits": mixture.log()}, [{"logits": t} for t in theirs], [0.3, 0.7], {})) < 1e-12
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path)
+    with pytest.raises(ValueError, match="positive"):
+        setting.learn(steps=0)
+    with pytest.raises(ValueError, match="positive"):
+        setting.learn(lr=0.0)
+    with pytest.raises(ValueError, match="at least two batches"):
+        anchor, source = setting.tensors
+        match_learned(setting.signature, anchor, [source], setting.starts, setting.groups, setting.forward,
+                      setting.batches[:1])  # fmt: skip
+    role = next(iter(setting.tensors[1]))
+    setting.tensors[1][role] = setting.tensors[1][role][:1]
+    with pytest.raises(ValueError, match=role.replace(".", r"\.")):
+        setting.learn()
