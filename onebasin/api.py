@@ -482,11 +482,9 @@ def _align_all(
 
 
 def _calibration(models: Sequence[Checkpoint], opt: Options, tell: Tell | None) -> list[dict[str, Tensor]]:
-    """Inputs to measure on, never evaluated: what the models write themselves, or a file. ValueError where neither is."""
+    """Inputs to measure on: what the models write themselves, or a file. ValueError where neither is given."""
     if opt.data is None:
-        raise ValueError(
-            "calibration data are missing: --data self for causal language models, else --data FILE"
-        )
+        raise ValueError("calibration data are missing: --data self for causal language models, else --data FILE")
     if tell:
         tell("gathering calibration data")
     if opt.data == "self":
@@ -505,9 +503,7 @@ def _task(model: Checkpoint) -> str:
     for ending, task in tasks.items():
         if ending in names:
             return task
-    raise ValueError(
-        f"'{model.given}': its class does not name the task of the calibration data; say --task"
-    )
+    raise ValueError(f"'{model.given}': its class does not name the task of the calibration data; say --task")
 
 
 def _groups(model: Checkpoint, opt: Options) -> dict[str, Group]:

@@ -261,6 +261,10 @@ _add("BartForConditionalGeneration BartModel BartForSequenceClassification BartF
 _add("BartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
 _add("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering", **_BART)
 _add("MBartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
+_WHISPER = dict({key: value for key, value in _BART.items() if key != "max_position_embeddings"}, num_mel_bins=4,
+                max_source_positions=6, max_target_positions=POSITIONS, classifier_proj_size=8)  # fmt: skip
+_add("WhisperForConditionalGeneration WhisperModel WhisperForAudioClassification", **_WHISPER)
+_add("WhisperForConditionalGeneration", "relu", **_WHISPER, activation_function="relu")
 
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
@@ -279,6 +283,12 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         if "MaskedImage" in name:
             patches = (config.image_size // config.patch_size) ** 2
             given["bool_masked_pos"] = torch.arange(BATCH * patches).reshape(BATCH, patches) % 3 == 0
+        return given
+    if model.main_input_name == "input_features":  # a spectrogram, two frames for every position
+        shape = (BATCH, config.num_mel_bins, 2 * config.max_source_positions)
+        given = {"input_features": torch.randn(shape, generator=generator).to(model.dtype)}
+        if "Classification" not in name:
+            given["decoder_input_ids"] = torch.randint(3, VOCAB, (BATCH, LENGTH), generator=generator)
         return given
     shape = (BATCH, LENGTH)
     ids = torch.randint(3, VOCAB, shape, generator=generator)

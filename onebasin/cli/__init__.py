@@ -15,7 +15,7 @@ import typer
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from . import barrier, canonical, check, demo, distance, families, inspect, match, merge, refine, study, verify
+from . import audit, barrier, canonical, check, demo, distance, families, inspect, match, merge, refine, study, verify
 from .common import exits_with_2
 
 app = typer.Typer(
@@ -52,6 +52,7 @@ for command in (
     merge.merge,
     refine.refine,
     verify.verify,
+    audit.audit,
     distance.distance,
     canonical.canonical,
     barrier.barrier,

@@ -29,13 +29,14 @@ Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 class Matched:
     """What matching found.
 
-    alignment: one element per active space. objective: the weighted squared distance over every tensor that an active
-    space touches, first before any move, then after every sweep. sweeps: how many the slowest component took.
+    alignment: one element per active space. before: the weighted squared distance before any move, over every tensor
+    that an active space touches. objective: the same where the descent starts (coupled spaces are first placed from
+    the tensors anchored in fixed spaces), then after every sweep; it never increases.
     """
 
     alignment: Alignment
+    before: float
     objective: list[float] = field(default_factory=list)
-    sweeps: int = 0
 
 
 def match_weights(
@@ -81,7 +82,7 @@ def match_weights(
             descent.run(tolerance, max_sweeps, warm, progress, measure)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
-        if coupled and best is not None and best.objective[-1] > best.objective[0]:
+        if coupled and best is not None and best.objective[-1] > sum(best.before.values()):
             # The start led away for good (models that were near already): descend from where the source stands.
             best = _Descent(signature, component, read, active, weights, None, workers)
             best.run(tolerance, max_sweeps, True, progress)
@@ -94,12 +95,14 @@ def match_weights(
     solved = in_parallel(solve, components, workers) if len(components) > 1 else list(map(solve, components))
     elements = {root: element for descent in solved for root, element in descent.total.elements.items()}
     before = {role: distance for descent in solved for role, distance in descent.before.items()}
-    history = [descent.objective for descent in solved]
     # A fused tensor may belong to several components through disjoint blocks, so gains add where distances do not.
-    length = max(map(len, history), default=1)
-    objective = [sum(before.values()) - sum(h[0] - h[min(i, len(h) - 1)] for h in history) for i in range(length)]
+    length = max((len(descent.objective) for descent in solved), default=1)
+    objective = [
+        sum(before.values()) - sum(sum(d.before.values()) - d.objective[min(i, len(d.objective) - 1)] for d in solved)
+        for i in range(length)
+    ]
     batch = {root: signature.spaces[root].batch for root in active}
-    return Matched(Alignment(elements, batch), objective, length - 1)
+    return Matched(Alignment(elements, batch), sum(before.values()), objective)
 
 
 @dataclass(frozen=True)
@@ -233,13 +236,14 @@ class _Descent:
             return
         if not warm:
             self._start()
+            self.objective = [sum(self._distances().values())]
         for sweep in range(max_sweeps):
             for wave in self._waves():
                 self._step(wave)
             self.objective.append(sum(self._distances().values()))
             if progress:
                 progress(f"sweep {sweep + 1}", self.objective[-1])
-            if (sweep or warm) and self.objective[-2] - self.objective[-1] <= tolerance * self.objective[-2]:
+            if self.objective[-2] - self.objective[-1] <= tolerance * self.objective[-2]:
                 break
 
     def finish(self) -> None:

@@ -20,54 +20,70 @@ from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.reader import one_line
 from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.families import table_for, tables
+from onebasin.checkpoint.verification import _quietly
+from onebasin.families import named_table, table_for, tables
 from onebasin.symmetry.audit import Audit
 from onebasin.symmetry.audit import audit as audit_signature
 
 LARGEST = 3000  # parameters; the Jacobian has a column for each of them
 LENGTH = 8  # tokens of a text, or the most that the model takes
-LEAST = 96  # inputs, for every token to meet every other
+ROWS = 96  # inputs, at least: every token should meet every other
 SPREAD = 0.3  # of the random parameters
 
-# Names that configurations share, through their `attribute_map` where they call things by other names.
+# Of the tiny model that stands for a family. A table of tokens or positions has more rows than the stream is wide, and
+# an embedding is wider than a head: else the vectors that a layer meets leave some of its weights unused.
 SIZES: dict[str, Any] = dict(
-    hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=5, vocab_size=24,
-    max_position_embeddings=4, type_vocab_size=2, image_size=4, patch_size=2, num_channels=1, num_labels=12,
-    n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, word_embed_proj_dim=8, rotary_dim=2, head_dim=4, embedding_size=6, pad_token_id=None,
+    hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4, rotary_dim=2,
+    intermediate_size=5, n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, embedding_size=6, word_embed_proj_dim=8,
+    vocab_size=24, max_position_embeddings=4, type_vocab_size=2, pad_token_id=None,
+    image_size=4, patch_size=2, num_channels=1, num_labels=12,
 )  # fmt: skip
 
-# The head that shows most of a model: every position's output, where it has such a head.
+# The heads that show most of a model, one output per token or class.
 HEADS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
 
 
-def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **config: Any) -> Audit:
+def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **settings: Any) -> Audit:
     """The audit of a family, of a model type, or of a model folder, whose weights are replaced by random ones.
 
-    config: sizes of the tiny model that stands for a family, as its configuration names them.
-    Raises ValueError for an unknown family, or a model of more than `LARGEST` parameters.
+    family: name or file of a table, in place of the model type's own. settings: of the tiny model that stands for a
+    family, as its configuration names them. Raises ValueError for an unknown family, settings that its configuration
+    refuses, settings for a folder, and a model of more than `LARGEST` parameters.
     """
     if Path(target).is_dir():
+        if settings:
+            raise ValueError(f"'{target}' is a model folder; its config.json says what '{next(iter(settings))}' is")
         return audit_checkpoint(Checkpoint(target, family), seed)
-    known = tables()
-    kind = known[str(target)].types[0] if str(target) in known else str(target)
-    table_for(kind)  # refuses what no table describes
+    name = str(target)
+    kind = tables()[name].types[0] if name in tables() else name
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"'{name}' is no model folder, and no family or model type; families: {', '.join(tables())}")
+    if family is None:
+        table_for(kind)
+    else:
+        named_table(family)
     with tempfile.TemporaryDirectory() as folder:
-        tiny_model(kind, **config).save_pretrained(folder)
+        with _quietly():
+            tiny_model(kind, **settings).save_pretrained(folder)
         return audit_checkpoint(Checkpoint(folder, family), seed)
 
 
-def tiny_model(kind: str, **config: Any) -> PreTrainedModel:
+def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
     """A stock model of a type, at sizes whose Jacobian is a matter of seconds."""
     cls = CONFIG_MAPPING[kind]
     known = {name: value for name, value in SIZES.items() if _takes(cls, name)}
     rope = getattr(cls(), "rope_parameters", None) or {}
-    if rope.get("partial_rotary_factor", 1) < 1:  # of a head of four
-        known["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}
-    found = cls(**{**known, **config})
-    heads = (getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS)
-    cls = next((head[type(found)] for head in heads if type(found) in head), None)
-    model: PreTrainedModel = (cls or transformers.MODEL_MAPPING[type(found)])(found)
+    if rope.get("partial_rotary_factor", 1) < 1:
+        known["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}  # of a head of four
+    try:
+        config = cls(**{**known, **settings})
+        heads = (getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS)
+        headed = next((head[cls] for head in heads if cls in head), None)
+        model: PreTrainedModel = (headed or transformers.MODEL_MAPPING[cls])(config)
+    except Exception as error:  # each configuration refuses bad values in its own way
+        raise ValueError(f"a tiny '{kind}' with {settings or 'these sizes'} cannot be built: {one_line(error)}") from None
     return model
 
 
@@ -77,32 +93,33 @@ def _takes(cls: type[PretrainedConfig], name: str) -> bool:
 
 
 def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
+    """The audit of a model folder's architecture, at a random point."""
     signature = checkpoint.signature
-    entries = {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
-    count = sum(torch.Size(entry.shape).numel() for entry in entries.values())
+    own = {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
+    count = sum(torch.Size(entry.shape).numel() for entry in own.values())
     if count > LARGEST:
         raise ValueError(f"'{checkpoint.given}' has {count:,} parameters; an audit takes the Jacobian of all outputs by "
                          f"each of them, so give a model of at most {LARGEST:,}, or name its family")  # fmt: skip
-    stock = stock_model(checkpoint, dtype=torch.float64, attention="eager")
     generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        role: SPREAD * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
-        + (entry.norm.unit if entry.norm else 0.0)
-        for role, entry in entries.items()
-    }
+    tensors = {}
+    for role, entry in own.items():
+        centre = entry.norm.unit if entry.norm else 0.0
+        tensors[role] = centre + SPREAD * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
     tensors |= {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
-    return audit_signature(signature, tensors, as_function(stock, count, generator))
+    stock = stock_model(checkpoint, dtype=torch.float64, attention="eager")
+    return audit_signature(signature, tensors, as_function(stock, 4 * count, generator))
 
 
-def as_function(stock: Stock, enough: int, generator: torch.Generator) -> Callable[[dict[str, Tensor]], Tensor]:
-    """All outputs on random inputs, many more than `enough`, as a function of the tensors by role."""
+def as_function(stock: Stock, least: int, generator: torch.Generator) -> Callable[[dict[str, Tensor]], Tensor]:
+    """All outputs, at `least` so many, on random inputs, as a function of the tensors by role. Changes the model: its
+    norms lose their epsilon."""
     model = stock.model
     for module in model.modules():
-        for name in ("eps", "variance_epsilon", "layer_norm_eps"):
+        for name in ("eps", "variance_epsilon"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
         if isinstance(module, nn.Embedding):
-            module.padding_idx = None  # which would hide a row's gradient
+            module.padding_idx = None  # it would hide a row's gradient
     names = {id(tensor): name for name, tensor in model.named_parameters()}
     places = {role: names[id(tensor)] for role, tensor in stock.parameter.items()}
 
@@ -114,8 +131,8 @@ def as_function(stock: Stock, enough: int, generator: torch.Generator) -> Callab
 
     with torch.no_grad():
         each = len(run({}, random_inputs(stock, 1, generator)))
-    given = random_inputs(stock, max(LEAST, 4 * enough // each), generator)
-    return lambda tensors: run({places[role]: t for role, t in tensors.items() if role in places}, given)
+    given = random_inputs(stock, max(ROWS, -(-least // each)), generator)
+    return lambda tensors: run({places[role]: x for role, x in tensors.items() if role in places}, given)
 
 
 def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -123,7 +140,6 @@ def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[s
     model, config = stock.model, stock.model.config
     text = config.get_text_config()
     accepted = inspect.signature(model.forward).parameters
-
     length = min(LENGTH, getattr(text, "max_position_embeddings", LENGTH))
 
     def integers(high: int, low: int = 0) -> Tensor:
@@ -135,10 +151,9 @@ def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[s
     given: dict[str, Tensor] = {}
     if "pixel_values" in accepted:
         given["pixel_values"] = normal(config.num_channels, config.image_size, config.image_size)
-        patches = (config.image_size // config.patch_size) ** 2
-        given["bool_masked_pos"] = torch.rand(rows, patches, generator=generator) < 0.5
-        if "MaskedImage" not in type(model).__name__:
-            del given["bool_masked_pos"]
+        if "MaskedImage" in type(model).__name__:
+            patches = (config.image_size // config.patch_size) ** 2
+            given["bool_masked_pos"] = torch.rand(rows, patches, generator=generator) < 0.5
     if "input_ids" in accepted:
         given["input_ids"] = integers(text.vocab_size)
         given["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
@@ -153,14 +168,14 @@ def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[s
 
 
 class Float64(TorchFunctionMode):
-    """Float64 throughout: where a model turns float64 into float32 (RMSNorm, softmax of attention), it stays."""
+    """Float64 throughout: what a model would turn into float32 on the way (in RMSNorm, in attention's softmax) stays."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if func is Tensor.float:
                 return args[0]
-            if kwargs.get("dtype") == torch.float32:
+            if kwargs.get("dtype") is torch.float32:
                 kwargs["dtype"] = torch.float64
             if func in (Tensor.to, Tensor.type):
                 args = (args[0], *(torch.float64 if arg is torch.float32 else arg for arg in args[1:]))

@@ -19,7 +19,7 @@ from onebasin.symmetry.maps import Monomial
 Saved = Callable[[str], Checkpoint]
 
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
-FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
+FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "frame", "slope",
          "pixel", "output"}  # fmt: skip
 
 

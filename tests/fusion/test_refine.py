@@ -13,7 +13,8 @@ from onebasin.checkpoint.stock import stock_model
 from onebasin.fusion.refine import refine
 from onebasin.matching.learned import divergence, own_loss
 
-CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM", "LlamaForCausalLM"]
+CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM",
+        "LlamaForCausalLM"]  # fmt: skip
 Batches = list[dict[str, Tensor]]
 
 
@@ -23,13 +24,16 @@ def models(case: str, folder: Path) -> tuple[list[Checkpoint], Batches]:
     for number in range(3):
         model = CASES[case]().double()
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)), dtype=torch.float64)
+            generator = torch.Generator().manual_seed(len(name))
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.data += 0.1 * (0, 1, 0.5)[number] * noise
         found.append(Checkpoint(save(model, folder / str(number))))
     return found, [inputs(model, seed) for seed in range(8)]
 
 
-def loss(student: dict[str, Tensor], teachers: list[Checkpoint], batch: dict[str, Tensor], weights: list[float]) -> float:
+def loss(
+    student: dict[str, Tensor], teachers: list[Checkpoint], batch: dict[str, Tensor], weights: list[float]
+) -> float:
     theirs = [named_outputs(stock_model(teacher, dtype=torch.float64).model, batch) for teacher in teachers]
     student = {name: value for name, value in student.items() if "logits" in name} or student
     return float(divergence(student, theirs, weights, batch))
@@ -39,7 +43,8 @@ def loss(student: dict[str, Tensor], teachers: list[Checkpoint], batch: dict[str
 def test_the_loss_falls_and_is_that_of_the_model_returned(case: str, tmp_path: Path) -> None:
     (a, b, merged), batches = models(case, tmp_path)
     weights = [0.3, 0.7]
-    found = refine(merged, [a, b], batches[:6], held_back=batches[6:], steps=30, lr=5e-3, weights=weights, dtype=torch.float64)
+    found = refine(merged, [a, b], batches[:6], held_back=batches[6:], steps=30, lr=5e-3, weights=weights,
+                   dtype=torch.float64)  # fmt: skip
     start = stock_model(merged, dtype=torch.float64)
     for model, expected in ((start.model, found.losses[0]), (found.model, min(found.losses.values()))):
         measured = [loss(named_outputs(model, batch), [a, b], batch, weights) for batch in batches[6:]]

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin audit"""
+
+from __future__ import annotations
+
+import json as parser
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from . import common as c
+
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="NAME=VALUE: a setting of the family's tiny model, by its configuration. Repeatable."),
+]
+
+
+def audit(
+    target: Annotated[str, typer.Argument(metavar="FAMILY|MODEL", help="A family, a model type, or a small model.")],
+    settings: Setting = None,
+    family: c.Family = None,
+    seed: c.Seed = 0,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Are the table's continuous symmetries all there are? Compares their dimension with that of the directions in
+    parameter space that leave all outputs unchanged. Only the architecture counts: all parameters are drawn anew, a
+    family is a tiny model, and a MODEL must be small. Exit code 1 where the two differ."""
+    from onebasin.studies.audit import audit as run
+
+    with c.progress(quiet) as tell:
+        if tell:
+            tell(f"Jacobian of '{target}'")
+        found = run(target, family=family, seed=seed, **_settings(settings))
+    if json:
+        c.print_json({"target": target, **asdict(found), "complete": found.complete})
+    elif not quiet:
+        kept, lost = found.gap
+        print(
+            f"{target}: {found.parameters:,} parameters, rank {found.rank:,}\n"
+            f"flat directions       {found.nullity}\n"
+            f"generated symmetries  {found.dimension}\n"
+            f"spectral gap          {kept:.1e} above, {lost:.1e} below\n"
+            f"largest output change {found.largest_change:.1e} along a generated direction"
+        )
+    if not found.complete:
+        raise typer.Exit(1)
+
+
+def _settings(items: list[str] | None) -> dict[str, Any]:
+    """`["hidden_size=8"]` -> {"hidden_size": 8}; what is no JSON is a word. Raises ValueError quoting what has no `=`."""
+    found: dict[str, Any] = {}
+    for item in items or []:
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            raise ValueError(f"--set '{item}': write NAME=VALUE")
+        try:
+            found[name] = parser.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
