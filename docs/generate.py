@@ -26,8 +26,8 @@ INTRODUCTION = """\
 A model is a Hugging Face model folder or a hub id (`owner/name`, `owner/name@revision`). `onebasin COMMAND --help` says
 what stands here.
 
-- **Exit code** 0: done. 1: `verify` found different functions. 2: bad input, one line on stderr says what, where and
-  what to do; nothing is written. 130: interrupted.
+- **Exit code** 0: done. 1: `verify` found different functions, or `check` models that cannot be matched. 2: bad input,
+  one line on stderr says what, where and what to do; nothing is written. 130: interrupted.
 - **`--json`** prints one JSON object on stdout. Progress, notes and errors always go to stderr.
 - **Output** is written beside its final place and moved there when it is whole: a run that fails or is killed leaves no
   half model. An output that exists is kept unless `--overwrite` is given.
@@ -46,6 +46,23 @@ onebasin inspect A --symmetry paper --tensors
 JSON: `model`, `family`, `tensors` (their number), `symmetry`, `dimension`, `spaces` and `axes` (tensor -> its axes).
 Each space has `space`, `also` (names that share its map), `size`, `copies`, `kind`, `group`, `dimension` and `tensors`.
 """,
+    "check": """\
+```sh
+onebasin check A B
+onebasin check A B --symmetry full --peek
+```
+
+Only configs, tensor headers, vocabularies and model cards are read. JSON: `can_match` and `reason` (why not);
+`symmetry`, `moves` (space -> group) and `fixed` (spaces on which nothing acts); what differs: `rows` (positions) and
+`widened` (space -> sizes), `heads` (of different tasks, not matched), `only_a`, `only_b`, and `untied`; `vocabulary`
+(`size_a`, `size_b`, `agreeing`, and `first`: ids that stand for different tokens; null where a folder holds none);
+`ancestors` (what each config and model card names) and `common_ancestors`; `memory` (level -> bytes of the tensors that
+matching holds) and `verify_memory`.
+
+Models with the same vocabulary size but other tokens can be matched, and make no sense together: look at `vocabulary`.
+With `--peek`, `peek` has the `tensor` and the `cosine` of the two: near 1 they have one base, near 0 they were trained
+apart, or one was rewritten.
+""",
     "match": """\
 ```sh
 onebasin match A B -o matched
@@ -58,6 +75,9 @@ written. Distances are Euclidean, over the parameters that both models have.
 
 The levels are explained in [concepts.md](concepts.md). `orthogonal`, `full` and `invertible` rewrite both models in
 canonical form; the anchor's is written to OUTPUT-anchor, and that is what the output is close to.
+
+`--adapter DIR` takes a LoRA adapter of A (the folder that `peft` writes) to the rewritten model, at levels `paper` and
+`permutation`: with it, the output is what A is with the adapter. JSON then has `adapter_output` too.
 """,
     "merge": """\
 ```sh

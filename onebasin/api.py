@@ -41,16 +41,18 @@ from onebasin.checkpoint import (
     tolerance_of,
     write_model,
 )
+from onebasin.checkpoint.adapter import Adapter, fit, refuse_adapter, transported, write_adapter
 from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
 from onebasin.checkpoint.preflight import peek as peeked
 from onebasin.checkpoint.reader import one_line
+from onebasin.checkpoint.verification import runnable
 from onebasin.data.calibration import from_file, self_generated
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
 from onebasin.fusion.progressive import merge_progressively
 from onebasin.matching import match_universe, match_weights, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.cost import tensors_held
-from onebasin.symmetry import LEVELS, Alignment, Group, acting_groups
+from onebasin.symmetry import LEVELS, Alignment, Group, Signature, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.widths import widening
 
@@ -114,6 +116,8 @@ def match(
     *,
     alignment: str | Path | None = None,
     anchor_output: str | Path | None = None,
+    adapter: str | Path | None = None,
+    adapter_output: str | Path | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
     verify: bool = True,
@@ -126,9 +130,10 @@ def match(
     output: folder to write (None: the result holds the rewritten `model` instead, and `anchor_model`, the anchor's
     canonical form, where the level rotates the residual stream). alignment: file to save the group
     elements in. anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which
-    is what the output is close to (default: output + "-anchor"). dtype: of the weights written (default: the
-    source's). verify: compare outputs on random inputs before anything is moved into place. options: fields of
-    `Options`.
+    is what the output is close to (default: output + "-anchor"). adapter: folder of a LoRA adapter of the source, which
+    is rewritten with it and written to adapter_output (default: output + "-adapter"). dtype: of the weights written
+    (default: the source's). verify: compare outputs on random inputs before anything is moved into place. options:
+    fields of `Options`.
 
     Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
     Raises ValueError (CheckpointError, TableError) with one clear sentence for what cannot be matched, and for an
@@ -142,6 +147,9 @@ def match(
         beside = Path(anchor_output) if anchor_output else beside
         if opt.symmetry in STREAM_LEVELS:
             _refuse_existing(beside, given, overwrite)
+        lora = None if adapter is None else _Lora.of(adapter, adapter_output, output, given[0], opt, overwrite)
+        if verify:
+            _runnable(given[0])
         first, second = (_gauge(checkpoint, opt, tell) for checkpoint in given)
         first = _widened(first, second)
         found = _align(first, second, opt, tell)
@@ -166,6 +174,10 @@ def match(
                 result["alignment"] = str(alignment)
             if isinstance(second, Canonical):
                 _write_canonical(second, beside, overwrite, dtype, verify)
+            if lora is not None:
+                moved = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype)
+                write_adapter(lora.adapter, moved, lora.output, output or "", overwrite)
+                result["adapter_output"] = str(lora.output)
 
         if tell:
             tell("writing")
@@ -227,6 +239,8 @@ def merge(
     opt = Options(**options, symmetry=match if match != "none" else "paper")
     with _checkpoints(models, opt.family) as given, _workplace(output) as target:
         _refuse_existing(target, given, overwrite)
+        for checkpoint in given if verify and match != "none" else []:
+            _runnable(checkpoint)
         _in_range("heads-from", heads_from, len(models))
         if anchor != "auto":
             _in_range("anchor", int(anchor), len(models))
@@ -385,6 +399,8 @@ def canonical(
     opt = Options(symmetry="full", family=family, precision=precision)
     with _checkpoints([model], family) as given:
         _refuse_existing(Path(output), given, overwrite)
+        if verify:
+            _runnable(given[0])
         form = Canonical(given[0], opt.dtype)
         difference = _write_canonical(form, Path(output), overwrite, dtype, verify)
     return {
@@ -534,6 +550,44 @@ def _gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoin
     if tell:
         tell(f"canonical form of {checkpoint.given}")
     return Canonical(checkpoint, opt.dtype)
+
+
+@dataclass(frozen=True)
+class _Lora:
+    """An adapter of the source, its signature, and where it goes."""
+
+    adapter: Adapter
+    fitted: Signature
+    output: Path
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | Path,
+        place: str | Path | None,
+        output: str | Path | None,
+        base: Checkpoint,
+        opt: Options,
+        overwrite: bool,
+    ) -> _Lora:
+        """Fails before any work where the adapter could not be written at the end."""
+        if output is None:
+            raise ValueError("an adapter is written beside a model: name an output")
+        if opt.symmetry in STREAM_LEVELS:
+            raise ValueError(f"level {opt.symmetry} folds norms and biases into weights, which an adapter cannot "
+                             "follow; use --symmetry paper or permutation with --adapter")  # fmt: skip
+        place = Path(place or f"{str(output).rstrip('/')}-adapter")
+        adapter = Adapter(folder)
+        refuse_adapter(adapter, place, overwrite)
+        if place.resolve() in (Path(output).resolve(), base.folder.resolve()):
+            raise ValueError(f"the adapter's output '{place}' is that of a model; choose another folder")
+        return cls(adapter, fit(adapter, base), place)
+
+
+def _runnable(checkpoint: Checkpoint) -> None:
+    """Fail before any work where the model could not be verified; a type without a table is told first."""
+    assert checkpoint.signature
+    runnable(checkpoint)
 
 
 def _save(alignment: Alignment, place: str | Path) -> None:

@@ -33,7 +33,7 @@ def _threads() -> None:
 # Families that compute norms, softmaxes or scores in float32 whatever the model's dtype.
 ROTARY = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "olmo2", "gpt_neox", "gptj",
           "falcon", "stablelm", "starcoder2", "cohere", "opt", "bloom", "mpt",
-          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "t5", "mt5"]  # fmt: skip
+          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "t5", "mt5", "modernbert"]  # fmt: skip
 
 
 def _modeling(name: str) -> Any:
@@ -51,8 +51,8 @@ class _Wide(types.ModuleType):
 
 @pytest.fixture(scope="session", autouse=True)
 def _float64_throughout() -> None:
-    """What the models do in float32 by name they do in float64; so do the norms of Gemma and DeBERTa, Cohere's rotary
-    embeddings and Mixtral's router."""
+    """What the models do in float32 by name they do in float64; so do the norms of Gemma and DeBERTa, the rotary
+    embeddings of Cohere and ModernBERT, and Mixtral's router."""
 
     def layer_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.variance_epsilon)
@@ -60,9 +60,12 @@ def _float64_throughout() -> None:
     def rms_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
-    def apply_rotary(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-        turn = _modeling("cohere").rotate_half
-        return tuple(x * cos.unsqueeze(1) + turn(x) * sin.unsqueeze(1) for x in (q, k))
+    def apply_rotary(turn: Any) -> Any:
+        def apply(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1) -> Any:
+            cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+            return q * cos + turn(q) * sin, k * cos + turn(k) * sin
+
+        return apply
 
     def route(self: torch.nn.Module, x: torch.Tensor) -> Any:
         logits = x.flatten(0, -2) @ self.weight.T
@@ -70,7 +73,8 @@ def _float64_throughout() -> None:
         return logits, best / best.sum(-1, keepdim=True), chosen
 
     _modeling("mixtral").MixtralTopKRouter.forward = route
-    _modeling("cohere").apply_rotary_pos_emb = apply_rotary
+    for name in ("cohere", "modernbert"):
+        _modeling(name).apply_rotary_pos_emb = apply_rotary(_modeling(name).rotate_half)
     for name in ROTARY:
         _modeling(name).torch = _Wide("torch")
     ExpertsInterface.get_interface = lambda self, name, default: default  # the grouped product knows no float64

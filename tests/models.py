@@ -265,6 +265,33 @@ _WHISPER = dict({key: value for key, value in _BART.items() if key != "max_posit
                 max_source_positions=6, max_target_positions=POSITIONS, classifier_proj_size=8)  # fmt: skip
 _add("WhisperForConditionalGeneration WhisperModel WhisperForAudioClassification", **_WHISPER)
 _add("WhisperForConditionalGeneration", "relu", **_WHISPER, activation_function="relu")
+_MODERN = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3,
+               max_position_embeddings=POSITIONS, num_labels=LABELS, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+               cls_token_id=1, sep_token_id=2, local_attention=4, layer_types=["full_attention", "sliding_attention"])  # fmt: skip
+_add("ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification ModernBertForTokenClassification "
+     "ModernBertForQuestionAnswering", **_MODERN)  # fmt: skip
+_add("ModernBertForMaskedLM", "biases", **_MODERN, attention_bias=True, mlp_bias=True, norm_bias=True,
+     classifier_bias=True)  # fmt: skip
+_add("ModernBertForMaskedLM", "untied", **_MODERN, tie_word_embeddings=False)
+_TOWER = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3)
+_SIGHT = dict(**_TOWER, image_size=6, patch_size=3, num_channels=2)
+_WORDS = dict(**{**_TOWER, "hidden_size": 16, "num_attention_heads": 4}, vocab_size=VOCAB, pad_token_id=0, bos_token_id=1,
+              eos_token_id=2, max_position_embeddings=POSITIONS)  # fmt: skip
+_add("CLIPModel CLIPForImageClassification", text_config=_WORDS, vision_config=_SIGHT, projection_dim=8, num_labels=LABELS)
+_add("Dinov2Model Dinov2ForImageClassification", **IMAGE, mlp_ratio=1)
+_add("Dinov2ForImageClassification", "swiglu", **IMAGE, mlp_ratio=1, use_swiglu_ffn=True)
+_add("Dinov2ForImageClassification", "no-bias", **IMAGE, mlp_ratio=1, qkv_bias=False, use_mask_token=False)
+_add("Dinov2WithRegistersForImageClassification", **IMAGE, mlp_ratio=1, num_register_tokens=2)
+_BEIT = dict(**IMAGE, vocab_size=VOCAB)
+_add("BeitModel BeitForImageClassification", **_BEIT)
+_add("BeitForMaskedImageModeling", **_BEIT, use_mask_token=True)
+_add("BeitForImageClassification", "relative", **_BEIT, use_relative_position_bias=True)
+_add("BeitForMaskedImageModeling", "shared", **_BEIT, use_shared_relative_position_bias=True, use_mask_token=True,
+     use_absolute_position_embeddings=True)  # fmt: skip
+_add("SiglipModel SiglipForImageClassification", text_config={**_WORDS, "hidden_size": 12}, vision_config=_SIGHT,
+     num_labels=LABELS)  # fmt: skip
+_add("CLIPTextModel CLIPTextModelWithProjection", **_WORDS, projection_dim=8)
+_add("CLIPVisionModel CLIPVisionModelWithProjection", **_SIGHT, projection_dim=8)
 
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
@@ -277,7 +304,13 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     """Random valid inputs in the model's dtype: two rows, the second padded where the model takes a mask."""
     generator = torch.Generator().manual_seed(seed)
     config, name = model.config, type(model).__name__
+    if hasattr(config, "vision_config") and "Image" not in name:  # an image and a text, compared
+        picture = torch.randn(BATCH, 2, 6, 6, generator=generator).to(model.dtype)
+        words = torch.randint(3, VOCAB, (BATCH, LENGTH), generator=generator)
+        words[:, -1] = config.text_config.eos_token_id or 0
+        return {"pixel_values": picture, "input_ids": words}
     if model.main_input_name == "pixel_values":
+        config = getattr(config, "vision_config", config)
         shape = (BATCH, config.num_channels, config.image_size, config.image_size)
         given = {"pixel_values": torch.randn(shape, generator=generator).to(model.dtype)}
         if "MaskedImage" in name:

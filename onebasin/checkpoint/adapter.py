@@ -2,18 +2,19 @@
 """LoRA adapters of a model, rewritten along with it.
 
 An adapter adds s B A to a weight W (LoRA, Hu et al., 2021, Eq. 3). Where W with axes (out, in) becomes g W h^-1, the
-adapter has to add s g B A h^-1, so B takes the maps of W's axis `out` and A those of its axis `in`, as W does. All of it
-is linear in W: the rewritten adapter does to the rewritten model what the adapter does to the model. The folder is
+adapter has to add s g B A h^-1, so B takes the maps of W's axis `out` and A those of its axis `in`, as W does. All of
+it is linear in W: the rewritten adapter does to the rewritten model what the adapter does to the model. The folder is
 that of `peft`, which is not needed.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from onebasin.symmetry import Alignment, Entry, Signature
-from onebasin.symmetry.axes import Axis, Leaf
+from onebasin.symmetry.axes import Leaf
 
 from .reader import Checkpoint, CheckpointError, _json, one_line
-from .writer import _clearly, _into_place, _name, _write_text
+from .stock import stock_model
+from .writer import COMPANIONS, _clearly, _into_place
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -68,77 +70,115 @@ class Adapter:
                 raise CheckpointError(f"'{weights}': the tensor '{name}' does not hold finite floating-point numbers")
 
 
+def fit(adapter: Adapter, base: Checkpoint) -> Signature:
+    """The signature of the adapter: its tensors by name, with the axes of what they change in the base model.
+
+    Tensors that the adapter replaces whole (`modules_to_save`, trained biases) have all axes of the base's. Raises
+    CheckpointError, naming the tensor, for what belongs to no tensor of the base, to a single expert, or does not fit.
+    """
+    names = _on_disk(base.signature)
+    if any(_owner(names, name) is None for name in adapter.tensors):
+        names |= _in_memory(base)
+    return replace(base.signature, tensors={name: _entry(adapter, names, name) for name in adapter.tensors})
+
+
 def transported(
-    adapter: Adapter, base: Checkpoint, alignment: Alignment, dtype: torch.dtype = torch.float32
+    adapter: Adapter, fitted: Signature, alignment: Alignment, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
     """The adapter's tensors for the base model that `alignment` rewrites, by name, in their stored dtypes.
 
-    Tensors that the adapter replaces whole (`modules_to_save`, trained biases) move like those of the base. dtype: of
-    the arithmetic. Raises CheckpointError, naming the tensor, for what belongs to no tensor of the base, to an expert,
-    or does not fit.
+    fitted: what `fit` found. dtype: of the arithmetic.
     """
-    found = {}
-    for name, tensor in adapter.tensors.items():
-        entry = _entry(adapter, base.signature, name, tuple(tensor.shape))
-        signature = replace(base.signature, tensors={entry.role: entry})
-        moved = alignment.apply(signature, entry.role, tensor.to(dtype).contiguous())
-        found[name] = moved.to(tensor.dtype)
-    return found
+    return {
+        name: alignment.apply(fitted, name, tensor.to(dtype).contiguous()).to(tensor.dtype)
+        for name, tensor in adapter.tensors.items()
+    }
 
 
-def _entry(adapter: Adapter, signature: Signature, name: str, shape: tuple[int, ...]) -> Entry:
-    """The tensor `name` of an adapter as if it were one of the model: with the axes of what it changes."""
-    where = f"'{adapter.folder / WEIGHTS}': '{name}'"
-    module, factor = name.removeprefix(_PREFIX), _FACTOR.match(name.removeprefix(_PREFIX))
-    whole = _owner(signature, f"{factor[1]}.weight" if factor else module)
+def _entry(adapter: Adapter, names: Mapping[str, Entry], name: str) -> Entry:
+    where, shape = f"'{adapter.folder / WEIGHTS}': '{name}'", tuple(adapter.tensors[name].shape)
+    whole, factor = _owner(names, name), _FACTOR.match(name)
     if whole is None:
         raise CheckpointError(f"{where} belongs to no tensor of the base model")
     if whole.pieces:
         raise CheckpointError(f"{where} belongs to a single expert; such adapters cannot be rewritten yet")
     axes, sizes = whole.axes, whole.shape
     if factor:
-        if len(axes) != 2 or (factor[4] == "bias" and factor[3] == "A"):
+        _, embedding, letter, kind = factor.groups()
+        if len(axes) != 2 or len(shape) != (1 if kind == "bias" else 2):
             raise CheckpointError(f"{where} adapts no matrix; such adapters cannot be rewritten yet")
-        transposed = bool(factor[2] or adapter.config.get("fan_in_fan_out"))  # W is stored (in, out)
-        end = int((factor[3] == "A") != transposed)  # the axis of W that this factor shares
-        rank = (Leaf(str(shape[0 if factor[3] == "A" else -1])),) if factor[4] != "bias" else ()
-        mine: tuple[Axis, ...] = (*rank, axes[end]) if factor[3] == "A" else (axes[end], *rank)
-        ranks = tuple(int(leaf.space) for leaf in rank)
-        sizes = (*ranks, sizes[end]) if factor[3] == "A" else (sizes[end], *ranks)
-        axes = mine
+        transposed = bool(embedding or adapter.config.get("fan_in_fan_out"))  # W is stored (in, out)
+        end = int((letter == "A") != transposed)  # the axis of W that this factor shares
+        axes, sizes = (axes[end],), (sizes[end],)
+        if kind != "bias":  # A is (rank, in), B is (out, rank)
+            rank = shape[0 if letter == "A" else 1]
+            constant = (Leaf(str(rank)),)
+            axes = constant + axes if letter == "A" else axes + constant
+            sizes = (rank, *sizes) if letter == "A" else (*sizes, rank)
     if sizes != shape:
         raise CheckpointError(f"{where} has shape {shape}, and {sizes} would fit '{whole.name}' of the base model")
     return replace(whole, role=name, name=name, shape=shape, axes=axes, alias=None)
 
 
-def _owner(signature: Signature, name: str) -> Entry | None:
-    """The tensor of the model that an adapter calls `name`: by its name on disk, else with or without a prefix.
+def _owner(names: Mapping[str, Entry], name: str) -> Entry | None:
+    """The tensor of the model that an adapter's tensor changes or replaces: by its name, with or without a prefix.
 
     A model with a head is adapted under other names than its base model alone is stored.
     """
-    entries = [*signature.tensors.values(), *signature.absent.values()]
-    exact = [entry for entry in entries if name in entry.names]
-    near = [
-        entry for entry in entries if any(one.endswith(f".{name}") or name.endswith(f".{one}") for one in entry.names)
-    ]
-    found = exact or near
-    return found[0] if len(found) == 1 else None
+    factor = _FACTOR.match(name)
+    wanted = (f"{factor[1]}.weight" if factor else name).removeprefix(_PREFIX)
+    near = {
+        entry.role: entry
+        for known, entry in names.items()
+        if known.endswith(f".{wanted}") or wanted.endswith(f".{known}")
+    }
+    return names.get(wanted) or (next(iter(near.values())) if len(near) == 1 else None)
+
+
+def _on_disk(signature: Signature) -> dict[str, Entry]:
+    entries = (*signature.tensors.values(), *signature.absent.values())
+    return {name: entry for entry in entries for name in entry.names}
+
+
+def _in_memory(base: Checkpoint) -> dict[str, Entry]:
+    """The model's tensors by the names of its class, where they differ from those on disk; loads the model."""
+    try:
+        stock = stock_model(base)
+    except CheckpointError:  # a class that keeps tensors in another form
+        return {}
+    roles = {id(parameter): role for role, parameter in stock.parameter.items()}
+    found = {name: roles.get(id(parameter)) for name, parameter in stock.model.named_parameters()}
+    return {name: base.signature.tensors[role] for name, role in found.items() if role}
+
+
+def refuse_adapter(adapter: Adapter, out: str | Path, overwrite: bool) -> None:
+    """Raise CheckpointError where `write_adapter` would not write."""
+    out = Path(out)
+    if out.resolve() == adapter.folder.resolve():
+        raise CheckpointError(f"the adapter's output '{out}' is the adapter itself; choose another folder")
+    if out.exists() and not overwrite:
+        raise CheckpointError(f"the adapter's output '{out}' exists; choose another folder or pass --overwrite")
+    if out.exists() and not (out / CONFIG).is_file():
+        raise CheckpointError(f"'{out}' is not an adapter's folder (it has no {CONFIG}) and is not overwritten")
 
 
 def write_adapter(
     adapter: Adapter, tensors: dict[str, Tensor], out: str | Path, base: str | Path, overwrite: bool = False
 ) -> None:
     """Write the folder of an adapter of the model `base`, whole or not at all. Raises as `write_model` does."""
+    refuse_adapter(adapter, out, overwrite)
     out = Path(out).resolve()
-    refuse(adapter, out, overwrite)
     temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
+    config = {**adapter.config, "base_model_name_or_path": str(base)}
     try:
         with _clearly(out):
             temporary.mkdir(parents=True)
-            for path in _companions(adapter.folder):
-                shutil.copyfile(path, temporary / path.name)
-            _write_text(temporary / CONFIG, {**adapter.config, "base_model_name_or_path": str(base)})
-            save_file(tensors, temporary / WEIGHTS, {"format": "pt"})
+            for pattern in COMPANIONS:
+                for path in adapter.folder.glob(pattern):
+                    shutil.copyfile(path, temporary / path.name)
+            (temporary / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / WEIGHTS,
+                      {"format": "pt"})  # fmt: skip
             (temporary / WEIGHTS).chmod((temporary / CONFIG).stat().st_mode)  # safetensors writes 0600
             _into_place(temporary, out)
     finally:

@@ -87,8 +87,9 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
         return Preflight(str(error))
     spaces = [key for key in source.spaces if _touched(source, shared.roles, key)]
     groups = acting_groups(source, level, rescale="joint") if widened else groups
-    moves = {source.spaces[key].name: groups[source.root[key]].name for key in spaces if source.root[key] in groups}
-    names = dict.fromkeys(source.spaces[key].name for key in spaces)
+    moving = dict.fromkeys(source.root[key] for key in spaces if source.root[key] in groups)
+    moves = {source.spaces[root].name: groups[root].name for root in moving}
+    fixed = dict.fromkeys(source.spaces[key].name for key in spaces if source.root[key] not in groups)
     rows = {
         space.name: (space.size, anchor.spaces[key].size)
         for key, space in source.spaces.items()
@@ -99,7 +100,7 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
         source,
         shared.roles,
         moves,
-        [name for name in names if name not in moves],
+        list(fixed),
         rows,
         shared.differing,
         shared.only_a,
@@ -148,10 +149,8 @@ def tokens(folder: Path) -> dict[int, str] | None:
     whole, words, lines = (folder / name for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
     if whole.is_file():
         read = _json(whole)
-        read = read if isinstance(read, dict) else {}
-        model = read.get("model") if isinstance(read.get("model"), dict) else {}
-        found = _by_id(model.get("vocab"))
-        added = read.get("added_tokens") or []
+        model, added = (read.get(key) for key in ("model", "added_tokens")) if isinstance(read, dict) else (None, None)
+        found = _by_id(model.get("vocab")) if isinstance(model, dict) else {}
         for token in added if isinstance(added, list) else []:
             if isinstance(token, dict) and isinstance(token.get("id"), int):
                 found[token["id"]] = str(token.get("content"))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from .probes import probe
 from .reader import Checkpoint, CheckpointError, one_line
@@ -126,12 +126,21 @@ def compare_models(
     return Verification(relative <= allowed, largest, relative, allowed, tuple(both))
 
 
+def runnable(folder: Checkpoint) -> None:
+    """Raise CheckpointError where `transformers` has no class that runs models of this type."""
+    kind = folder.raw_config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        raise CheckpointError(f"'{folder.given}' is of type '{kind}', which transformers has no class for, so it "
+                              "cannot be run to verify it; --no-verify does without")  # fmt: skip
+
+
 def load(folder: Checkpoint, dtype: torch.dtype, device: str = "cpu") -> tuple[PreTrainedModel, set[str]]:
     """The folder's model in the class its config names, in eval mode, and the weights that class leaves out.
 
     Raises CheckpointError where it does not load, or weights that the class needs are missing.
     """
     assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
+    runnable(folder)
     try:
         model, info = _loaded(folder.folder, dtype)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):

@@ -50,7 +50,7 @@ def audit(
 
 
 def _settings(items: list[str] | None) -> dict[str, Any]:
-    """`["hidden_size=8"]` -> {"hidden_size": 8}; what is no JSON is a word. Raises ValueError quoting what has no `=`."""
+    """`["hidden_size=8"]` -> {"hidden_size": 8}; what is no JSON is a word. Raises ValueError where `=` is missing."""
     found: dict[str, Any] = {}
     for item in items or []:
         name, equals, value = item.partition("=")

@@ -49,15 +49,16 @@ def _lines(found: dict[str, Any]) -> list[str]:
         if found[word]:
             lines.append(f"{text}: {_some(found[word])}")
     lines.append(_vocabulary(found["vocabulary"]))
+    if not found["can_match"]:
+        return lines
     if found["common_ancestors"]:
         lines.append(f"both come from {_some(found['common_ancestors'])}: they may be close already")
     elif not found["peek"]:
         lines.append("nothing says that they come from one model; --peek compares a matrix of each")
     if found["peek"]:
         lines.append(_peeked(**found["peek"]))
-    if found["can_match"]:
-        memory = ", ".join(f"{level} {_size(number)}" for level, number in found["memory"].items())
-        lines.append(f"memory of the tensors that matching holds: {memory}; to verify {_size(found['verify_memory'])}")
+    memory = ", ".join(f"{level} {_size(number)}" for level, number in found["memory"].items())
+    lines.append(f"memory of the tensors that matching holds: {memory}; to verify {_size(found['verify_memory'])}")
     return lines
 
 

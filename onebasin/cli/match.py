@@ -32,6 +32,12 @@ def match(
             "[default: OUTPUT-anchor]."
         ),
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="Folder of a LoRA adapter (peft) of SOURCE, to be rewritten along with it.")
+    ] = None,
+    adapter_output: Annotated[
+        str | None, typer.Option(help="Where the rewritten adapter goes [default: OUTPUT-adapter].")
+    ] = None,
     dtype: c.Dtype = None,
     precision: c.Precision = "float32",
     device: c.Device = "cpu",
@@ -50,7 +56,8 @@ def match(
     with c.progress(quiet) as tell:
         result = api.match(
             source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),
-            alignment=alignment, anchor_output=anchor_output, dtype=dtype, precision=precision, device=device,
+            alignment=alignment, anchor_output=anchor_output, adapter=adapter, adapter_output=adapter_output,
+            dtype=dtype, precision=precision, device=device,
             match_with=match_with, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
             starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
             verify=verify, tell=tell, command=c.command_line(),
@@ -65,3 +72,5 @@ def match(
             print(f"same function: largest output difference {result['max_output_difference']:.3g}")
         if "anchor_output" in result:
             print(f"{result['anchor_output']}: the anchor in canonical form; merge with this one")
+        if "adapter_output" in result:
+            print(f"{result['adapter_output']}: the adapter of {result['output']}")

@@ -16,20 +16,15 @@ def refine(
         list[str], typer.Option("--teachers", help="A model that MERGED was made of. Repeat for every one.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    data: Annotated[
-        str, typer.Option(help="self: language models write it themselves; else a file or builtin:digits, unlabelled.")
-    ] = "self",
-    task: Annotated[str, typer.Option(help=f"What the data are for, of {c.TASKS}.")] = "causal-lm",
+    data: c.Data = "self",
+    samples: c.Samples = 2048,
+    task: c.Task = None,
+    context: c.Context = None,
+    vocabulary: c.Vocabulary = None,
     steps: Annotated[int, typer.Option(help="Steps of distillation.")] = 200,
     control: Annotated[
         str | None,
-        typer.Option(
-            help="Another start, such as an unmatched average: gets the same steps, for comparison."
-        ),
-    ] = None,
-    count: Annotated[int, typer.Option(help="Examples of calibration data.")] = 512,
-    length: Annotated[
-        int | None, typer.Option(help="Tokens in a sequence that models write [default: what they take, at most 512].")
+        typer.Option(help="Another start, such as an unmatched average: gets the same steps, for comparison."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Examples in a step.")] = 16,
     lr: Annotated[float, typer.Option(help="The largest learning rate.")] = 1e-3,
@@ -51,9 +46,9 @@ def refine(
         raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
     with c.progress(quiet) as tell:
         result = job(
-            merged, teachers, output, data=data, task=task, count=count, length=length, batch=batch, steps=steps, lr=lr,
-            weights=shares, control=control, seed=seed, dtype=dtype, device=device, family=family, overwrite=overwrite,
-            tell=tell, command=c.command_line(),
+            merged, teachers, output, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
+            steps=steps, control=control, batch=batch, lr=lr, weights=shares, seed=seed, dtype=dtype, device=device,
+            family=family, overwrite=overwrite, tell=tell, command=c.command_line(),
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

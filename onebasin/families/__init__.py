@@ -41,7 +41,8 @@ def table_for(model_type: str) -> Table:
     known = sorted(name for table in tables().values() for name in table.types)
     near = get_close_matches(model_type, known, n=3, cutoff=0.4)
     hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
-    raise TableError(f"model type '{model_type}' has no table yet ({hint}); name one with --family")
+    raise TableError(f"model type '{model_type}' has no table yet ({hint}); name one with --family, "
+                     "or give a table of your own with --table FILE")  # fmt: skip
 
 
 def named_table(family: str) -> Table:
@@ -50,5 +51,9 @@ def named_table(family: str) -> Table:
         return tables()[family]
     path = Path(family)
     if path.is_file():
-        return read_table(path.read_text("utf-8"), str(path), _included)
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeError) as error:
+            raise TableError(f"the table '{path}' cannot be read as text: {error}") from None
+        return read_table(text, str(path), _included)
     raise TableError(f"there is no family '{family}'; known: {', '.join(tables())}")

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import Stock, stock_model
+from onebasin.checkpoint.stock import stock_model
 from onebasin.checkpoint.trace import Batch
 from onebasin.matching.learned import (
-    Forward,
     Loss,
-    Outputs,
+    Teachers,
     descent_plan,
     divergence,
     forward_of,
@@ -69,13 +69,11 @@ def refine(
     Raises ValueError for too few batches, no teachers, weights that are not positive, a number of steps or learning
     rate that is not positive, and for models without an output in common.
     """
-    shares = _shares(weights, len(teachers))
-    if steps < 1 or not 0 < lr < float("inf"):
-        raise ValueError("refinement needs at least one step and a positive learning rate")
+    shares = check(len(teachers), weights, steps, lr)
     loss = loss or divergence
     fit, held = held_out(batches, held_back)
     masters = [stock_model(teacher, dtype=dtype, device=device) for teacher in teachers]
-    asked = [(forward_of(master), master) for master in masters]
+    answers = Teachers([partial(forward_of(master), master.parameter) for master in masters])
     student = stock_model(merged, dtype=dtype, device=device)
     forward = forward_of(student)
     free = student.parameter
@@ -86,7 +84,7 @@ def refine(
 
     @torch.no_grad()
     def held_back_loss() -> float:
-        values = [loss(forward(free, batch), _answers(asked, batch), shares, batch) for batch in held]
+        values = [loss(forward(free, batch), answers(batch), shares, batch) for batch in held]
         return float(torch.stack(values).mean())
 
     losses = {0: held_back_loss()}
@@ -94,7 +92,7 @@ def refine(
     every = max(1, steps // LOOKS)
     for step in range(1, steps + 1):
         batch = fit[order[step - 1]]
-        value = loss(forward(free, batch), _answers(asked, batch), shares, batch)
+        value = loss(forward(free, batch), answers(batch), shares, batch)
         for group in adam.param_groups:
             group["lr"] = lr * learning_rate(step, steps)
         adam.zero_grad()
@@ -112,16 +110,14 @@ def refine(
     return Refined(student.model, best, best_step, losses)
 
 
-@torch.no_grad()
-def _answers(asked: Sequence[tuple[Forward, Stock]], batch: Batch) -> list[Outputs]:
-    return [forward(master.parameter, batch) for forward, master in asked]
-
-
 def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {role: tensor.detach().clone() for role, tensor in tensors.items()}
 
 
-def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
+def check(count: int, weights: Sequence[float] | None, steps: int, lr: float) -> list[float]:
+    """The shares of `count` teachers, which sum to 1. Raises ValueError as `refine` does, before any work."""
+    if steps < 1 or not 0 < lr < float("inf"):
+        raise ValueError("refinement needs at least one step and a positive learning rate")
     if not count:
         raise ValueError("refinement needs at least one teacher")
     given = [1.0] * count if weights is None else [float(weight) for weight in weights]

@@ -24,6 +24,7 @@ import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,14 @@ def match_learned(
     some = next(iter(anchor.values()))
     latents = [zeros(signature, groups, some) for _ in sources]
     free = [number for latent in latents for numbers in latent.values() for number in numbers.values()]
-    teachers = _Teachers(forward, [anchor, *sources])
+    teachers = Teachers([partial(forward, tensors) for tensors in (anchor, *sources)])
 
     def merged(shares: Sequence[float]) -> dict[str, Tensor]:
         return blend(signature, groups, anchor, aligned, latents, shares)
 
     @torch.no_grad()
     def held_back_loss() -> float:
-        shares = [1 / len(teachers.models)] * len(teachers.models)
+        shares = [1 / (len(sources) + 1)] * (len(sources) + 1)
         tensors = merged(shares)
         losses = [loss(forward(tensors, batch), teachers(batch), shares, batch) for batch in held]
         return float(torch.stack(losses).mean())
@@ -225,11 +226,11 @@ def own_loss(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], 
     return own["loss"]
 
 
-class _Teachers:
-    """The models' own outputs, without gradient, kept for the next time while there is room."""
+class Teachers:
+    """What models answer to a batch, without gradient, kept for the next time while there is room."""
 
-    def __init__(self, forward: Forward, models: Sequence[Mapping[str, Tensor]]) -> None:
-        self.forward, self.models = forward, models
+    def __init__(self, models: Sequence[Callable[[Batch], Outputs]]) -> None:
+        self.models = models
         self.kept: dict[int, list[Outputs]] = {}
         self.room = KEPT
 
@@ -237,7 +238,7 @@ class _Teachers:
     def __call__(self, batch: Batch) -> list[Outputs]:
         if id(batch) in self.kept:
             return self.kept[id(batch)]
-        outputs = [self.forward(model, batch) for model in self.models]
+        outputs = [model(batch) for model in self.models]
         needed = sum(value.numel() for output in outputs for value in output.values())
         if needed <= self.room:
             self.kept[id(batch)] = outputs

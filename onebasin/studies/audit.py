@@ -31,6 +31,7 @@ LARGEST = 3000  # parameters; the Jacobian has a column for each of them
 LENGTH = 8  # tokens of a text, or the most that the model takes
 ROWS = 96  # inputs, at least: every token should meet every other
 SPREAD = 0.3  # of the random parameters
+SMALL = 0.1  # of biases, which then leave no ReLU neuron dead or always on
 
 # Of the tiny model that stands for a family. A table of tokens or positions has more rows than the stream is wide, and
 # an embedding is wider than a head: else the vectors that a layer meets leave some of its weights unused.
@@ -67,13 +68,17 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
     with tempfile.TemporaryDirectory() as folder:
         with _quietly():
             tiny_model(kind, **settings).save_pretrained(folder)
-        return audit_checkpoint(Checkpoint(folder, family), seed)
+        checkpoint = Checkpoint(folder, family)
+        checkpoint.given = f"tiny {kind}"  # what errors call it
+        return audit_checkpoint(checkpoint, seed)
 
 
 def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
     """A stock model of a type, at sizes whose Jacobian is a matter of seconds."""
     cls = CONFIG_MAPPING[kind]
-    known = {name: value for name, value in SIZES.items() if _takes(cls, name)}
+    own = cls.attribute_map  # common name -> the configuration's
+    known = {own.get(name, name): value for name, value in SIZES.items() if _takes(cls, name)}
+    settings = {own.get(name, name): value for name, value in settings.items()}
     rope = getattr(cls(), "rope_parameters", None) or {}
     if rope.get("partial_rotary_factor", 1) < 1:
         known["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}  # of a head of four
@@ -81,9 +86,10 @@ def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
         config = cls(**{**known, **settings})
         heads = (getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS)
         headed = next((head[cls] for head in heads if cls in head), None)
-        model: PreTrainedModel = (headed or transformers.MODEL_MAPPING[cls])(config)
+        build: Any = headed or transformers.MODEL_MAPPING[cls]
+        model: PreTrainedModel = build(config)
     except Exception as error:  # each configuration refuses bad values in its own way
-        raise ValueError(f"a tiny '{kind}' with {settings or 'these sizes'} cannot be built: {one_line(error)}") from None
+        raise ValueError(f"a tiny '{kind}' cannot be built: {one_line(error)}") from None
     return model
 
 
@@ -98,13 +104,14 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
     own = {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
     count = sum(torch.Size(entry.shape).numel() for entry in own.values())
     if count > LARGEST:
-        raise ValueError(f"'{checkpoint.given}' has {count:,} parameters; an audit takes the Jacobian of all outputs by "
-                         f"each of them, so give a model of at most {LARGEST:,}, or name its family")  # fmt: skip
+        raise ValueError(f"'{checkpoint.given}' has {count:,} parameters; an audit takes the Jacobian of all outputs "
+                         f"by each of them, so give a model of at most {LARGEST:,}, or name its family")  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for role, entry in own.items():
         centre = entry.norm.unit if entry.norm else 0.0
-        tensors[role] = centre + SPREAD * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
+        spread = SMALL if len(entry.shape) == 1 and not entry.norm else SPREAD
+        tensors[role] = centre + spread * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
     tensors |= {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
     stock = stock_model(checkpoint, dtype=torch.float64, attention="eager")
     return audit_signature(signature, tensors, as_function(stock, 4 * count, generator))
@@ -168,7 +175,7 @@ def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[s
 
 
 class Float64(TorchFunctionMode):
-    """Float64 throughout: what a model would turn into float32 on the way (in RMSNorm, in attention's softmax) stays."""
+    """Float64 throughout: what a model would turn into float32 (in RMSNorm, in attention's softmax) stays."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

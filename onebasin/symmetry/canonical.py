@@ -209,8 +209,10 @@ def absorb(
     """bias += W c, where c has one dimension for each of `leaves` (primal)."""
     source = tuple(dual(signature, leaf) for leaf in leaves)
     for weight, axes in cut(signature, reader, tensors[reader]):
-        for target, out in cut(signature, bias, tensors[bias]):
-            if set(source) <= set(axes) and set(out) < set(axes):
+        fitting = [(target, out) for target, out in cut(signature, bias, tensors[bias]) if set(out) < set(axes)]
+        for target, out in fitting if set(source) <= set(axes) else ():
+            # In `[ffn | (ffn lift)]` the first part of the bias also fits the second of the weight.
+            if not any(set(out) < set(other) for _, other in fitting):
                 target += contract(weight, axes, constant, source, out)
 
 
@@ -309,7 +311,7 @@ def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
 def _tables(signature: Signature, tensors: dict[str, Tensor]) -> None:
     for role, _ in noted(signature, "into"):
         rows, rest = summands(signature, signature.tensors[role])
-        (table, leaf), = ((view, axes[-1]) for view, axes in cut(signature, role, tensors[role]))
+        ((table, leaf),) = ((view, axes[-1]) for view, axes in cut(signature, role, tensors[role]))
         table = table.reshape(-1, table.shape[-1])  # (rows, stream)
         for i, target in enumerate(rows):
             _add(signature, tensors, target, leaf, table[i])

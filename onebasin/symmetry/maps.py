@@ -84,8 +84,11 @@ class Linear:
 
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
         """x: (*batch, n, m) -> (*batch, n, m)."""
-        matrix = self.dual if dual and self.dual is not None else self.matrix
-        return matrix.to(x) @ x
+        return self.of(dual).to(x) @ x
+
+    def of(self, dual: bool) -> Tensor:
+        """The matrix that acts on what writes the space, or on what reads it (dual)."""
+        return self.dual if dual and self.dual is not None else self.matrix
 
     def after(self, first: Linear) -> Linear:
         """The product `self * first`: apply `first`, then `self`."""
@@ -138,11 +141,16 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
     x: any shape -> the same shape. The other dimensions are carried along.
     """
     rest = tuple(d for d in range(x.dim()) if d != dim and d not in batch)
-    order = (*batch, dim, *rest)
-    moved = x.permute(order)
-    lead = len(batch) + 1
-    out = element.act(moved.reshape(*moved.shape[:lead], -1), dual)
-    out = out.reshape(*out.shape[:lead], *moved.shape[lead:])
+    if isinstance(element, Linear) and dim == x.dim() - 1:
+        # The rows of x are the vectors: multiplied from the right they need not be transposed first.
+        order = (*batch, *rest, dim)
+        moved = x.permute(order)
+        rows = moved.reshape(*moved.shape[: len(batch)], -1, moved.shape[-1])
+        out = (rows @ element.of(dual).to(x).mT).reshape(moved.shape)
+    else:
+        order = (*batch, dim, *rest)
+        moved = x.permute(order)
+        out = element.act(moved.reshape(*moved.shape[: len(batch) + 1], -1), dual).reshape(moved.shape)
     back = [0] * x.dim()
     for position, original in enumerate(order):
         back[original] = position

@@ -114,7 +114,8 @@ class Entry:
 
     def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """What is stored: every name on disk with its part of the tensor."""
-        yield from zip(self.names, tensor.chunk(len(self.names), self.joint), strict=True)
+        parts = tensor.chunk(len(self.pieces), self.joint) if self.pieces else (tensor,)
+        yield from zip(self.names, parts, strict=True)
 
 
 @dataclass(frozen=True)

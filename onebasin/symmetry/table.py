@@ -43,6 +43,7 @@ Notes after `;`
     tied ROLE            holds the same numbers as ROLE when the config ties embeddings
     part NAME            counts to this part of the model (for a bias whose axes do not say)
     when KEY=VALUE, ...  the line holds only for such configs (`!=` for all others; for a list: a part of an item)
+    from N               the first N layers lack this tensor
     else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
     invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
     passes [SPACE]       a constant that attention passes on unchanged: a value bias
@@ -59,7 +60,7 @@ The lines stand in the order of execution: a tensor's place among the norms says
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -112,7 +113,7 @@ class Table:
 
 
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
-_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else"}
+_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else", "from"}
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -384,10 +385,11 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     declared: dict[str, tuple[str, Declared, int | None]] = {}  # key -> name in the table, declaration, layer
     for role, (name, line, indices) in found.items():
         layer = numbers[line.heading][indices] if line.heading else None
+        here = same | _spared_here(table, line.heading, indices)
         keys = {}
         mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list((line.norm or ())[1:])
         for space in dict.fromkeys(mentioned):
-            word = same.get(space, space)
+            word = here.get(space, space)
             declaration = table.spaces[word]
             if declaration.per_layer and line.heading:
                 keys[space] = f"{_role(line.heading, indices)}.{word}"
@@ -541,7 +543,8 @@ def _require(
     for line in table.lines:
         if line.head:
             continue
-        roles = [_role(line.full, indices) for indices in (numbers[line.heading] if line.heading else [()])]
+        where = numbers[line.heading] if line.heading else [()]
+        roles = [_role(line.full, indices) for indices in where if not _lacks(line, indices)]
         absent = [prefix + role for role in roles if role not in found]
         if not line.optional or len(absent) < len(roles):
             missing += absent
@@ -551,13 +554,26 @@ def _require(
 
 def _spared(table: Table, found: Mapping[str, object]) -> dict[str, str]:
     """Spaces that are others here, since the tensor between them is absent: the notes `else A = B, C = D`."""
-    same: dict[str, str] = {}
-    for line in table.lines:
-        if "else" in line.notes and _role(line.full, ()) not in found:
-            for pair in line.notes["else"].split(","):
-                space, _, other = pair.partition("=")
-                same[space.strip()] = other.strip()
-    return same
+    absent = (line for line in table.lines if not line.heading and _role(line.full, ()) not in found)
+    return {space: other for line in absent for space, other in _otherwise(line)}
+
+
+def _spared_here(table: Table, heading: str, indices: tuple[str, ...]) -> dict[str, str]:
+    """The same for a layer that lacks tensors which later ones have."""
+    absent = (line for line in table.lines if heading and line.heading == heading and _lacks(line, indices))
+    return {space: other for line in absent for space, other in _otherwise(line)}
+
+
+def _otherwise(line: Line) -> Iterator[tuple[str, str]]:
+    """The pairs of a note `else A = B, C = D`."""
+    for pair in filter(None, line.notes.get("else", "").split(",")):
+        space, _, other = pair.partition("=")
+        yield space.strip(), other.strip()
+
+
+def _lacks(line: Line, indices: tuple[str, ...]) -> bool:
+    """Whether this layer comes before the first that has the tensor."""
+    return bool(indices) and int(indices[-1]) < int(line.notes.get("from", 0))
 
 
 def _solve(

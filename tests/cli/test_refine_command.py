@@ -15,7 +15,7 @@ from onebasin.checkpoint.stock import stock_model
 from onebasin.data.calibration import self_generated
 from onebasin.matching.learned import divergence, predictions
 
-SMALL = ("--count", 24, "--length", 6, "--batch", 4, "--steps", 12, "--lr", 0.01)
+SMALL = ("--samples", 24, "--context", 6, "--batch", 4, "--steps", 12, "--lr", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_bad_input(refused: Any, folders: dict[str, Path], a: Path, tmp_path: Pa
     words = ("refine", folders["mean"], "--teachers", folders["a"], "-o", tmp_path / "out")
     assert "positive weights" in refused(*words, *SMALL, "--weights", "1,2")
     assert "separated by commas" in refused(*words, *SMALL, "--weights", "x")
-    assert "at least two batches" in refused(*words, "--count", 4, "--length", 6)
+    assert "at least two batches" in refused(*words, "--samples", 4, "--context", 6)
     assert "is one of the inputs" in refused(*words[:-1], folders["a"], "--overwrite")
     assert "there is no folder" in refused("refine", tmp_path / "no", *words[2:])
     assert "no text of its own" in refused("refine", a, "--teachers", a, "-o", tmp_path / "out")

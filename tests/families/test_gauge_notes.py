@@ -96,7 +96,7 @@ MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_const
 # Families that write without biases, and a DeBERTa in which nothing passes: there is nothing to move.
 BARE = ("DebertaForTokenClassification-talking", "Llama", "Mistral", "Qwen", "Phi3", "Gemma", "Olmo", "GPTJ", "Falcon",
         "GPTNeoXForCausalLM-no-bias", "Starcoder2ForCausalLM-no-bias", "OPTForCausalLM-gelu-no-bias",
-        "StableLm", "Cohere", "Mpt", "Mixtral", "T5", "MT5")  # fmt: skip
+        "StableLm", "Cohere", "Mpt", "Mixtral", "T5", "MT5", "ModernBert")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", models.CASES)

@@ -19,7 +19,8 @@ from onebasin.symmetry.maps import Monomial
 Saved = Callable[[str], Checkpoint]
 
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
-FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "frame", "slope",
+FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "frame", "patch", "shared", "hidden", "register",
+         "slope",
          "pixel", "output"}  # fmt: skip
 
 

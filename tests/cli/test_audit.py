@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin audit: what it prints, its exit codes, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import build, save
+
+SMALL = ("--set", "num_hidden_layers=1", "--set", "vocab_size=9")
+GPT2 = dict(n_positions=4, n_embd=6, n_layer=1, n_head=2, n_inner=5)
+
+
+def test_a_complete_family(ask: Any, run: Any) -> None:
+    found = ask("audit", "llama", *SMALL)
+    assert found.keys() == {
+        "target", "parameters", "rank", "nullity", "gap", "dimension", "largest_change", "complete"
+    }  # fmt: skip
+    assert (found["parameters"], found["nullity"], found["dimension"], found["complete"]) == (480, 78, 78, True)
+    shown = run("audit", "llama", *SMALL)
+    assert shown.exit_code == 0
+    assert "480 parameters" in shown.stdout and shown.stdout.count(" 78\n") == 2
+
+
+def test_an_incomplete_family_exits_with_1(run: Any) -> None:
+    assert run("audit", "gptj", *SMALL, "--quiet").exit_code == 1
+
+
+def test_a_small_model(ask: Any, tmp_path: Path) -> None:
+    folder = save(build("GPT2LMHeadModel", vocab_size=7, **GPT2, tie_word_embeddings=False), tmp_path / "model")
+    found = ask("audit", folder)
+    assert (found["parameters"], found["nullity"], found["complete"]) == (383, 147, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("lama",), "'lama' is no model folder, and no family or model type"),
+        (("bert", "--set", "hidden_size"), "write NAME=VALUE"),
+        (("bert", "--set", "hidden_size=7"), "cannot be built"),
+        (("bert", "--set", "hidden_size=64"), "at most 3,000"),
+    ],
+)
+def test_bad_input(refused: Any, words: tuple[str, ...], sentence: str) -> None:
+    assert sentence in refused("audit", *words)
+
+
+def test_a_large_model_is_refused(refused: Any, tmp_path: Path) -> None:
+    folder = save(build("GPT2LMHeadModel", vocab_size=700, **GPT2), tmp_path / "model")
+    assert "parameters; an audit takes the Jacobian" in refused("audit", folder)
+    assert "config.json says" in refused("audit", folder, "--set", "n_layer=1")
