@@ -273,11 +273,19 @@ _add("ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification 
 _add("ModernBertForMaskedLM", "biases", **_MODERN, attention_bias=True, mlp_bias=True, norm_bias=True,
      classifier_bias=True)  # fmt: skip
 _add("ModernBertForMaskedLM", "untied", **_MODERN, tie_word_embeddings=False)
+_SPEECH = dict(vocab_size=VOCAB, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=10,
+               conv_dim=(6, 5, 6, 5, 6, 5, 6), conv_stride=(2, 2, 1, 1, 1, 1, 1), conv_kernel=(3, 2, 2, 2, 2, 2, 2),
+               num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_labels=LABELS, pad_token_id=0,
+               classifier_proj_size=8, codevector_dim=8, proj_codevector_dim=8, num_codevectors_per_group=4)  # fmt: skip
+_add("Wav2Vec2ForCTC Wav2Vec2Model Wav2Vec2ForSequenceClassification Wav2Vec2ForPreTraining HubertForCTC", **_SPEECH)
+_add("Wav2Vec2ForCTC HubertForCTC Wav2Vec2ForPreTraining", "stable", **_SPEECH, do_stable_layer_norm=True,
+     feat_extract_norm="layer", conv_bias=True)  # fmt: skip
 _TOWER = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3)
 _SIGHT = dict(**_TOWER, image_size=6, patch_size=3, num_channels=2)
-_WORDS = dict(**{**_TOWER, "hidden_size": 16, "num_attention_heads": 4}, vocab_size=VOCAB, pad_token_id=0, bos_token_id=1,
-              eos_token_id=2, max_position_embeddings=POSITIONS)  # fmt: skip
-_add("CLIPModel CLIPForImageClassification", text_config=_WORDS, vision_config=_SIGHT, projection_dim=8, num_labels=LABELS)
+_WORDS = dict(**{**_TOWER, "hidden_size": 16, "num_attention_heads": 4}, vocab_size=VOCAB, pad_token_id=0,
+              bos_token_id=1, eos_token_id=2, max_position_embeddings=POSITIONS)  # fmt: skip
+_add("CLIPModel CLIPForImageClassification", text_config=_WORDS, vision_config=_SIGHT, projection_dim=8,
+     num_labels=LABELS)  # fmt: skip
 _add("Dinov2Model Dinov2ForImageClassification", **IMAGE, mlp_ratio=1)
 _add("Dinov2ForImageClassification", "swiglu", **IMAGE, mlp_ratio=1, use_swiglu_ffn=True)
 _add("Dinov2ForImageClassification", "no-bias", **IMAGE, mlp_ratio=1, qkv_bias=False, use_mask_token=False)
@@ -323,6 +331,8 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         if "Classification" not in name:
             given["decoder_input_ids"] = torch.randint(3, VOCAB, (BATCH, LENGTH), generator=generator)
         return given
+    if model.main_input_name == "input_values":  # a sound wave
+        return {"input_values": torch.randn(BATCH, 60, generator=generator).to(model.dtype)}
     shape = (BATCH, LENGTH)
     ids = torch.randint(3, VOCAB, shape, generator=generator)
     mask = torch.ones(shape, dtype=torch.long)

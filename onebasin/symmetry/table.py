@@ -477,7 +477,8 @@ def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set
     if not any(entry.head for entry in entries):
         heads = (leaf for line in table.lines if line.head for leaf in leaves(line.axes))
         found |= {same.get(leaf.space, leaf.space) for leaf in heads if leaf.dual}
-    return found
+    around = (outer for entry in entries for leaf, outer in nesting(entry.axes) if leaf.space in found)
+    return found.union(*around)
 
 
 def _read(entries: Collection[Entry]) -> set[str]:
@@ -554,7 +555,8 @@ def _require(
 
 def _spared(table: Table, found: Mapping[str, object]) -> dict[str, str]:
     """Spaces that are others here, since the tensor between them is absent: the notes `else A = B, C = D`."""
-    absent = (line for line in table.lines if not line.heading and _role(line.full, ()) not in found)
+    able = (line for line in table.lines if not line.heading and "else" in line.notes)
+    absent = (line for line in able if _role(line.full, ()) not in found)
     return {space: other for line in absent for space, other in _otherwise(line)}
 
 

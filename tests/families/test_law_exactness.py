@@ -19,9 +19,9 @@ from onebasin.symmetry.maps import Monomial
 Saved = Callable[[str], Checkpoint]
 
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
-FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "frame", "patch", "shared", "hidden", "register",
-         "slope",
-         "pixel", "output"}  # fmt: skip
+FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
+         "pixel", "output", "frame", "patch", "register", "shared", "hidden", "code", "value", "quantised",
+         *(f"tap{layer}" for layer in range(7))}  # fmt: skip
 
 
 def relative_error(

@@ -30,7 +30,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "deberta-v2": ONE, "distilbert": ONE, "electra": dict(vocab_size=14), "falcon": dict(num_hidden_layers=1),
     "gemma": ONE, "gemma2": ONE, "gemma3_text": ONE, "gpt2": ONE, "gpt_neox": SERIAL, "llama": ONE, "mistral": ONE,
     "mpt": NARROW, "olmo2": ONE, "opt": ONE, "phi3": ONE, "qwen2": ONE, "qwen3": ONE, "roberta": ONE,
-    "starcoder2": ONE, "vit": dict(num_labels=24),
+    "starcoder2": ONE, "vit": dict(num_labels=24, hidden_size=6),
 }  # fmt: skip
 
 BERT = dict(
@@ -52,7 +52,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit masked": ("ViTForMaskedImageModeling", dict(IMAGE, encoder_stride=2)),
     "bert untied": ("BertForMaskedLM", dict(BERT, **UNTIED)),
     "bert all heads": ("BertForPreTraining", BERT),
-    "bert sequence": ("BertForSequenceClassification", dict(BERT, num_labels=12)),
+    "bert sequence": ("BertForSequenceClassification", dict(BERT, num_labels=16)),
     "bert headless": ("BertModel", BERT),
     "roberta tokens": ("RobertaForTokenClassification", dict(BERT, pad_token_id=0)),
 }
@@ -89,8 +89,8 @@ def test_relative_positions_are_complete() -> None:
     ],
 )
 def test_known_numbers(name: str, settings: dict[str, Any], numbers: tuple[int, int, int]) -> None:
-    """Untied GPT-2 of width 6; Llama: 4 rotary factors, 16 of GL(4) on values, 5 scales of the ungated half, 28 of O(8),
-    the scale of the stream, 24 norm weights."""
+    """Untied GPT-2 of width 6; Llama: 4 for two rotary pairs, 16 of GL(4) on values, 5 scales of the ungated half, 28 of
+    O(8), the scale of the stream, 24 norm weights."""
     found = audit(name, **settings)
     assert (found.parameters, found.rank, found.nullity) == numbers
     assert complete(found)
@@ -100,8 +100,8 @@ def test_known_numbers(name: str, settings: dict[str, Any], numbers: tuple[int, 
 
 
 def test_branches_side_by_side_trade_their_biases() -> None:
-    """GPT-NeoX's table does not say that attention's and the FFN's bias enter one sum: 8 numbers move between them, less
-    the all-ones direction, which is invisible in each."""
+    """GPT-NeoX's table does not say that attention's and the FFN's bias enter one sum: 8 numbers move between them,
+    less the all-ones direction, which is invisible in each."""
     found = audit("gpt_neox", num_hidden_layers=1)
     assert not complete(found) and found.nullity - found.dimension == 8 - 1
 
