@@ -76,8 +76,9 @@ written. Distances are Euclidean, over the parameters that both models have.
 The levels are explained in [concepts.md](concepts.md). `orthogonal`, `full` and `invertible` rewrite both models in
 canonical form; the anchor's is written to OUTPUT-anchor, and that is what the output is close to.
 
-`--adapter DIR` takes a LoRA adapter of A (the folder that `peft` writes) to the rewritten model, at levels `paper` and
-`permutation`: with it, the output is what A is with the adapter. JSON then has `adapter_output` too.
+`--adapter DIR` takes a LoRA adapter of A (the folder that `peft` writes) to the rewritten model: with it, the output is
+what A is with the adapter. JSON then has `adapter_output` too. Levels that rotate the residual stream take the adapters
+of models with RMSNorms only: biases that move through the weights have no place in an adapter.
 """,
     "merge": """\
 ```sh

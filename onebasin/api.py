@@ -41,7 +41,7 @@ from onebasin.checkpoint import (
     tolerance_of,
     write_model,
 )
-from onebasin.checkpoint.adapter import Adapter, fit, refuse_adapter, transported, write_adapter
+from onebasin.checkpoint.adapter import Adapter, fit, folded, refuse_adapter, transported, write_adapter
 from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
 from onebasin.checkpoint.preflight import peek as peeked
 from onebasin.checkpoint.reader import one_line
@@ -152,6 +152,8 @@ def match(
             _runnable(given[0])
         first, second = (_gauge(checkpoint, opt, tell) for checkpoint in given)
         first = _widened(first, second)
+        if lora is not None and isinstance(first, Widened):
+            raise ValueError(f"'{first.given}' is widened to the anchor's sizes, which its adapter cannot follow")
         found = _align(first, second, opt, tell)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
@@ -175,7 +177,7 @@ def match(
             if isinstance(second, Canonical):
                 _write_canonical(second, beside, overwrite, dtype, verify)
             if lora is not None:
-                moved = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype)
+                moved = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
                 write_adapter(lora.adapter, moved, lora.output, output or "", overwrite)
                 result["adapter_output"] = str(lora.output)
 
@@ -432,11 +434,10 @@ def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | No
     if identity:
         return _Found(Alignment(), before, before, [], [])
     if opt.uses_activations:
-        stocks = [
-            stock_model(model, dtype=opt.dtype, device=opt.device, attention="eager") for model in (anchor, source)
-        ]
+        how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device, "attention": "eager"}
+        fixed, moving = stock_model(anchor, **how), stock_model(source, **how)
         batches = _calibration([anchor, source], opt, tell)
-        alignment = match_activations(source.signature, *stocks, batches, _groups(source, opt), tell=tell)
+        alignment = match_activations(source.signature, fixed, moving, batches, _groups(source, opt), tell=tell)
         return _Found(alignment, before, distances(source, anchor, alignment, dtype=opt.dtype), [], notes)
     matched = match_weights(
         source.signature,
@@ -554,10 +555,11 @@ def _gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoin
 
 @dataclass(frozen=True)
 class _Lora:
-    """An adapter of the source, its signature, and where it goes."""
+    """An adapter of the source, its signature, its tensors where the source is in canonical form, where it goes."""
 
     adapter: Adapter
     fitted: Signature
+    tensors: dict[str, Tensor] | None
     output: Path
 
     @classmethod
@@ -573,15 +575,14 @@ class _Lora:
         """Fails before any work where the adapter could not be written at the end."""
         if output is None:
             raise ValueError("an adapter is written beside a model: name an output")
-        if opt.symmetry in STREAM_LEVELS:
-            raise ValueError(f"level {opt.symmetry} folds norms and biases into weights, which an adapter cannot "
-                             "follow; use --symmetry paper or permutation with --adapter")  # fmt: skip
         place = Path(place or f"{str(output).rstrip('/')}-adapter")
         adapter = Adapter(folder)
         refuse_adapter(adapter, place, overwrite)
         if place.resolve() in (Path(output).resolve(), base.folder.resolve()):
             raise ValueError(f"the adapter's output '{place}' is that of a model; choose another folder")
-        return cls(adapter, fit(adapter, base), place)
+        fitted = fit(adapter, base)
+        moved = folded(adapter, fitted, base, opt.dtype) if opt.symmetry in STREAM_LEVELS else None
+        return cls(adapter, fitted, moved, place)
 
 
 def _runnable(checkpoint: Checkpoint) -> None:

@@ -61,7 +61,7 @@ def _float64_throughout() -> None:
         return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
     def apply_rotary(turn: Any) -> Any:
-        def apply(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1) -> Any:
+        def apply(q: Any, k: Any, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1) -> Any:
             cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
             return q * cos + turn(q) * sin, k * cos + turn(k) * sin
 

@@ -267,7 +267,8 @@ _add("WhisperForConditionalGeneration WhisperModel WhisperForAudioClassification
 _add("WhisperForConditionalGeneration", "relu", **_WHISPER, activation_function="relu")
 _MODERN = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3,
                max_position_embeddings=POSITIONS, num_labels=LABELS, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-               cls_token_id=1, sep_token_id=2, local_attention=4, layer_types=["full_attention", "sliding_attention"])  # fmt: skip
+               cls_token_id=1, sep_token_id=2, local_attention=4,
+               layer_types=["full_attention", "sliding_attention"])  # fmt: skip
 _add("ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification ModernBertForTokenClassification "
      "ModernBertForQuestionAnswering", **_MODERN)  # fmt: skip
 _add("ModernBertForMaskedLM", "biases", **_MODERN, attention_bias=True, mlp_bias=True, norm_bias=True,
@@ -276,7 +277,7 @@ _add("ModernBertForMaskedLM", "untied", **_MODERN, tie_word_embeddings=False)
 _SPEECH = dict(vocab_size=VOCAB, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=10,
                conv_dim=(6, 5, 6, 5, 6, 5, 6), conv_stride=(2, 2, 1, 1, 1, 1, 1), conv_kernel=(3, 2, 2, 2, 2, 2, 2),
                num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_labels=LABELS, pad_token_id=0,
-               classifier_proj_size=8, codevector_dim=8, proj_codevector_dim=8, num_codevectors_per_group=4)  # fmt: skip
+               classifier_proj_size=8, codevector_dim=8, proj_codevector_dim=8, num_codevectors_per_group=4)
 _add("Wav2Vec2ForCTC Wav2Vec2Model Wav2Vec2ForSequenceClassification Wav2Vec2ForPreTraining HubertForCTC", **_SPEECH)
 _add("Wav2Vec2ForCTC HubertForCTC Wav2Vec2ForPreTraining", "stable", **_SPEECH, do_stable_layer_norm=True,
      feat_extract_norm="layer", conv_bias=True)  # fmt: skip

@@ -26,7 +26,9 @@ from torch import Tensor
 
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.axes import Leaf
+from onebasin.symmetry.canonical import along, cut, downstream, noted, outlets, speaks_of, tied, with_ties
 
+from .preflight import canonical_signature
 from .reader import Checkpoint, CheckpointError, _json, one_line
 from .stock import stock_model
 from .writer import COMPANIONS, _clearly, _into_place
@@ -83,16 +85,60 @@ def fit(adapter: Adapter, base: Checkpoint) -> Signature:
 
 
 def transported(
-    adapter: Adapter, fitted: Signature, alignment: Alignment, dtype: torch.dtype = torch.float32
+    adapter: Adapter,
+    fitted: Signature,
+    alignment: Alignment,
+    dtype: torch.dtype = torch.float32,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The adapter's tensors for the base model that `alignment` rewrites, by name, in their stored dtypes.
 
-    fitted: what `fit` found. dtype: of the arithmetic.
+    fitted: what `fit` found. dtype: of the arithmetic. tensors: what `folded` made of the adapter, where the base is in
+    canonical form.
     """
     return {
-        name: alignment.apply(fitted, name, tensor.to(dtype).contiguous()).to(tensor.dtype)
-        for name, tensor in adapter.tensors.items()
+        name: alignment.apply(fitted, name, tensor.to(dtype).contiguous()).to(adapter.tensors[name].dtype)
+        for name, tensor in (tensors or adapter.tensors).items()
     }
+
+
+def folded(adapter: Adapter, fitted: Signature, base: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The adapter's tensors for the canonical form of the base model, in `dtype`.
+
+    There an RMSNorm's weight D stands in what reads it: W D + s B (A D). Raises CheckpointError where constants move as
+    well, for which a low rank has no place (LayerNorms, value biases that move into output biases), and where the
+    adapter changes a norm or a tied table.
+    """
+    whole = with_ties(base.signature)
+    for name, entry in fitted.tensors.items():
+        role = next((role for role, own in whole.tensors.items() if own.name == entry.name), "")
+        if entry.norm or not role or tied(whole, role):
+            raise CheckpointError(
+                f"'{adapter.folder / WEIGHTS}': '{name}' changes a norm or a tied table, which cannot follow a "
+                "rotation of the residual stream; use paper or permutation"
+            )
+    signature = canonical_signature(base.signature)
+    norms = [entry.norm for entry in signature.tensors.values() if entry.norm]
+    if any(norm.kind == "layernorm" for norm in norms) or _constants_move(signature):
+        raise CheckpointError(f"'{base.given}': at levels that rotate the residual stream, biases move through the "
+                              "weights, where its adapter cannot follow; use paper or permutation")  # fmt: skip
+    tensors = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in adapter.tensors.items()}
+    for outlet in outlets(signature):
+        if outlet.free and not any(tied(signature, reader) for reader in outlet.readers):
+            gain = base.read(outlet.role, dtype) + (1 - outlet.norm.unit)
+            for name, tensor in tensors.items():
+                for view in along(fitted, name, tensor, outlet.source[0]):
+                    view *= gain
+    return tensors
+
+
+def _constants_move(signature: Signature) -> bool:
+    return any(
+        downstream(signature, role, axes)
+        for role, word in noted(signature, "passes")
+        for _, axes in cut(signature, role, torch.empty(signature.tensors[role].shape, device="meta"))
+        if speaks_of(signature, axes, word)
+    )
 
 
 def _entry(adapter: Adapter, names: Mapping[str, Entry], name: str) -> Entry:
@@ -117,7 +163,7 @@ def _entry(adapter: Adapter, names: Mapping[str, Entry], name: str) -> Entry:
             sizes = (rank, *sizes) if letter == "A" else (*sizes, rank)
     if sizes != shape:
         raise CheckpointError(f"{where} has shape {shape}, and {sizes} would fit '{whole.name}' of the base model")
-    return replace(whole, role=name, name=name, shape=shape, axes=axes, alias=None)
+    return replace(whole, role=name, shape=shape, axes=axes, alias=None)
 
 
 def _owner(names: Mapping[str, Entry], name: str) -> Entry | None:

@@ -74,7 +74,7 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
     widened: dict[str, tuple[int, int]] = {}
     if canonical:
         untied = _in_the_way(with_ties(source))
-        source, anchor = _canonical(source), _canonical(anchor)
+        source, anchor = canonical_signature(source), canonical_signature(anchor)
     groups = acting_groups(source, level, rescale="joint")
     try:
         if canonical and source.family == anchor.family:
@@ -110,7 +110,7 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
     )
 
 
-def _canonical(signature: Signature) -> Signature:
+def canonical_signature(signature: Signature) -> Signature:
     """The signature that the canonical form will have."""
     whole = with_ties(signature)
     return separate(whole) if _in_the_way(whole) else without_ties(whole)

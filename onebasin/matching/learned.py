@@ -86,7 +86,7 @@ def match_learned(
     *,
     held_back: Sequence[Batch] | None = None,
     steps: int = 200,
-    lr: float = 3e-3,
+    lr: float = 8e-3,
     seed: int = 0,
     loss: Loss | None = None,
     patience: int | None = None,

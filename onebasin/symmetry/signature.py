@@ -227,17 +227,23 @@ class Signature:
 def batches(entries: Mapping[str, Entry], root: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """The batch of every root space: what stands before it in *every* flattened axis it occurs in.
 
-    A norm's weight does not count: one weight for all heads leaves each head the signs of its own.
+    A space that a tensor has on two axes stands on both in what comes before it on either: a grouped convolution
+    `(band inside) inside'` reads the band that it writes. A norm's weight does not count: one weight for all heads
+    leaves each head the signs of its own.
     """
     found: dict[str, tuple[str, ...]] = {}
     for entry in entries.values():
         if entry.norm is not None:
             continue
-        for leaf, outer in nesting(entry.axes):
-            if leaf.constant:
-                continue
-            key = root[leaf.space]
-            before = tuple(root[name] for name in outer)
+        inside: dict[str, tuple[str, ...]] = {}
+        for axis in entry.axes:
+            here: dict[str, tuple[str, ...]] = {}
+            for leaf, outer in nesting((axis,)):
+                if not leaf.constant:
+                    key, before = root[leaf.space], tuple(root[name] for name in outer)
+                    here[key] = tuple(name for name in here.get(key, before) if name in before)
+            inside |= {key: max(before, inside.get(key, ()), key=len) for key, before in here.items()}
+        for key, before in inside.items():
             known = found.get(key, before)
             found[key] = tuple(name for name in known if name in before)
     return found

@@ -113,7 +113,8 @@ class Table:
 
 
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
-_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else", "from"}
+_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
+          "from"}  # fmt: skip
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -540,6 +541,9 @@ def _require(
     prefix: str,
 ) -> None:
     """Every tensor that must be there is; one that may be absent is so in all layers or in none."""
+    early = [name for name, line, where in found.values() if _lacks(line, where)]
+    if early:
+        raise TableError(f"{table.family}: the table knows {_some(early)} only in later layers")
     missing = []
     for line in table.lines:
         if line.head:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from onebasin.checkpoint import Checkpoint, CheckpointError
-from onebasin.checkpoint.adapter import CONFIG, WEIGHTS, Adapter, fit, transported, write_adapter
+from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError
+from onebasin.checkpoint.adapter import CONFIG, WEIGHTS, Adapter, fit, folded, transported, write_adapter
 from onebasin.symmetry import Alignment, acting_groups
 
 RANK, SCALE = 3, 0.7
@@ -86,7 +86,8 @@ def rewritten(checkpoint: Checkpoint, alignment: Alignment, case: str, folder: P
         moved = alignment.apply(checkpoint.signature, role, checkpoint.read(role, torch.float64))
         tensors.update({name: part.contiguous() for name, part in entry.split(moved)})
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    (folder / "config.json").write_text((checkpoint.folder / "config.json").read_text())
+    config = json.loads((checkpoint.folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **checkpoint.config_updates}))
     return load(case, folder)
 
 
@@ -108,6 +109,41 @@ def test_rewriting_base_and_adapter_is_rewriting_the_merged_model(case: str, lev
     given = inputs(merged)
     for x, y in zip(outputs(one, given), outputs(merged, given), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("level", ["orthogonal", "full", "invertible"])
+@pytest.mark.parametrize("case", ["LlamaForCausalLM", "LlamaForCausalLM-tied", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+                                  "GemmaForCausalLM"])  # fmt: skip
+def test_norms_fold_into_the_adapter_as_into_the_base(case: str, level: str, tmp_path: Path) -> None:
+    """The canonical form of the base, rotated, with the adapter is the merged model."""
+    base = CASES[case]().double()
+    adapter = Adapter(lora(base, tmp_path / "lora", "proj"))
+    folder = Checkpoint(save(base, tmp_path / "base"))
+    merged = merge(base, adapter.tensors)
+    fitted = fit(adapter, folder)
+    inner = folded(adapter, fitted, folder, torch.float64)
+    form = Canonical(folder, torch.float64)
+    alignment = random_alignment(form, level)
+    moved = transported(adapter, fitted, alignment, torch.float64, inner)
+    one = merge(rewritten(form, alignment, case, tmp_path / "one"), moved)
+    two = load(case, save(merged, tmp_path / "merged"))  # a scale of Gemma's is rounded where it is not read in float64
+    for x, y in zip(outputs(one, inputs(two)), outputs(two, inputs(two)), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "case, only, words",
+    [
+        ("GPT2LMHeadModel", "c_fc", "biases move through the weights"),
+        ("LlamaForCausalLM-biases", "o_proj", "biases move through the weights"),
+        ("LlamaForCausalLM-tied", "embed_tokens", "a tied table"),
+    ],
+)
+def test_what_does_not_fold_is_refused(case: str, only: str, words: str, tmp_path: Path) -> None:
+    base = CASES[case]()
+    adapter, folder = Adapter(lora(base, tmp_path / "lora", only)), Checkpoint(save(base, tmp_path / "base"))
+    with pytest.raises(CheckpointError, match=words):
+        folded(adapter, fit(adapter, folder), folder, torch.float64)
 
 
 def test_trained_biases_and_whole_modules_move_like_those_of_the_base(tmp_path: Path) -> None:

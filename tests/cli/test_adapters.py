@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import CASES, ROTARY, build, save
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import load_file, save_file
 
@@ -60,6 +61,29 @@ def test_the_adapted_models_are_one_function(level: str, ask: Any, a: Path, lora
     assert (lora / "adapter_model.safetensors").read_bytes() == before
 
 
+def test_norms_fold_into_it_where_the_stream_rotates(ask: Any, refused: Any, tmp_path: Path) -> None:
+    """A Llama, whose RMSNorms leave every adapter a place to fold into."""
+    anchor = save(CASES["LlamaForCausalLM"](), tmp_path / "anchor")
+    source, where = scrambled(anchor, tmp_path / "source"), tmp_path / "lora"
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, tensor in weights(source).items():
+        if "_proj" in name:
+            key = f"base_model.model.{name.removesuffix('.weight')}"
+            tensors[f"{key}.lora_A.weight"] = torch.randn(RANK, tensor.shape[1], generator=generator)
+            tensors[f"{key}.lora_B.weight"] = torch.randn(tensor.shape[0], RANK, generator=generator)
+    where.mkdir()
+    save_file(tensors, where / "adapter_model.safetensors")
+    (where / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
+    ask("match", source, anchor, "-o", tmp_path / "out", "--adapter", where, "--symmetry", "full")
+    one = merged(source, where, tmp_path / "one")
+    two = merged(tmp_path / "out", tmp_path / "out-adapter", tmp_path / "two")
+    assert ask("verify", one, two)["same"]
+    wide = save(build("LlamaForCausalLM", **{**ROTARY, "intermediate_size": 14}), tmp_path / "wide")
+    words = ("match", source, wide, "-o", tmp_path / "wider", "--adapter", where, "--symmetry", "full")
+    assert "is widened to the anchor's sizes" in refused(*words)
+
+
 def test_where_it_goes(run: Any, refused: Any, a: Path, b: Path, lora: Path, tmp_path: Path) -> None:
     words = ("match", b, a, "-o", tmp_path / "out", "--adapter", lora, "--adapter-output")
     assert f"{tmp_path / 'there'}: the adapter of" in run(*words, tmp_path / "there").stdout
@@ -74,7 +98,7 @@ def test_what_cannot_be_done(refused: Any, a: Path, b: Path, lora: Path, tmp_pat
     words = ("match", b, a, "-o", tmp_path / "out", "--adapter")
     for level in ("orthogonal", "full", "invertible"):
         line = refused(*words, lora, "--symmetry", level)
-        assert f"level {level}" in line and "use --symmetry paper or permutation" in line
+        assert "biases move through the weights" in line and "use paper or permutation" in line
     assert "holds no adapter_config.json" in refused(*words, tmp_path / "no")
     other = folder(tmp_path / "other", "GPT2LMHeadModel")
     assert "belongs to no tensor" in refused("match", other, other, "-o", tmp_path / "out", "--adapter", lora)

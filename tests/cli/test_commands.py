@@ -309,7 +309,8 @@ def test_help_and_version(run: Any) -> None:
     from onebasin.symmetry import LEVELS
 
     assert run("--version").stdout == f"{onebasin.__version__}\n"
-    for command in ("inspect", "match", "merge", "verify", "distance", "canonical", "barrier", "families", "demo"):
+    commands = "inspect check match merge verify distance canonical barrier families demo"
+    for command in commands.split():
         assert command in run("--help").stdout
         assert "--json" in run(command, "--help").stdout
     assert ", ".join(LEVELS) == common.LEVELS

@@ -4,6 +4,7 @@
 import pytest
 
 from onebasin.symmetry import TableError, read_table, resolve
+from onebasin.symmetry.axes import show
 
 TABLE = """\
 family toy
@@ -184,6 +185,52 @@ def test_when_chooses_lines_by_the_config():
         meet(gated)
     with pytest.raises(TableError, match=r"lack 'l\.0\.gate', 'l\.1\.gate'"):
         meet(gated=True)
+
+
+LATER = """family late
+layers depth
+spaces
+    vocab   fixed
+    stream  linear  stream
+    ffn     permutation  ffn  layer
+tensors
+    embed   vocab stream
+layer l.{}
+    norm    rmsnorm: stream -> mid  ; from 1 ; else mid = stream
+    up      ffn mid'
+    down    stream ffn'
+"""
+
+
+def test_the_first_layers_may_lack_a_norm():
+    """Where it is absent, its reader reads the stream itself; where it stands too early, or is gone, it is named."""
+    shapes = {"embed": (5, 4), "l.1.norm": (4,)}
+    shapes |= {f"l.{i}.{name}": shape for i in range(2) for name, shape in (("up", (3, 4)), ("down", (4, 3)))}
+    signature = resolve(read_table(LATER), shapes, {"depth": 2})
+    assert show(signature.tensors["l.0.up"].axes) == "l.0.ffn stream'"
+    assert show(signature.tensors["l.1.up"].axes) == "l.1.ffn l.1.mid'"
+    with pytest.raises(TableError, match=r"'l\.0\.norm' only in later layers"):
+        resolve(read_table(LATER), shapes | {"l.0.norm": (4,)}, {"depth": 2})
+    with pytest.raises(TableError, match=r"lack 'l\.1\.norm'"):
+        resolve(read_table(LATER), {name: shape for name, shape in shapes.items() if "norm" not in name}, {"depth": 2})
+
+
+GROUPED = """family grouped
+size band = bands
+spaces
+    sound   fixed
+    band    permutation  stream
+    inside  permutation  stream
+tensors
+    write   (band inside) sound
+    conv    (band inside) inside' 3
+"""
+
+
+def test_a_grouped_convolution_reads_the_band_that_it_writes():
+    signature = resolve(read_table(GROUPED), {"write": (6, 4), "conv": (6, 3, 3)}, {"bands": 2})
+    assert signature.spaces["inside"].size == 3
+    assert signature.spaces["inside"].batch == ("band",)
 
 
 @pytest.mark.parametrize(
