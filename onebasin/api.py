@@ -46,12 +46,13 @@ from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
 from onebasin.checkpoint.preflight import peek as peeked
 from onebasin.checkpoint.reader import one_line
 from onebasin.checkpoint.verification import runnable
-from onebasin.data.calibration import from_file, self_generated
+from onebasin.data.calibration import from_file, recut, self_generated
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
 from onebasin.fusion.progressive import merge_progressively
-from onebasin.matching import match_universe, match_weights, soft_couplings
+from onebasin.matching import Matched, match_universe, match_weights, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.cost import tensors_held
+from onebasin.matching.learned import forward_of, match_learned
 from onebasin.symmetry import LEVELS, Alignment, Group, Signature, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.widths import widening
@@ -59,6 +60,8 @@ from onebasin.symmetry.widths import widening
 Model = str | Path | PreTrainedModel
 Tell = Callable[[str], None]
 
+MATCH_WITH = ("weights", "activations", "learned")
+LEARNING_BATCH = 16
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 
@@ -66,8 +69,10 @@ STREAM_LEVELS = ("orthogonal", "full", "invertible")
 class Options:
     """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`.
 
-    match_with: weights, or the activations on calibration data. data: those data, `self` (causal language models write
-    them) or a file; samples: how many sequences or images; task, context, vocabulary: as in `onebasin.data.load_task`.
+    match_with: weights, the activations on calibration data, or learned: from `start` (weights or activations), `steps`
+    steps of gradient descent on what the average of the two predicts there. data: those data, `self` (causal language
+    models write them) or a file; samples: how many sequences or images; task, context, vocabulary: as in
+    `onebasin.data.load_task`.
     """
 
     symmetry: str = "paper"
@@ -83,6 +88,8 @@ class Options:
     max_sweeps: int = 100
     tensor_weights: Mapping[str, float] = field(default_factory=dict)
     match_with: str = "weights"
+    start: str = "weights"
+    steps: int = 200
     data: str | None = None
     task: str | None = None
     samples: int = 256
@@ -99,10 +106,14 @@ class Options:
         return DTYPES[self.precision]
 
     @property
-    def uses_activations(self) -> bool:
-        if self.match_with not in ("weights", "activations"):
-            raise ValueError(f"match-with '{self.match_with}': choose weights or activations")
-        return self.match_with == "activations"
+    def measures(self) -> bool:
+        """Whether matching looks at what the models do on calibration data."""
+        for option, given in (("match-with", self.match_with), ("start", self.start)):
+            if given not in MATCH_WITH:
+                raise ValueError(f"{option} '{given}': choose one of {', '.join(MATCH_WITH)}")
+        if self.start == "learned":
+            raise ValueError("start 'learned': learning starts from weights or activations")
+        return self.match_with != "weights"
 
     def weight(self, role: str) -> float:
         """A tensor's weight in the objective: that of the first given name part that its role contains, else 1."""
@@ -433,17 +444,43 @@ def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | No
     notes = [f"heads of different tasks, not matched: {', '.join(shared.differing)}"] if shared.differing else []
     if identity:
         return _Found(Alignment(), before, before, [], [])
-    if opt.uses_activations:
-        how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device, "attention": "eager"}
-        fixed, moving = stock_model(anchor, **how), stock_model(source, **how)
-        batches = _calibration([anchor, source], opt, tell)
-        alignment = match_activations(source.signature, fixed, moving, batches, _groups(source, opt), tell=tell)
+    if opt.measures:
+        alignment = _align_on_data(source, anchor, shared.roles, opt, tell)
         return _Found(alignment, before, distances(source, anchor, alignment, dtype=opt.dtype), [], notes)
-    matched = match_weights(
+    matched = _match_weights(source, anchor, shared.roles, opt, tell)
+    after = distances(source, anchor, matched.alignment, dtype=opt.dtype)
+    return _Found(matched.alignment, before, after, matched.objective, notes)
+
+
+def _align_on_data(
+    source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options, tell: Tell | None
+) -> Alignment:
+    groups, batches = _groups(source, opt), _calibration([anchor, source], opt, tell)
+    how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device}
+    if opt.match_with == "activations" or opt.start == "activations":
+        eager = [stock_model(model, **how, attention="eager") for model in (anchor, source)]
+        alignment = match_activations(source.signature, eager[0], eager[1], batches, groups, tell=tell)
+    else:
+        alignment = _match_weights(source, anchor, roles, opt, tell).alignment
+    if opt.match_with == "activations":
+        return alignment
+    fixed, moving = stock_model(anchor, **how), stock_model(source, **how)
+    steps = recut(batches, LEARNING_BATCH)
+    learned = match_learned(
+        source.signature, fixed.parameter, [moving.parameter], [alignment], groups, forward_of(fixed), steps,
+        steps=opt.steps, seed=opt.seed, progress=tell and (lambda what, loss: tell(f"{what}, loss {loss:.4g}")),
+    )  # fmt: skip
+    return learned.alignments[0]
+
+
+def _match_weights(
+    source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options, tell: Tell | None
+) -> Matched:
+    return match_weights(
         source.signature,
         lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
         _groups(source, opt),
-        roles=shared.roles,
+        roles=roles,
         weights=opt.weight,
         tolerance=opt.tolerance,
         max_sweeps=opt.max_sweeps,
@@ -452,8 +489,6 @@ def _align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | No
         progress=tell
         and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
     )
-    after = distances(source, anchor, matched.alignment, dtype=opt.dtype)
-    return _Found(matched.alignment, before, after, matched.objective, notes)
 
 
 def _align_all(
@@ -465,7 +500,7 @@ def _align_all(
     another, in the anchor's frame.
     """
     others = [i for i in range(len(models)) if i != centre]
-    if level in ("none", "paper") or len(models) == 2 or opt.uses_activations:
+    if level in ("none", "paper") or len(models) == 2 or opt.measures:
         found = [_align(models[i], models[centre], opt, tell, identity=level == "none") for i in others]
         alignments = [item.alignment for item in found]
         alignments.insert(centre, Alignment())
@@ -515,9 +550,13 @@ def _calibration(models: Sequence[Checkpoint], opt: Options, tell: Tell | None) 
 def _task(model: Checkpoint) -> str:
     """The task that a model's class is for. Raises ValueError where it has no head."""
     names = " ".join(model.config.get("architectures") or [])
-    tasks = {"MaskedLM": "masked-lm", "ImageClassification": "image-classification", "LM": "causal-lm",
-             "SequenceClassification": "text-classification", "TokenClassification": "token-classification"}  # fmt: skip
-    for ending, task in tasks.items():
+    for ending, task in (
+        ("MaskedLM", "masked-lm"),
+        ("LM", "causal-lm"),
+        ("ImageClassification", "image-classification"),
+        ("SequenceClassification", "text-classification"),
+        ("TokenClassification", "token-classification"),
+    ):
         if ending in names:
             return task
     raise ValueError(f"'{model.given}': its class does not name the task of the calibration data; say --task")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onebasin.api import Model, Options, Tell, _calibration, _checkpoints, _refuse_existing, _stored, _workplace
 from onebasin.checkpoint import Checkpoint, load_model, provenance, write_model
+from onebasin.data.calibration import recut
 from onebasin.fusion.refine import Refined, check
 from onebasin.fusion.refine import refine as distil
 
@@ -57,11 +58,7 @@ def refine(
         _refuse_existing(target, given, overwrite)
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
         check(len(masters), weights, steps, lr)
-        batches = [
-            {key: value[i : i + batch] for key, value in some.items()}
-            for some in _calibration(masters, opt, tell)
-            for i in range(0, len(next(iter(some.values()))), batch)
-        ]
+        batches = recut(_calibration(masters, opt, tell), batch)
 
         def run(start: Checkpoint) -> Refined:
             return distil(

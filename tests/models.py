@@ -274,10 +274,24 @@ _add("ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification 
 _add("ModernBertForMaskedLM", "biases", **_MODERN, attention_bias=True, mlp_bias=True, norm_bias=True,
      classifier_bias=True)  # fmt: skip
 _add("ModernBertForMaskedLM", "untied", **_MODERN, tie_word_embeddings=False)
-_SPEECH = dict(vocab_size=VOCAB, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=10,
-               conv_dim=(6, 5, 6, 5, 6, 5, 6), conv_stride=(2, 2, 1, 1, 1, 1, 1), conv_kernel=(3, 2, 2, 2, 2, 2, 2),
-               num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, num_labels=LABELS, pad_token_id=0,
-               classifier_proj_size=8, codevector_dim=8, proj_codevector_dim=8, num_codevectors_per_group=4)
+_SPEECH = dict(
+    vocab_size=VOCAB,
+    hidden_size=12,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=10,
+    conv_dim=(6, 5, 6, 5, 6, 5, 6),
+    conv_stride=(2, 2, 1, 1, 1, 1, 1),
+    conv_kernel=(3, 2, 2, 2, 2, 2, 2),
+    num_conv_pos_embeddings=4,
+    num_conv_pos_embedding_groups=2,
+    num_labels=LABELS,
+    pad_token_id=0,
+    classifier_proj_size=8,
+    codevector_dim=8,
+    proj_codevector_dim=8,
+    num_codevectors_per_group=4,
+)
 _add("Wav2Vec2ForCTC Wav2Vec2Model Wav2Vec2ForSequenceClassification Wav2Vec2ForPreTraining HubertForCTC", **_SPEECH)
 _add("Wav2Vec2ForCTC HubertForCTC Wav2Vec2ForPreTraining", "stable", **_SPEECH, do_stable_layer_norm=True,
      feat_extract_norm="layer", conv_bias=True)  # fmt: skip

@@ -35,6 +35,17 @@ def test_progressive_merging_on_what_the_models_write(tmp_path, match_with):
     assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["options"]["data"] == "self"
 
 
+@pytest.mark.parametrize("start", ["weights", "activations"])
+def test_learned_matching_is_exact_and_ends_in_an_ordinary_folder(tmp_path, start):
+    models = pair("GPT2LMHeadModel", tmp_path)
+    found = onebasin.match(
+        models[1], models[0], tmp_path / "out", symmetry="full", match_with="learned", start=start, steps=4,
+        data="self", samples=64,
+    )  # fmt: skip
+    assert found["max_output_difference"] < 1e-4
+    assert onebasin.verify(models[1], tmp_path / "out").same
+
+
 def test_one_model_given_twice_is_itself(tmp_path):
     first, _ = pair("GPT2LMHeadModel", tmp_path)
     onebasin.merge([first, first], tmp_path / "out", method="progressive", match="none", data="self", samples=64)
@@ -47,7 +58,7 @@ def test_one_model_given_twice_is_itself(tmp_path):
         ("GPT2LMHeadModel", dict(method="progressive"), "calibration data are missing"),
         ("GPT2LMHeadModel", dict(match_with="activations"), "calibration data are missing"),
         ("BertForMaskedLM", dict(method="progressive", data="self"), "writes no text of its own"),
-        ("GPT2LMHeadModel", dict(match_with="smells", data="self"), "choose weights or activations"),
+        ("GPT2LMHeadModel", dict(match_with="smells", data="self"), "choose one of weights, activations, learned"),
         ("BertModel", dict(method="progressive", data="rows.jsonl"), "say --task"),
     ],
 )

@@ -49,7 +49,9 @@ Parts = Annotated[str | None, typer.Option(help="Move only these parts, of atten
 Layers = Annotated[str | None, typer.Option(help="Move only these layers, such as 0-4,11 [default: all].")]
 Starts = Annotated[int, typer.Option(help="Tries of the search where spaces are coupled; the closest is kept.")]
 Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
-MatchWith = Annotated[str, typer.Option(help="What is compared: weights, or activations on --data.")]
+MatchWith = Annotated[str, typer.Option(help="What is compared: weights, activations on --data, or learned there.")]
+Start = Annotated[str, typer.Option(help="Where learning starts from: weights or activations.")]
+Steps = Annotated[int, typer.Option(help="Steps of learning.")]
 Data = Annotated[
     str | None,
     typer.Option(help="Calibration data: self (causal language models write them) or a file, without labels."),

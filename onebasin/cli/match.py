@@ -17,6 +17,8 @@ def match(
     symmetry: Annotated[str, typer.Option(help=f"What may move, see docs/concepts.md: {c.LEVELS}.")] = "paper",
     rescale: c.Rescale = "joint",
     match_with: c.MatchWith = "weights",
+    start: c.Start = "weights",
+    steps: c.Steps = 200,
     data: c.Data = None,
     samples: c.Samples = 256,
     task: c.Task = None,
@@ -58,7 +60,8 @@ def match(
             source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),
             alignment=alignment, anchor_output=anchor_output, adapter=adapter, adapter_output=adapter_output,
             dtype=dtype, precision=precision, device=device,
-            match_with=match_with, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
+            match_with=match_with, start=start, steps=steps, data=data, samples=samples,
+            task=task, context=context, vocabulary=vocabulary,
             starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
             verify=verify, tell=tell, command=c.command_line(),
         )  # fmt: skip

@@ -73,6 +73,15 @@ def _causal(model: PreTrainedModel) -> None:
         raise ValueError(kind)
 
 
+def recut(batches: Sequence[Batch], size: int) -> list[Batch]:
+    """The same examples in the same order, at most `size` in a batch."""
+    return [
+        {key: rows[start : start + size] for key, rows in batch.items()}
+        for batch in batches
+        for start in range(0, len(next(iter(batch.values()))), size)
+    ]
+
+
 def from_file(
     data: str | Path,
     model: str | Path,

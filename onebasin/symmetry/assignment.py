@@ -42,9 +42,7 @@ def _solve(score: torch.Tensor) -> torch.Tensor:
     n = len(score)
     # A sum shows every non-finite entry but may itself overflow: look closer only then.
     if not score.sum().isfinite() and not score.isfinite().all():
-        raise ValueError(
-            "assignment needs a finite score, found NaN or infinity; check the weights behind it"
-        )
+        raise ValueError("assignment needs a finite score, found NaN or infinity; check the weights behind it")
     columns = score.argmax(dim=1)
     if bool((columns.bincount(minlength=n) == 1).all()):  # every row gets its own maximum
         return columns

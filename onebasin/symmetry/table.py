@@ -250,7 +250,9 @@ def _declare_norm_targets(table: Table, origin: str) -> None:
     for line in table.lines:
         for leaf in leaves(line.axes):
             if not leaf.constant and leaf.space not in table.spaces:
-                raise TableError(f"{origin}: '{line.full}  {show(line.axes)}' names the undeclared space '{leaf.space}'")
+                raise TableError(
+                    f"{origin}: '{line.full}  {show(line.axes)}' names the undeclared space '{leaf.space}'"
+                )
 
 
 # --- a table meets a checkpoint -------------------------------------------------------------------------------
@@ -599,7 +601,11 @@ def _solve(
     for entry in entries.values():
         if len(entry.axes) != len(entry.shape):
             raise TableError(f"'{entry.name}' has shape {entry.shape}, its axes are '{show(entry.axes)}'")
-    open_axes = [(entry, axis, length) for entry in entries.values() for axis, length in zip(entry.axes, entry.shape, strict=True)]
+    open_axes = [
+        (entry, axis, length)
+        for entry in entries.values()
+        for axis, length in zip(entry.axes, entry.shape, strict=True)
+    ]
     progress = True
     while progress and open_axes:
         progress, waiting = False, []
@@ -622,12 +628,15 @@ def _solve(
                 sizes[name] = value
             elif size(axis, sizes) != length:
                 raise TableError(
-                    f"'{entry.name}' has shape {entry.shape}: '{show((axis,))}' should be {size(axis, sizes)}, not {length}"
+                    f"'{entry.name}' has shape {entry.shape}: '{show((axis,))}' should be {size(axis, sizes)}, "
+                    f"not {length}"
                 )
         open_axes = waiting
     if open_axes:
         entry, axis, _ = open_axes[0]
-        raise TableError(f"'{entry.name}': the sizes in '{show((axis,))}' cannot be told from shapes; add a 'size' line")
+        raise TableError(
+            f"'{entry.name}': the sizes in '{show((axis,))}' cannot be told from shapes; add a 'size' line"
+        )
     return sizes
 
 

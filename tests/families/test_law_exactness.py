@@ -126,8 +126,6 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
         ("DebertaForTokenClassification-narrow", "embedding", "linear"),
     ],
 )
-def test_what_may_act_follows_from_what_touches_a_space(
-    case: str, space: str, kind: str, saved: Saved
-) -> None:
+def test_what_may_act_follows_from_what_touches_a_space(case: str, space: str, kind: str, saved: Saved) -> None:
     signature = saved(case).signature
     assert signature.kinds[signature.root[space]] == kind

@@ -14,6 +14,7 @@ from onebasin.symmetry import Alignment, Group, Signature
 
 Tensors = dict[str, Tensor]
 
+
 def random_alignment(signature: Signature, groups: dict[str, Group], seed: int = 0) -> Alignment:
     """A random element of every group, in float64."""
     generator = torch.Generator().manual_seed(seed)
@@ -24,14 +25,18 @@ def random_alignment(signature: Signature, groups: dict[str, Group], seed: int =
         batch[root] = space.batch
     return Alignment(elements, batch)
 
+
 def apply(signature: Signature, alignment: Alignment, tensors: Tensors) -> Tensors:
     return {role: alignment.apply(signature, role, tensor) for role, tensor in tensors.items()}
+
 
 def squared(a: Tensors, b: Tensors) -> float:
     return sum(float((a[role] - b[role]).square().sum()) for role in a)
 
+
 def own(signature: Signature) -> list[str]:
     return [role for role, entry in signature.tensors.items() if entry.alias is None]
+
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., tuple[Signature, Tensors]]:
@@ -52,5 +57,3 @@ def tiny(tmp_path: Path) -> Callable[..., tuple[Signature, Tensors]]:
         return signature, {role: checkpoint.read(role, torch.float64) for role in own(signature)}
 
     return build
-
-__all__ = ["acting_groups"]

@@ -112,7 +112,9 @@ def test_rescaling_joint_is_never_worse_than_after_never_worse_than_none(tiny):
     signature, anchor = tiny("GPT2LMHeadModel")
     _, source = tiny("GPT2LMHeadModel", number=1)
     ends = [
-        match_weights(signature, pairs(anchor, source), acting_groups(signature, "paper", rescale=rescale)).objective[-1]
+        match_weights(signature, pairs(anchor, source), acting_groups(signature, "paper", rescale=rescale)).objective[
+            -1
+        ]
         for rescale in ("joint", "after", "none")
     ]
     assert ends[0] <= ends[1] * (1 + 1e-12) <= ends[2] * (1 + 1e-12)

@@ -85,9 +85,7 @@ def random_alignment(seed, level="full", spaces=None):
 
 def random_tensors(seed, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
-    return {
-        role: torch.randn(e.shape, generator=generator).to(dtype) for role, e in SIGNATURE.tensors.items()
-    }
+    return {role: torch.randn(e.shape, generator=generator).to(dtype) for role, e in SIGNATURE.tensors.items()}
 
 
 def apply(alignment, tensors):
@@ -98,9 +96,7 @@ def same(a, b, dtype=torch.float64):
     tolerance = 1e-9 if dtype == torch.float64 else 2e-3
     for role in a:
         assert a[role].dtype == b[role].dtype and a[role].shape == b[role].shape
-        torch.testing.assert_close(
-            a[role], b[role], rtol=tolerance, atol=tolerance, msg=lambda m, r=role: f"{r}: {m}"
-        )
+        torch.testing.assert_close(a[role], b[role], rtol=tolerance, atol=tolerance, msg=lambda m, r=role: f"{r}: {m}")
 
 
 def function(tensors):
@@ -125,9 +121,7 @@ def function(tensors):
 
 
 def test_the_signature_nests_as_meant():
-    batch = {
-        SIGNATURE.spaces[key].name: SIGNATURE.spaces[key].batch for key in SIGNATURE.spaces if ".1." in key
-    }
+    batch = {SIGNATURE.spaces[key].name: SIGNATURE.spaces[key].batch for key in SIGNATURE.spaces if ".1." in key}
     assert batch["qk"] == batch["vo"] == ("l.1.head",)
     assert batch["group"] == ("l.1.kv",) and batch["gqk"] == batch["gvo"] == ("l.1.kv",)
     assert batch["deep"] == ("l.1.kv", "l.1.group")
@@ -145,18 +139,13 @@ def test_the_function_stays(level):
     if stream is not None:
         expected = stream.act(expected.T).T
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
-    assert any(
-        not torch.equal(a, b)
-        for a, b in zip(tensors.values(), apply(alignment, tensors).values(), strict=True)
-    )
+    assert any(not torch.equal(a, b) for a, b in zip(tensors.values(), apply(alignment, tensors).values(), strict=True))
 
 
 levels = st.sampled_from(LEVELS)
 seeds = st.integers(0, 2**31)
 dtypes = st.sampled_from([torch.float32, torch.float64])
-spaces = st.none() | st.sets(
-    st.sampled_from(["kv", "group", "deep", "head", "qk", "vo", "gqk", "stream", "ffn"])
-)
+spaces = st.none() | st.sets(st.sampled_from(["kv", "group", "deep", "head", "qk", "vo", "gqk", "stream", "ffn"]))
 
 
 @settings(deadline=None, max_examples=40)
@@ -236,9 +225,7 @@ def test_only_a_permutation_carries_others():
 
 def test_group_permutations_move_with_their_kv_heads():
     """By hand: the first kv head keeps its queries' order, the second reverses it; then the two swap."""
-    first = Alignment(
-        {"l.0.group": Monomial(torch.tensor([[0, 1, 2], [2, 1, 0]]))}, {"l.0.group": ("l.0.kv",)}
-    )
+    first = Alignment({"l.0.group": Monomial(torch.tensor([[0, 1, 2], [2, 1, 0]]))}, {"l.0.group": ("l.0.kv",)})
     swap = Alignment({"l.0.kv": Monomial(torch.tensor([1, 0]))})
     tensor = torch.arange(float(KV * GROUP * QK)).repeat(D, 1).T.contiguous()
     found = swap.after(first).apply(SIGNATURE, "l.0.q", tensor)

@@ -85,8 +85,8 @@ def test_every_flat_direction_of_a_head_is_generated(name: str, tmp_path: Path) 
     ],
 )
 def test_known_numbers(name: str, settings: dict[str, Any], numbers: tuple[int, int, int]) -> None:
-    """Untied GPT-2 of width 6; Llama: 4 for two rotary pairs, 16 of GL(4) on values, 5 scales of the ungated half, 28 of
-    O(8), the scale of the stream, 24 norm weights."""
+    """Untied GPT-2 of width 6; Llama: 4 for two rotary pairs, 16 of GL(4) on values, 5 scales of the ungated half, 28
+    of O(8), the scale of the stream, 24 norm weights."""
     found = audit(name, **settings)
     assert (found.parameters, found.rank, found.nullity) == numbers
     assert complete(found)
@@ -117,9 +117,9 @@ def test_constants_of_projections_without_bias_are_not_generated(rotary: int, fr
 def test_a_norm_before_padding_is_set_to_zero_keeps_its_freedom(
     name: str, settings: dict[str, Any], fused: int
 ) -> None:
-    """DeBERTa sets padding to zero after its first norm, so that constants cannot leave this norm's bias. Without padding
-    they can: 8 of the bias, 3 x 8 read along the direction that the norm fixes, and its scale. In the first version
-    queries, keys and values are fused without a bias: 3 x 8 constants of the norm before the second layer stay too."""
+    """DeBERTa sets padding to zero after its first norm, so that constants cannot leave this norm's bias. Without
+    padding they can: 8 of the bias, 3 x 8 read along the direction that the norm fixes, and its scale. In the first
+    version queries, keys and values are fused without a bias: 3 x 8 constants of the second layer's stay too."""
     found = audit(name, **settings)
     assert not complete(found) and found.nullity - found.dimension == 8 + 3 * 8 + 1 + fused * 3 * 8
 

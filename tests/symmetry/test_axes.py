@@ -31,9 +31,7 @@ def test_what_is_shown_is_read_back(axes):
 
 def test_reads_the_shapes_of_real_tables():
     assert parse("patch' 2 stream") == (Leaf("patch", True), Leaf("2"), Leaf("stream"))
-    assert parse("(head [qk | qk' | vo])") == (
-        Flat((Leaf("head"), Cat((Leaf("qk"), Leaf("qk", True), Leaf("vo"))))),
-    )
+    assert parse("(head [qk | qk' | vo])") == (Flat((Leaf("head"), Cat((Leaf("qk"), Leaf("qk", True), Leaf("vo"))))),)
     assert parse("") == ()
 
 
@@ -84,18 +82,14 @@ def test_fused_attention_is_cut_into_three_views():
     for tensor, text in ((side, "[(head qk) | (head qk') | (head vo)]"), (mixed, "(head [qk | qk' | vo])")):
         found = blocks(tensor, parse("stream' " + text), sizes)
         assert [[(leaf.space, leaf.dual) for leaf in of] for _, of in found] == [
-            [("stream", True), ("head", False), inner]
-            for inner in (("qk", False), ("qk", True), ("vo", False))
+            [("stream", True), ("head", False), inner] for inner in (("qk", False), ("qk", True), ("vo", False))
         ]
         for (piece, _), expected in zip(found, (q, k, v), strict=True):
             assert torch.equal(piece, expected)
 
 
 def test_nesting_names_what_stands_before():
-    found = {
-        (leaf.space, outer)
-        for leaf, outer in nesting(parse("(kv group qk) (kv [qk' | 2 vo])".replace("2 ", "")))
-    }
+    found = {(leaf.space, outer) for leaf, outer in nesting(parse("(kv group qk) (kv [qk' | 2 vo])".replace("2 ", "")))}
     assert found == {
         ("kv", ()),
         ("group", ("kv",)),

@@ -94,9 +94,7 @@ def test_nearest_beats_a_thousand_random_elements(group, related):
     anchor = noisy(source, group, 0.5) if related else heads(5, 7, seed=1)
     best = distance(group.nearest(moments(anchor, source)), anchor, source)
     many = group.random(5, (1000,), rng(2))
-    rivals = distance(
-        many, tuple(a.expand(1000, 5, 7) for a in anchor), tuple(s.expand(1000, 5, 7) for s in source)
-    )
+    rivals = distance(many, tuple(a.expand(1000, 5, 7) for a in anchor), tuple(s.expand(1000, 5, 7) for s in source))
     assert bool((best <= rivals + 1e-9 * size(anchor)).all())
 
 
@@ -185,9 +183,7 @@ def test_permutation_against_all_permutations(n):
     source, anchor = heads(n, 3), heads(n, 3, seed=1)
     every = Monomial(torch.tensor(list(permutations(range(n)))))
     count = len(every.index)
-    rivals = distance(
-        every, tuple(a.expand(count, n, 3) for a in anchor), tuple(s.expand(count, n, 3) for s in source)
-    )
+    rivals = distance(every, tuple(a.expand(count, n, 3) for a in anchor), tuple(s.expand(count, n, 3) for s in source))
     found = distance(Permutation().nearest(moments(anchor, source)), anchor, source)
     torch.testing.assert_close(found, rivals.min())
 
@@ -196,13 +192,9 @@ def test_permutation_against_all_permutations(n):
 def test_signed_permutation_against_all(n):
     source, anchor = heads(n, 3), heads(n, 3, seed=1)
     pairs = list(cartesian(permutations(range(n)), cartesian([1.0, -1.0], repeat=n)))
-    every = Monomial(
-        torch.tensor([p for p, _ in pairs]), torch.tensor([s for _, s in pairs], dtype=torch.float64)
-    )
+    every = Monomial(torch.tensor([p for p, _ in pairs]), torch.tensor([s for _, s in pairs], dtype=torch.float64))
     count = len(pairs)
-    rivals = distance(
-        every, tuple(a.expand(count, n, 3) for a in anchor), tuple(s.expand(count, n, 3) for s in source)
-    )
+    rivals = distance(every, tuple(a.expand(count, n, 3) for a in anchor), tuple(s.expand(count, n, 3) for s in source))
     found = distance(SignedPermutation().nearest(moments(anchor, source)), anchor, source)
     torch.testing.assert_close(found, rivals.min())
 
@@ -264,9 +256,7 @@ def test_best_scale_with_several_positive_roots(u, v, p, d):
     assert float(value) <= float(least_on_the_line(*given_, reach=16.0)) + 1e-9 * unit * (1 + u**2 + v**2)
 
 
-@pytest.mark.parametrize(
-    ("u", "v", "expected"), [(5, 4, "large"), (4, 5, "small"), (-3, 6, "small"), (6, -3, "large")]
-)
+@pytest.mark.parametrize(("u", "v", "expected"), [(5, 4, "large"), (4, 5, "small"), (-3, 6, "small"), (6, -3, "large")])
 def test_best_scale_takes_the_lower_of_two_minima(u, v, expected):
     one = torch.tensor(1.0, dtype=torch.float64)
     a = float(best_scale(u * one, v * one, one, one))
@@ -451,9 +441,7 @@ def test_invertible_is_never_worse_than_scaled_orthogonal(seed, n, width, skew, 
 def test_invertible_descends_step_by_step_to_a_stationary_point():
     source, anchor = heads(3, 6, 20), heads(3, 6, 20, seed=1)
     m = moments(anchor, source)
-    values = torch.stack(
-        [m.value(Invertible(limit=limit, tolerance=0).nearest(m)) for limit in (1, 2, 4, 8, 16, 400)]
-    )
+    values = torch.stack([m.value(Invertible(limit=limit, tolerance=0).nearest(m)) for limit in (1, 2, 4, 8, 16, 400)])
     assert bool((values[1:] <= values[:-1] + 1e-9).all())
     g = Invertible(limit=400, tolerance=0).nearest(m).matrix.clone().requires_grad_()
     distance(Linear(g, torch.linalg.inv(g).mT), anchor, source).sum().backward()
@@ -494,9 +482,7 @@ def pairs(anchor, source):
 def wreath_distance(element, anchors, sources):
     total = 0.0
     for which, (anchor, source) in enumerate(zip(anchors, sources, strict=True)):
-        total += sum(
-            float((a - s).square().sum()) for a, s in zip(anchor, act(element, source, which), strict=True)
-        )
+        total += sum(float((a - s).square().sum()) for a, s in zip(anchor, act(element, source, which), strict=True))
     return total
 
 
@@ -517,9 +503,7 @@ def test_wreath_against_all_permutations(h, kind, related):
     best = min(
         sum(
             float(
-                distance(
-                    g.nearest(moments(a, (s[0][list(p)], s[1][list(p)]))), a, (s[0][list(p)], s[1][list(p)])
-                ).sum()
+                distance(g.nearest(moments(a, (s[0][list(p)], s[1][list(p)]))), a, (s[0][list(p)], s[1][list(p)])).sum()
             )
             for g, a, s in zip(inner, anchors, sources, strict=True)
         )
@@ -565,6 +549,4 @@ def test_wreath_group_laws(seed, h, kind):
         same(act(compose(k, compose(g, f)), x[which], which), act(compose(compose(k, g), f), x[which], which))
         same(act(compose(inverse(f), f), x[which], which), x[which])
         same(act(compose(f, inverse(f)), x[which], which), x[which])
-    assert group.dimension(h, (3, 2)) == h * sum(
-        i.dimension(n) for i, n in zip(INNER[kind], (3, 2), strict=True)
-    )
+    assert group.dimension(h, (3, 2)) == h * sum(i.dimension(n) for i, n in zip(INNER[kind], (3, 2), strict=True))

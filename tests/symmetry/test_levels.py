@@ -61,9 +61,7 @@ def signature(norm="rmsnorm", target="inner", act="gelu"):
 
 def names(level, rescale="none", **given):
     found = acting_groups(signature(**given), level, rescale=rescale)
-    return {
-        key.removeprefix("l.0."): group.name for key, group in found.items() if not key.startswith("l.1.")
-    }
+    return {key.removeprefix("l.0."): group.name for key, group in found.items() if not key.startswith("l.1.")}
 
 
 PERMUTED = dict.fromkeys(["stream", "head", "qk", "vo", "ffn", "pooled"], "permutation")
@@ -73,9 +71,7 @@ def test_paper_moves_heads_inside_and_neurons_only():
     assert names("paper") == {"qk": "orthogonal", "vo": "orthogonal", "ffn": "permutation"}
     assert names("paper", "after")["qk"] == "orthogonal with scale"
     assert names("paper", act="relu")["ffn"] == "permutation"
-    one, other = (
-        acting_groups(signature(), "paper", rescale=rescale)["l.1.vo"] for rescale in ("after", "joint")
-    )
+    one, other = (acting_groups(signature(), "paper", rescale=rescale)["l.1.vo"] for rescale in ("after", "joint"))
     assert (one.joint, other.joint) == (False, True)
 
 

@@ -98,9 +98,7 @@ class _Pairs:
         alone = [None if each is None else group.nearest(each) for group, each in zip(groups, self.single, strict=True)]
         return [stay, assignment(self._gains(suited)), assignment(self._gains(alone))]
 
-    def settle(
-        self, groups: tuple[Group, ...], starts: list[Tensor]
-    ) -> tuple[Tensor, Tensor, tuple[Element, ...]]:
+    def settle(self, groups: tuple[Group, ...], starts: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Element, ...]]:
         """The least squared distance of every pair less its constant, (*batch,), with the order and the elements."""
         ends = [self._descend(groups, start) for start in starts]
         values = torch.stack([value for value, _, _ in ends])

@@ -46,9 +46,7 @@ class Invertible:
         if moments.primal_gram is None or moments.dual_gram is None:
             raise ValueError("an invertible map needs the Gram matrices of the source among its moments")
         shape = moments.primal.shape
-        flat = moments.map(
-            lambda statistic: statistic.double().reshape(-1, *statistic.shape[len(shape) - 2 :])
-        )
+        flat = moments.map(lambda statistic: statistic.double().reshape(-1, *statistic.shape[len(shape) - 2 :]))
         start = ScaledOrthogonal().nearest(flat)
         assert start.dual is not None
         flip = _reflection(start.matrix.mT @ flat.primal + start.dual.mT @ flat.dual)

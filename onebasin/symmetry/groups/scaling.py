@@ -124,9 +124,7 @@ class ScaledPermutation:
     uses_gram = False
 
     def nearest(self, moments: Moments) -> Monomial:
-        p, d = (
-            norm[..., None, :].expand_as(moments.primal) for norm in (moments.primal_norm, moments.dual_norm)
-        )
+        p, d = (norm[..., None, :].expand_as(moments.primal) for norm in (moments.primal_norm, moments.dual_norm))
         scale = best_scale(moments.primal, moments.dual, p, d)
         value = p * scale**2 - 2 * scale * moments.primal + d / scale**2 - 2 * moments.dual / scale
         index = assignment(-value)

@@ -100,9 +100,7 @@ def _best(rotation: Tensor, primal: Tensor, dual: Tensor, p: Tensor, d: Tensor) 
 
 
 def _scale(rotation: Tensor, moments: Moments) -> Tensor:
-    return _best(
-        rotation, moments.primal, moments.dual, moments.primal_norm.sum(-1), moments.dual_norm.sum(-1)
-    )
+    return _best(rotation, moments.primal, moments.dual, moments.primal_norm.sum(-1), moments.dual_norm.sum(-1))
 
 
 def _unit(matrix: Tensor) -> Tensor:
