@@ -33,7 +33,7 @@ def _threads() -> None:
 # Families that compute norms, softmaxes or scores in float32 whatever the model's dtype.
 ROTARY = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "olmo2", "gpt_neox", "gptj",
           "falcon", "stablelm", "starcoder2", "cohere", "opt", "bloom", "mpt",
-          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "t5", "mt5", "modernbert"]  # fmt: skip
+          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "modernbert"]  # fmt: skip
 
 
 def _modeling(name: str) -> Any:
@@ -60,6 +60,9 @@ def _float64_throughout() -> None:
     def rms_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return (1 + self.weight) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
 
+    def plain_rms_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon))
+
     def apply_rotary(turn: Any) -> Any:
         def apply(q: Any, k: Any, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1) -> Any:
             cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
@@ -79,5 +82,7 @@ def _float64_throughout() -> None:
         _modeling(name).torch = _Wide("torch")
     ExpertsInterface.get_interface = lambda self, name, default: default  # the grouped product knows no float64
     modeling_deberta.DebertaLayerNorm.forward = layer_norm
+    for name in ("T5", "MT5"):
+        getattr(_modeling(name.lower()), f"{name}LayerNorm").forward = plain_rms_norm
     for name in ("Gemma", "Gemma2", "Gemma3"):
         getattr(_modeling(name.lower()), f"{name}RMSNorm").forward = rms_norm

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # whatever a config calls them
 _SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "image", "audio", "video")
 
 
@@ -78,7 +79,7 @@ def _text(configs: list[PretrainedConfig], rows: int, length: int, generator: to
     )
     # RoBERTa counts positions from the padding token on.
     offset = pad[0] + 1 if pad and pad[0] < 8 else 0
-    positions = (_least(configs, name, default=length + offset) for name in ("max_position_embeddings", "max_seq_len"))
+    positions = (_least(configs, name, default=length + offset) for name in POSITIONS)
     length = max(2, min(length, *(number - offset for number in positions)))
     ids = plain[torch.randint(len(plain), (rows, length), generator=generator)]
     lengths = length - torch.arange(rows) % max(1, length // 2)

@@ -164,15 +164,30 @@ def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str
 def _loaded(folder: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     with _quietly():
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        found: tuple[PreTrainedModel, dict[str, Any]] = _class(config).from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            output_loading_info=True,
-            **{_DTYPE: dtype},
-            **options,
-        )
-    return found
+        cls = _class(config)
+        with _no_exceptions(cls):
+            model, info = cls.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                output_loading_info=True,
+                **{_DTYPE: dtype},
+                **options,
+            )
+    return model.to(dtype), info
+
+
+@contextmanager
+def _no_exceptions(cls: Any) -> Iterator[None]:
+    """Some classes keep single layers in float32 (T5's `wo`), which a float64 comparison must not."""
+    kept = getattr(cls, "_keep_in_fp32_modules", None)
+    if kept is not None:
+        cls._keep_in_fp32_modules = None
+    try:
+        yield
+    finally:
+        if kept is not None:
+            cls._keep_in_fp32_modules = kept
 
 
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"

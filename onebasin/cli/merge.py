@@ -63,8 +63,9 @@ def merge(
             models, output, method=method, weights=shares, match=match, anchor=anchor, heads_from=heads_from, soft=soft,
             rescale=rescale, parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
             device=device, match_with=match_with, start=start, steps=steps, data=data, samples=samples,
-            task=task, context=context, vocabulary=vocabulary, starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family,
-            overwrite=overwrite, verify=verify, tell=tell, command=c.command_line(),
+            task=task, context=context, vocabulary=vocabulary, starts=starts, seed=seed,
+            tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
+            verify=verify, tell=tell, command=c.command_line(),
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:
