@@ -305,7 +305,9 @@ def merge(
                                          dtype=opt.dtype, device=opt.device, tell=tell)  # fmt: skip
             result["ridge"], result["held_back_losses"] = fitted.ridge, {str(r): x for r, x in fitted.losses.items()}
             entries = gauged[layout].signature.tensors
-            tensors = ((entry.name, fitted.tensors[role]) for role, entry in entries.items() if entry.stored)
+            tensors = (
+                pair for role, entry in entries.items() if entry.stored for pair in entry.split(fitted.tensors[role])
+            )
         else:
             tensors = merged_tensors(gauged, rewrites, shares, layout, set(shared.roles), method=method,
                                      dtype=opt.dtype, device=opt.device)  # fmt: skip

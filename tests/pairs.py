@@ -46,7 +46,8 @@ def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0, fa
     tensors = load_file(source / "model.safetensors")
     for role, entry in signature.tensors.items():
         moved = alignment.apply(signature, role, checkpoint.read(role, torch.float64))
-        tensors[entry.name] = moved.to(tensors[entry.name].dtype).contiguous()
+        for name, part in entry.split(moved):
+            tensors[name] = part.to(tensors[name].dtype).contiguous()
     save_file(tensors, where / "model.safetensors", {"format": "pt"})
     return where
 

@@ -67,7 +67,11 @@ def stock_model(
     signature = checkpoint.signature
     entries = {role: entry for role, entry in signature.tensors.items() if entry.stored}
     numbers = {role: float(number) for number, role in enumerate(entries, 1)}
-    marked = {entry.name: torch.full(entry.shape, numbers[role]) for role, entry in entries.items()}
+    marked = {
+        name: part.contiguous()
+        for role, entry in entries.items()
+        for name, part in entry.split(torch.full(entry.shape, numbers[role]))
+    }
     assert checkpoint.config  # refuses a damaged config.json in one sentence
     try:
         model = _load(checkpoint, marked, attention)
