@@ -47,12 +47,13 @@ from onebasin.checkpoint.preflight import peek as peeked
 from onebasin.checkpoint.reader import one_line
 from onebasin.checkpoint.verification import runnable
 from onebasin.data.calibration import from_file, recut, self_generated
+from onebasin.data.teaching import forward_of
 from onebasin.fusion import METHODS, merged_tensors, nearest_to_mean
 from onebasin.fusion.progressive import merge_progressively
 from onebasin.matching import Matched, match_universe, match_weights, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.cost import tensors_held
-from onebasin.matching.learned import forward_of, match_learned
+from onebasin.matching.learned import match_learned
 from onebasin.symmetry import LEVELS, Alignment, Group, Signature, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.widths import widening
@@ -114,6 +115,17 @@ class Options:
         if self.start == "learned":
             raise ValueError("start 'learned': learning starts from weights or activations")
         return self.match_with != "weights"
+
+    @property
+    def descent(self) -> dict[str, Any]:
+        """What `match_weights` and `match_universe` are told about the descent."""
+        return {
+            "weights": self.weight,
+            "tolerance": self.tolerance,
+            "max_sweeps": self.max_sweeps,
+            "starts": self.starts,
+            "seed": self.seed,
+        }
 
     def weight(self, role: str) -> float:
         """A tensor's weight in the objective: that of the first given name part that its role contains, else 1."""
@@ -483,11 +495,7 @@ def _match_weights(
         lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
         _groups(source, opt),
         roles=roles,
-        weights=opt.weight,
-        tolerance=opt.tolerance,
-        max_sweeps=opt.max_sweeps,
-        starts=opt.starts,
-        seed=opt.seed,
+        **opt.descent,
         progress=tell
         and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
     )
@@ -519,11 +527,7 @@ def _align_all(
         tensors,
         [_groups(model, opt) for model in models],
         centre=centre,
-        weights=opt.weight,
-        tolerance=opt.tolerance,
-        max_sweeps=opt.max_sweeps,
-        starts=opt.starts,
-        seed=opt.seed,
+        **opt.descent,
         progress=tell
         and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
     )

@@ -19,6 +19,7 @@ from onebasin.symmetry.axes import Axis, leaves
 
 from .reader import CheckpointError
 from .stock import Stock
+from .verification import takes_cache
 
 Batch = Mapping[str, Tensor]
 
@@ -47,7 +48,7 @@ class Call:
 def run(stock: Stock, batch: Batch, **options: Any) -> Any:
     """The model's output for a batch; `labels` are not passed on, and nothing is cached between calls."""
     given = {key: value.to(stock.model.device) for key, value in batch.items() if key != "labels"}
-    cache = {"use_cache": False} if hasattr(stock.model.config, "use_cache") else {}
+    cache = {"use_cache": False} if takes_cache(stock.model) else {}
     with torch.no_grad():
         return stock.model(**given, **cache, **options, return_dict=True)
 

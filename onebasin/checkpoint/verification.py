@@ -199,7 +199,7 @@ def _class(config: PretrainedConfig) -> Any:
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
 
 
-def _takes_cache(model: PreTrainedModel) -> bool:
+def takes_cache(model: PreTrainedModel) -> bool:
     """Whether `forward` can be told not to cache: by name, or through the keywords of newer releases."""
     accepted = inspect.signature(model.forward).parameters
     through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
@@ -209,7 +209,7 @@ def _takes_cache(model: PreTrainedModel) -> bool:
 @torch.no_grad()
 def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """All floating-point outputs that are not internal, by name."""
-    cache = {"use_cache": False} if _takes_cache(model) else {}
+    cache = {"use_cache": False} if takes_cache(model) else {}
     training = model.training
     cpu_and_device = [model.device] if model.device.type != "cpu" else []
     try:

@@ -17,7 +17,7 @@ RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the input
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run
+from onebasin.data.teaching import predictions
 from onebasin.symmetry import Alignment
 
 from .average import merged_tensors
@@ -278,7 +279,7 @@ def held_back_loss(
     """Mean KL(mixture of the teachers || student) in nats over all predictions; without logits, squared distance."""
     total, count = 0.0, 0
     for batch in batches:
-        outputs = [_prediction(run(stock, batch)) for stock in (*teachers, student)]
+        outputs = [predictions(run(stock, batch)) for stock in (*teachers, student)]
         mask = batch.get("attention_mask")
         for name, own in outputs[-1].items():
             theirs = [output[name] for output in outputs[:-1] if output[name].shape == own.shape]
@@ -300,9 +301,3 @@ def held_back_loss(
 
 def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return torch.stack([weight * tensor for weight, tensor in zip(weights, tensors, strict=True)]).sum(0)
-
-
-def _prediction(output: Mapping[str, object]) -> dict[str, Tensor]:
-    tensors = {name: value for name, value in output.items() if isinstance(value, Tensor) and value.is_floating_point()}
-    logits = {name: value for name, value in tensors.items() if "logits" in name}
-    return logits or tensors

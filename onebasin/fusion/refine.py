@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.stock import stock_model
 from onebasin.checkpoint.trace import Batch
-from onebasin.matching.learned import (
+from onebasin.data.teaching import (
     Loss,
     Teachers,
     descent_plan,

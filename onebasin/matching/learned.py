@@ -28,13 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch
+from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, held_out, learning_rate
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks
 from onebasin.symmetry.groups import (
@@ -50,17 +48,9 @@ from onebasin.symmetry.groups.orthogonal import complement_of_ones
 from onebasin.symmetry.groups.signs import diagonal, pairs
 from onebasin.symmetry.maps import Element, Linear, Monomial, act_on
 
-Outputs = Mapping[str, Tensor]
-Forward = Callable[[Mapping[str, Tensor], Batch], Outputs]  # (role -> tensor, batch) -> outputs
-Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
 Latent = Mapping[str, Tensor]  # the free numbers of one element, by name
 
-HELD_BACK = 1 / 16  # share of the calibration batches on which the best step is chosen
-SPREAD = 0.1  # two models: the second's weight is uniform in 0.5 -+ this
-CONCENTRATION = 20.0  # more models: weights ~ Dirichlet with this parameter for each
-WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
 LOOKS = 20  # at the held-back loss in one run
-KEPT = 2**26  # numbers of the models' outputs that are kept rather than computed again
 
 
 @dataclass(frozen=True)
@@ -169,81 +159,6 @@ def blend(
         for role, tensor in tensors.items():
             total[role] = total[role] + share * _moved(signature, factor, role, tensor)
     return total
-
-
-# --- what is predicted --------------------------------------------------------------------------------------------
-
-
-def forward_of(stock: Stock) -> Forward:
-    """The stock model as a function of its tensors: (role -> tensor, batch) -> `predictions`. It is left unchanged."""
-    names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
-    name_of = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
-    options: dict[str, Any] = {"use_cache": False} if hasattr(stock.model.config, "use_cache") else {}
-
-    def forward(tensors: Mapping[str, Tensor], batch: Batch) -> Outputs:
-        given = {key: value.to(stock.model.device) for key, value in batch.items()}
-        state = {name: tensors[role] for role, name in name_of.items()}
-        return predictions(functional_call(stock.model, state, (), {**given, **options, "return_dict": True}))
-
-    return forward
-
-
-def predictions(output: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The logits of a model's output (and the loss, where labels were given); without logits, all float tensors."""
-    tensors = {name: value for name, value in output.items() if isinstance(value, Tensor) and value.is_floating_point()}
-    logits = {name: value for name, value in tensors.items() if "logits" in name or name == "loss"}
-    return logits if logits.keys() - {"loss"} else tensors
-
-
-def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
-    """Mean KL(mixture of their predictions || own) in nats; squared distance from their mean where there are no logits.
-
-    Padding is left out where the batch has an attention_mask. Raises ValueError where no output is common to all.
-    """
-    mask = batch.get("attention_mask")
-    terms = []
-    for name, mine in own.items():
-        others = [outputs[name] for outputs in theirs if name in outputs and outputs[name].shape == mine.shape]
-        if name == "loss" or len(others) < len(theirs):
-            continue
-        if "logits" in name:
-            mixture = sum((w * other.softmax(-1) for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
-            floor = torch.finfo(mine.dtype).tiny
-            term = (mixture * (mixture.clamp_min(floor).log() - mine.log_softmax(-1))).sum(-1)
-        else:
-            mean = sum((w * other for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
-            term = (mine - mean).square().sum(-1)
-        terms.append(term[mask.bool()] if mask is not None and mask.shape == term.shape else term.flatten())
-    if not terms:
-        raise ValueError("the models have no output in common to learn from")
-    return torch.cat(terms).mean()
-
-
-def own_loss(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
-    """The merged model's loss on the labels in the batch, by its own class."""
-    if "loss" not in own:
-        raise ValueError("the task's own loss needs calibration data with labels")
-    return own["loss"]
-
-
-class Teachers:
-    """What models answer to a batch, without gradient, kept for the next time while there is room."""
-
-    def __init__(self, models: Sequence[Callable[[Batch], Outputs]]) -> None:
-        self.models = models
-        self.kept: dict[int, list[Outputs]] = {}
-        self.room = KEPT
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch) -> list[Outputs]:
-        if id(batch) in self.kept:
-            return self.kept[id(batch)]
-        outputs = [model(batch) for model in self.models]
-        needed = sum(value.numel() for output in outputs for value in output.values())
-        if needed <= self.room:
-            self.kept[id(batch)] = outputs
-            self.room -= needed
-        return outputs
 
 
 # --- the free numbers ---------------------------------------------------------------------------------------------
@@ -446,31 +361,6 @@ class _Run:
         self.best_step, self.since, self.losses = state["best_step"], state["since"], state["losses"]
         step: int = state["step"]
         return step
-
-
-def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list[int], list[list[float]]]:
-    """Which batch and which weights every step takes. Batches come in rounds, each in a new order."""
-    rng = np.random.default_rng(seed)
-    rounds = -(-steps // batches)
-    order = np.concatenate([rng.permutation(batches) for _ in range(rounds)])[:steps].tolist()
-    if models == 2:
-        second = rng.uniform(0.5 - SPREAD, 0.5 + SPREAD, steps)
-        return order, np.stack([1 - second, second], 1).tolist()
-    return order, rng.dirichlet([CONCENTRATION] * models, steps).tolist()
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """Share of the learning rate at a step, counted from 1: linear warm-up, linear decay."""
-    return min(step / WARM_UP, 1 - (1 - LAST) * (step - 1) / max(steps - 1, 1))
-
-
-def held_out(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[list[Batch], list[Batch]]:
-    if held_back is not None and batches and held_back:
-        return list(batches), list(held_back)
-    if len(batches) < 2:
-        raise ValueError("learning needs at least two batches of calibration data; give more data, or smaller batches")
-    count = max(1, round(HELD_BACK * len(batches)))
-    return list(batches[:-count]), list(batches[-count:])
 
 
 def _check(

@@ -67,6 +67,10 @@ def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> 
     Roles that the wide model lacks are left out. Raises ValueError as `widening` does.
     """
     grown = widening(narrow, wide)
+    sizes = {key: wide.sizes.get(key, size) for key, size in narrow.sizes.items()}
+    for key, space in narrow.spaces.items():  # rows and labels keep their own number
+        if space.kind in ("rows", "labels"):
+            sizes[key] = space.size
     found = {}
     for role, tensor in tensors.items():
         if role not in wide.tensors:
@@ -75,10 +79,6 @@ def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> 
         if mine.norm is not None:
             found[role] = _norm_weight(narrow, wide, mine, tensor, grown)
             continue
-        sizes = {key: wide.sizes.get(key, size) for key, size in narrow.sizes.items()}
-        for key in narrow.spaces:  # rows and labels keep their own number
-            if narrow.spaces[key].kind in ("rows", "labels"):
-                sizes[key] = narrow.sizes[key]
         shape = [old if old == new or _rows(narrow, axis) else new
                  for old, new, axis in zip(tensor.shape, theirs.shape, mine.axes, strict=True)]  # fmt: skip
         out = tensor.new_zeros(shape)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.stock import stock_model
 from onebasin.data.calibration import self_generated
-from onebasin.matching.learned import divergence, predictions
+from onebasin.data.teaching import divergence, predictions
 
 SMALL = ("--samples", 24, "--context", 6, "--batch", 4, "--steps", 12, "--lr", 0.01)
 

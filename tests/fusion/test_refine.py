@@ -10,8 +10,8 @@ from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.stock import stock_model
+from onebasin.data.teaching import divergence, own_loss
 from onebasin.fusion.refine import refine
-from onebasin.matching.learned import divergence, own_loss
 
 CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM",
         "LlamaForCausalLM"]  # fmt: skip

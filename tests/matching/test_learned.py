@@ -12,14 +12,12 @@ from torch import Tensor
 
 from onebasin.checkpoint import Canonical, Checkpoint
 from onebasin.checkpoint.stock import Stock, stock_model
+from onebasin.data.teaching import divergence, forward_of, own_loss
 from onebasin.matching.learned import (
     Learned,
     blend,
-    divergence,
     element_of,
-    forward_of,
     match_learned,
-    own_loss,
     zeros,
 )
 from onebasin.symmetry import Alignment, Group, acting_groups
