@@ -7,9 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Options, canonical, check, distance, match, merge, verify
     from .checkpoint import Checkpoint, CheckpointError
     from .fusion import METHODS
+    from .jobs.canonical import canonical
+    from .jobs.check import check
+    from .jobs.compare import distance, verify
+    from .jobs.match import match
+    from .jobs.merge import merge
+    from .jobs.options import Options
+    from .jobs.refine import refine
     from .symmetry import Alignment, Signature, TableError
 
 __version__ = "0.1.0"
@@ -28,11 +34,14 @@ __all__ = [
     "distance",
     "match",
     "merge",
+    "refine",
     "verify",
 ]
 
 _ROOM = {
-    **dict.fromkeys(("Options", "canonical", "check", "distance", "match", "merge", "verify"), ".api"),
+    **{name: f".jobs.{name}" for name in ("canonical", "check", "match", "merge", "refine")},
+    **dict.fromkeys(("distance", "verify"), ".jobs.compare"),
+    "Options": ".jobs.options",
     **dict.fromkeys(("Checkpoint", "CheckpointError"), ".checkpoint"),
     **dict.fromkeys(("METHODS",), ".fusion"),
     **dict.fromkeys(("Alignment", "Signature", "TableError"), ".symmetry"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: one thin file per command, which parses words and prints results.
 
-What a command does lives in `onebasin.api` and below; nothing here computes.
+What a command does lives in `onebasin.jobs` and below; nothing here computes.
 """
 
 from __future__ import annotations

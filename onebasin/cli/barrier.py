@@ -43,7 +43,7 @@ def barrier(
     quiet: c.Quiet = False,
 ) -> None:
     """Measure the loss on the line between A and B. The barrier is how far it rises above the line between its ends."""
-    from onebasin import api
+    import onebasin
     from onebasin.landscape import curve
     from onebasin.landscape.plots import plot_curves, require_matplotlib
 
@@ -58,7 +58,7 @@ def barrier(
     with c.progress(quiet) as tell, tempfile.TemporaryDirectory() as temporary:
         ends = (a, b)
         if match != "none":
-            found = api.match(
+            found = onebasin.match(
                 b, a, Path(temporary) / "matched", symmetry=match, rescale=rescale, device=device, tell=tell
             )
             c.print_notes(found, quiet)

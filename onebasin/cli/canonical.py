@@ -22,12 +22,12 @@ def canonical(
     quiet: c.Quiet = False,
 ) -> None:
     """Rewrite MODEL in canonical form. Same function; norm weights and biases that it does not need are folded away."""
-    from onebasin import api
+    import onebasin
 
     with c.progress(quiet) as tell:
         if tell:
             tell("writing the canonical form")
-        result = api.canonical(
+        result = onebasin.canonical(
             model, output, dtype=dtype, precision=precision, family=family, overwrite=overwrite, verify=verify
         )
     c.print_notes(result, quiet)

@@ -20,9 +20,9 @@ def check(
     json: c.Json = False,
 ) -> None:
     """Check whether A can be matched to B before any weight is read. Exit code 0: it can, 1: it cannot."""
-    from onebasin import api
+    import onebasin
 
-    found = api.check(a, b, symmetry=symmetry, peek=peek, precision=precision, family=family)
+    found = onebasin.check(a, b, symmetry=symmetry, peek=peek, precision=precision, family=family)
     if json:
         c.print_json(found)
     else:

@@ -20,12 +20,12 @@ def distance(
     quiet: c.Quiet = False,
 ) -> None:
     """Measure how far the weights of A and B lie apart. Euclidean, over what they share: whole, per part, per layer."""
-    from onebasin import api
+    import onebasin
 
     with c.progress(quiet) as tell:
         if tell:
             tell("reading")
-        found = api.distance(a, b, family=family)
+        found = onebasin.distance(a, b, family=family)
     if json:
         c.print_json(
             {"distance": found.distance, "relative": found.relative, "parts": found.parts, "layers": found.layers}

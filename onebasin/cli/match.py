@@ -53,10 +53,10 @@ def match(
     quiet: c.Quiet = False,
 ) -> None:
     """Bring SOURCE as close to ANCHOR as it gets with its function unchanged."""
-    from onebasin import api
+    import onebasin
 
     with c.progress(quiet) as tell:
-        result = api.match(
+        result = onebasin.match(
             source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),
             alignment=alignment, anchor_output=anchor_output, adapter=adapter, adapter_output=adapter_output,
             dtype=dtype, precision=precision, device=device,

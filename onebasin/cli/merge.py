@@ -50,7 +50,7 @@ def merge(
     quiet: c.Quiet = False,
 ) -> None:
     """Match models to one of them and merge all into one."""
-    from onebasin import api
+    import onebasin
 
     try:
         shares = None if weights is None else [float(word) for word in weights.split(",")]
@@ -59,7 +59,7 @@ def merge(
     if anchor != "auto" and not anchor.isdigit():
         raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
     with c.progress(quiet) as tell:
-        result = api.merge(
+        result = onebasin.merge(
             models, output, method=method, weights=shares, match=match, anchor=anchor, heads_from=heads_from, soft=soft,
             rescale=rescale, parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
             device=device, match_with=match_with, start=start, steps=steps, data=data, samples=samples,

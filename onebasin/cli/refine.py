@@ -38,14 +38,14 @@ def refine(
     quiet: c.Quiet = False,
 ) -> None:
     """Distil a merged model for some steps from the models that it was made of. This is training, not alignment."""
-    from onebasin.refinement import refine as job
+    import onebasin
 
     try:
         shares = None if weights is None else [float(word) for word in weights.split(",")]
     except ValueError:
         raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
     with c.progress(quiet) as tell:
-        result = job(
+        result = onebasin.refine(
             merged, teachers, output, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
             steps=steps, control=control, batch=batch, lr=lr, weights=shares, seed=seed, dtype=dtype, device=device,
             family=family, overwrite=overwrite, tell=tell, command=c.command_line(),

@@ -25,12 +25,12 @@ def verify(
         raise ValueError(f"--precision '{precision}': choose float32 or float64")
     import torch
 
-    from onebasin import api
+    import onebasin
 
     with c.progress(quiet) as tell:
         if tell:
             tell("comparing outputs on random inputs")
-        verdict = api.verify(a, b, family=family, dtype=getattr(torch, precision), seed=seed, device=device)
+        verdict = onebasin.verify(a, b, family=family, dtype=getattr(torch, precision), seed=seed, device=device)
     if json:
         c.print_json({
             "same": verdict.same,

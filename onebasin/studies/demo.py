@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import ViTConfig, ViTForImageClassification
 
-from onebasin import api
+import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
 from onebasin.data.tasks import quiet
 from onebasin.landscape import curve
@@ -123,7 +123,9 @@ def demo(
         anchor, matched = str(folders[0]), str(folders[1])
         if level != "none":
             target = folder / f"{level}-1"
-            found = api.match(folders[1], folders[0], output=target, symmetry=level, rescale="joint", overwrite=True)
+            found = onebasin.match(
+                folders[1], folders[0], output=target, symmetry=level, rescale="joint", overwrite=True
+            )
             # A level that moves the residual stream gives the anchor a normal form: the line starts there.
             anchor, matched = found.get("anchor_output", anchor), found["output"]
         results["curves"][level] = curve(anchor, matched, task, POINTS)
@@ -177,7 +179,7 @@ def train(seed: int, epochs: int = EPOCHS) -> ViTForImageClassification:
 
 
 def _merged(folders: Sequence[Path], output: Path, level: str, task: Task) -> dict[str, Any]:
-    found = api.merge(folders, output, match=level, anchor=0, overwrite=True)
+    found = onebasin.merge(folders, output, match=level, anchor=0, overwrite=True)
     keys = ("distance_before", "distance_after", "max_output_difference", "seconds")
     return {"folder": str(output), **_scores(output, task), **{key: found[key] for key in keys}}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from onebasin import api
+import onebasin
 from onebasin.checkpoint import Checkpoint, shared_roles
 from onebasin.data import Scores, Task, evaluate, load_model
 from onebasin.data.tasks import quiet
@@ -113,9 +113,9 @@ def _matched(
 ) -> tuple[tuple[str, str], dict[str, Any]]:
     """The folders of the two ends at a level, and how far apart they are."""
     if level == "none":
-        distance = api.distance(a, b).distance
+        distance = onebasin.distance(a, b).distance
         return (str(a), str(b)), {"distance_before": distance, "distance_after": distance, "seconds": 0.0}
-    found = api.match(b, a, temporary / "matched", symmetry=level, rescale=rescale, device=device, tell=tell)
+    found = onebasin.match(b, a, temporary / "matched", symmetry=level, rescale=rescale, device=device, tell=tell)
     # A level that moves the residual stream gives the anchor a canonical form too: the line starts there.
     ends = (str(found.get("anchor_output", a)), str(found["output"]))
     return ends, {key: found[key] for key in ("distance_before", "distance_after", "seconds")}

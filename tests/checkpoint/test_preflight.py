@@ -14,7 +14,7 @@ import torch
 from pairs import folder, scrambled
 from torch import Tensor
 
-from onebasin import api
+import onebasin
 from onebasin.checkpoint import Checkpoint, CheckpointError, read_pair, shared_roles
 from onebasin.checkpoint.preflight import ancestors, preflight, tokens, vocabulary
 from onebasin.matching import match_weights
@@ -40,9 +40,9 @@ def test_no_weights_are_read(bert: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Checkpoint, "read_name", read)
     for level in ("paper", "full"):
-        assert api.check(bert, other, symmetry=level)["can_match"]
+        assert onebasin.check(bert, other, symmetry=level)["can_match"]
     with pytest.raises(AssertionError, match="weight"):
-        api.check(bert, other, peek=True)
+        onebasin.check(bert, other, peek=True)
 
 
 PAIRS: dict[str, dict[str, Any]] = {
@@ -65,28 +65,28 @@ PAIRS: dict[str, dict[str, Any]] = {
 def test_it_says_what_match_does(gpt2: Path, tmp_path: Path, pair: str, level: str) -> None:
     """Whether it works and why not; and where it works, that exactly the spaces it names have moved."""
     other = folder(tmp_path / "b", **{"kind": "GPT2LMHeadModel", "seed": 1, **PAIRS[pair]})
-    said = api.check(gpt2, other, symmetry=level)
+    said = onebasin.check(gpt2, other, symmetry=level)
     try:
-        api.match(gpt2, other, tmp_path / "out", symmetry=level, verify=False, alignment=tmp_path / "maps")
+        onebasin.match(gpt2, other, tmp_path / "out", symmetry=level, verify=False, alignment=tmp_path / "maps")
     except ValueError as error:
         assert not said["can_match"] and said["reason"] == str(error)
         return
     assert said["can_match"] and said["reason"] is None
-    moved = {root.rsplit(".", 1)[-1] for root in api.Alignment.load(tmp_path / "maps")}
+    moved = {root.rsplit(".", 1)[-1] for root in onebasin.Alignment.load(tmp_path / "maps")}
     assert moved == set(said["moves"])
     assert not moved & set(said["fixed"])
 
 
 def test_what_differs(bert: Path, gpt2: Path, tmp_path: Path) -> None:
     other = folder(tmp_path / "b", num_labels=5, max_position_embeddings=9)
-    said = api.check(bert, other)
+    said = onebasin.check(bert, other)
     assert said["rows"] == {"position": (12, 9)}
     assert said["heads"] == ["classifier.weight", "classifier.bias"] and said["only_a"] == said["only_b"] == []
     assert {"vocab", "stream", "head", "position"} <= set(said["fixed"]) and set(said["moves"]) == {"qk", "vo", "ffn"}
     headless = folder(tmp_path / "c", "BertModel")
-    assert api.check(bert, headless)["only_a"] == said["heads"] == api.check(headless, bert)["only_b"]
+    assert onebasin.check(bert, headless)["only_a"] == said["heads"] == onebasin.check(headless, bert)["only_b"]
     wide = folder(tmp_path / "w", "GPT2LMHeadModel", n_inner=14)
-    said = api.check(gpt2, wide, symmetry="full")
+    said = onebasin.check(gpt2, wide, symmetry="full")
     assert said["widened"] == {"h.0.ffn": (10, 14), "h.1.ffn": (10, 14)} and said["untied"] == ["lm_head.weight"]
 
 
@@ -115,9 +115,9 @@ def test_the_memory_is_what_matching_holds(gpt2: Path, tmp_path: Path, level: st
     said = preflight(a, b, level)
     assert said.signature is not None
     assert tensors_held(said.signature, said.roles, groups, 1) == tensors_held(a.signature, roles, groups, 1)
-    memory = api.check(gpt2, tmp_path / "b", precision="float64")["memory"]
+    memory = onebasin.check(gpt2, tmp_path / "b", precision="float64")["memory"]
     assert memory["paper"] < memory["permutation"] < memory["full"]
-    assert memory == {key: 2 * size for key, size in api.check(gpt2, tmp_path / "b")["memory"].items()}
+    assert memory == {key: 2 * size for key, size in onebasin.check(gpt2, tmp_path / "b")["memory"].items()}
 
 
 # --- vocabularies -------------------------------------------------------------------------------------------------
@@ -158,10 +158,10 @@ def test_vocabularies_compared(bert: Path, tmp_path: Path) -> None:
     assert found is not None and not found.same
     assert (found.size_a, found.size_b, found.agreeing) == (4, 5, 2)
     assert found.first == [(1, "q", "r"), (2, "r", "q")]
-    assert api.check(a, b)["vocabulary"]["first"][-1] == (4, None, "t")
+    assert onebasin.check(a, b)["vocabulary"]["first"][-1] == (4, None, "t")
     (b / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json' is not valid JSON"):
-        api.check(a, b)
+        onebasin.check(a, b)
 
 
 # --- ancestry -----------------------------------------------------------------------------------------------------
@@ -169,18 +169,18 @@ def test_vocabularies_compared(bert: Path, tmp_path: Path) -> None:
 
 def test_ancestors(bert: Path, tmp_path: Path) -> None:
     a, b = (Path(shutil.copytree(bert, tmp_path / name)) for name in "ab")
-    assert ancestors(Checkpoint(a)) == [] and api.check(a, b)["common_ancestors"] == []
+    assert ancestors(Checkpoint(a)) == [] and onebasin.check(a, b)["common_ancestors"] == []
     config = json.loads((a / "config.json").read_text())
     (a / "config.json").write_text(json.dumps({**config, "_name_or_path": "owner/base"}))
     (b / "README.md").write_text("---\nbase_model:\n- owner/base\n- owner/other\n---\n# b\n")
-    said = api.check(a, b)
+    said = onebasin.check(a, b)
     assert said["ancestors"] == [["owner/base"], ["owner/base", "owner/other"]]
     assert said["common_ancestors"] == ["owner/base"]
     (b / "README.md").write_text(f"---\nbase_model: {a}\n---\n")  # a itself
-    assert api.check(a, b)["common_ancestors"] == [str(a)]
+    assert onebasin.check(a, b)["common_ancestors"] == [str(a)]
     for text in ("no front matter", "---\nbase_model: [\n---\n", "---\n- a list\n---\n"):
         (b / "README.md").write_text(text)
-        assert api.check(a, b)["common_ancestors"] == []
+        assert onebasin.check(a, b)["common_ancestors"] == []
 
 
 def test_a_peek_tells_one_base_from_two(bert: Path, tmp_path: Path) -> None:
@@ -193,9 +193,9 @@ def test_a_peek_tells_one_base_from_two(bert: Path, tmp_path: Path) -> None:
         save_file(noise, tuned / "model.safetensors", {"format": "pt"})
         fresh = {name: torch.randn(tensor.shape) for name, tensor in base.items()}
         save_file(fresh, apart / "model.safetensors", {"format": "pt"})
-    assert api.check(bert, tuned, peek=True)["peek"]["cosine"] > 0.99
-    said = api.check(bert, apart, peek=True)["peek"]
+    assert onebasin.check(bert, tuned, peek=True)["peek"]["cosine"] > 0.99
+    said = onebasin.check(bert, apart, peek=True)["peek"]
     assert abs(said["cosine"]) < 0.5  # some ten standard deviations would be 0.9: it has 120 entries
     assert said["tensor"] == "bert.encoder.layer.0.intermediate.dense.weight"  # no bias, norm or table
     rewritten = scrambled(bert, tmp_path / "rewritten")
-    assert api.check(bert, rewritten, peek=True)["peek"]["cosine"] < 0.9
+    assert onebasin.check(bert, rewritten, peek=True)["peek"]["cosine"] < 0.9

@@ -69,13 +69,13 @@ def test_a_scrambled_copy_is_recovered(own: bool, ask: Any, mine: Path, table: P
 def test_verifying_needs_a_class_and_says_so_before_any_work(
     refused: Any, mine: Path, a: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onebasin import api
 
     def worked(*args: object, **kwargs: object) -> None:
         raise AssertionError("matching began")
 
-    monkeypatch.setattr(api, "match_weights", worked)
-    monkeypatch.setattr(api, "Canonical", worked)
+    monkeypatch.setattr("onebasin.jobs.aligning.match_weights", worked)
+    for place in ("folders", "canonical"):
+        monkeypatch.setattr(f"onebasin.jobs.{place}.Canonical", worked)
     jobs = (("match", mine, a), ("merge", a, mine), ("match", mine, a, "--symmetry", "full"), ("canonical", mine))
     for words in jobs:
         line = refused(*words, "-o", tmp_path / "out", "--family", "bert")

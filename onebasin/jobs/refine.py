@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job behind `onebasin refine`: distil a merged folder from the folders that it was merged from."""
+"""onebasin refine: distil a merged folder from the folders that it was merged from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.api import Model, Options, Tell, _calibration, _checkpoints, _refuse_existing, _stored, _workplace
 from onebasin.checkpoint import Checkpoint, load_model, provenance, write_model
 from onebasin.data.calibration import recut
 from onebasin.fusion.refine import Refined, check
 from onebasin.fusion.refine import refine as distil
+
+from .aligning import calibration
+from .folders import opened, refuse_existing, workplace
+from .options import Model, Options, Tell, stored_dtype
 
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
 CALL = "onebasin.refine(...)"
@@ -44,21 +47,21 @@ def refine(
     output: folder to write (None: the result holds the `model`). batch: examples in a step. weights: of the teachers'
     predictions. control: another start, such as the plain average of models that were not matched; it gets the same
     steps on the same data, is not written, and its losses are reported beside. data, samples and options: fields of
-    `onebasin.api.Options` (task, context, vocabulary, seed, device, family).
+    `onebasin.Options` (task, context, vocabulary, seed, device, family).
 
     Returns {"output", "steps", "step", "loss_before", "loss_after", "control", "notes", "seconds"}; losses are those on
     data held back, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.
     """
     started = time.perf_counter()
-    opt, stored = Options(data=data, samples=samples, **options), _stored(dtype)
+    opt, stored = Options(data=data, samples=samples, **options), stored_dtype(dtype)
     if batch < 1:
         raise ValueError("a step of refinement needs at least one example")
     extra = [] if control is None else [control]
-    with _checkpoints([merged, *extra, *teachers], opt.family) as given, _workplace(output) as target:
-        _refuse_existing(target, given, overwrite)
+    with opened([merged, *extra, *teachers], opt.family) as given, workplace(output) as target:
+        refuse_existing(target, given, overwrite)
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
         check(len(masters), weights, steps, lr)
-        batches = recut(_calibration(masters, opt, tell), batch)
+        batches = recut(calibration(masters, opt, tell), batch)
 
         def run(start: Checkpoint) -> Refined:
             return distil(
@@ -82,7 +85,7 @@ def refine(
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             (folder / "README.md").write_text(_card(target.name, starts[0], masters, result, command), "utf-8")
 
-        write_model(target, _tensors(starts[0], found), starts[0], overwrite=overwrite, dtype=stored, check=complete,
+        write_model(target, rewritten(starts[0], found), starts[0], overwrite=overwrite, dtype=stored, check=complete,
                     inputs=[model.folder for model in given])  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
@@ -98,7 +101,7 @@ def _summary(found: Refined) -> dict[str, Any]:
     return {"step": found.step, "loss_before": found.losses[0], "loss_after": found.losses[found.step]}
 
 
-def _tensors(like: Checkpoint, found: Refined) -> Iterator[tuple[str, Tensor]]:
+def rewritten(like: Checkpoint, found: Refined) -> Iterator[tuple[str, Tensor]]:
     """Every tensor that the folder stores, under its names."""
     for role, entry in like.signature.tensors.items():
         if entry.stored:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin canonical: write a model with everything fixed that its function does not see."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from onebasin.checkpoint import Canonical
+
+from .folders import opened, refuse_existing
+from .options import Model, Options
+from .writing import refuse_unverifiable, write_canonical
+
+
+def canonical(
+    model: Model,
+    output: str | Path,
+    *,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    family: str | None = None,
+    precision: str = "float32",
+) -> dict[str, Any]:
+    """Write a model in canonical form: everything that its function does not see is fixed by rule.
+
+    Returns {"output", "max_output_difference", "notes", "seconds"}. Raises ValueError as `match` does.
+    """
+    started = time.perf_counter()
+    opt = Options(symmetry="full", family=family, precision=precision)
+    with opened([model], family) as given:
+        refuse_existing(Path(output), given, overwrite)
+        if verify:
+            refuse_unverifiable(given[0])
+        form = Canonical(given[0], opt.dtype)
+        difference = write_canonical(form, Path(output), overwrite, dtype, verify)
+    return {
+        "output": str(output),
+        "max_output_difference": difference,
+        "notes": form.notes,
+        "seconds": round(time.perf_counter() - started, 3),
+    }

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin check: whether two models can be matched, from configs and headers alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
+from onebasin.checkpoint.preflight import peek as peeked
+from onebasin.matching.cost import tensors_held
+from onebasin.symmetry import LEVELS, acting_groups
+
+from .folders import numel, opened
+from .options import STREAM_LEVELS, Model, Options
+
+
+def check(
+    a: Model,
+    b: Model,
+    *,
+    symmetry: str = "paper",
+    peek: bool = False,
+    precision: str = "float32",
+    family: str | None = None,
+) -> dict[str, Any]:
+    """Whether `a` can be matched to `b`, and what to expect, from configs and headers; no weights are read.
+
+    peek: read one small matrix of each as well, and give their cosine.
+
+    Returns {"can_match", "reason", "symmetry", "moves", "fixed", "rows", "heads", "only_a", "only_b", "widened",
+    "untied", "vocabulary", "ancestors", "common_ancestors", "peek", "memory", "verify_memory"}; memory is level ->
+    bytes. Raises ValueError for folders that cannot be read and an unknown level.
+    """
+    item = Options(symmetry=symmetry, precision=precision).dtype.itemsize
+    with opened([a, b], family) as (first, second):
+        found = preflight(first, second, symmetry, symmetry in STREAM_LEVELS)
+        words = vocabulary(first, second)
+        named = [ancestors(model) for model in (first, second)]
+        both = [{model.given.rstrip("/"), *names} for model, names in zip((first, second), named, strict=True)]
+        small = peeked(first, second, found) if peek and found.reason is None else None
+        memory = {}
+        if found.signature is not None:
+            whole = numel(first) + numel(second)
+            for level in LEVELS:
+                seen = preflight(first, second, level, level in STREAM_LEVELS)
+                if seen.signature is not None:
+                    held = tensors_held(seen.signature, seen.roles, acting_groups(seen.signature, level))
+                    # Canonical forms are held whole; only what moves is held beside them.
+                    memory[level] = item * (held + whole if level in STREAM_LEVELS else 2 * held)
+        verifying = 2 * item * numel(first) if found.reason is None else None
+    return {
+        "can_match": found.reason is None,
+        "reason": found.reason,
+        "symmetry": symmetry,
+        "moves": found.moves,
+        "fixed": found.fixed,
+        "rows": found.rows,
+        "heads": list(found.heads),
+        "only_a": list(found.only_a),
+        "only_b": list(found.only_b),
+        "widened": found.widened,
+        "untied": found.untied,
+        "vocabulary": None if words is None else asdict(words),
+        "ancestors": named,
+        "common_ancestors": sorted(both[0] & both[1]),
+        "peek": None if small is None else {"tensor": small[0], "cosine": small[1]},
+        "memory": memory,
+        "verify_memory": verifying,
+    }

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening the models of a job, and the place where it writes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
+from onebasin.symmetry.widths import widening
+
+from .options import STREAM_LEVELS, Model, Options, Tell
+
+
+@contextmanager
+def opened(models: Sequence[Model], family: str | None) -> Iterator[list[Checkpoint]]:
+    """Open every model; `PreTrainedModel` objects go through a temporary folder. All are closed afterwards."""
+    with tempfile.TemporaryDirectory() as temporary:
+        checkpoints: list[Checkpoint] = []
+        try:
+            for number, model in enumerate(models):
+                if isinstance(model, PreTrainedModel):
+                    folder = Path(temporary) / f"model-{number}"
+                    model.save_pretrained(folder)
+                    checkpoints.append(Checkpoint(folder, family))
+                    checkpoints[-1].given = model.name_or_path or type(model).__name__
+                else:
+                    checkpoints.append(Checkpoint(model, family))
+            yield checkpoints
+        finally:
+            for checkpoint in checkpoints:
+                checkpoint.close()
+
+
+@contextmanager
+def workplace(output: str | Path | None) -> Iterator[Path]:
+    """Where to write: the output, or a temporary folder that lives as long as the block."""
+    if output is not None:
+        yield Path(output)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary) / "model"
+
+
+def refuse_existing(output: Path, inputs: Sequence[Checkpoint], overwrite: bool) -> None:
+    """Fail before any work where the output could not be written at the end."""
+    if any(output.resolve() == checkpoint.folder.resolve() for checkpoint in inputs):
+        raise CheckpointError(f"the output '{output}' is one of the inputs; choose another folder")
+    if output.exists() and not overwrite:
+        raise CheckpointError(f"the output folder '{output}' exists; choose another or pass --overwrite")
+
+
+def gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoint:
+    """The model in canonical form where the level rotates the residual stream, else as it is."""
+    if opt.symmetry not in STREAM_LEVELS:
+        return checkpoint
+    if tell:
+        tell(f"canonical form of {checkpoint.given}")
+    return Canonical(checkpoint, opt.dtype)
+
+
+def widened(model: Checkpoint, wide: Checkpoint) -> Checkpoint:
+    """The model in the shapes of a wider one, where the two differ in widths that can be made up exactly."""
+    if not isinstance(model, Canonical) or model.signature.family != wide.signature.family:
+        return model
+    return Widened(model, wide) if widening(model.signature, wide.signature) else model
+
+
+def numel(model: Checkpoint) -> int:
+    return sum(prod(entry.shape) for entry in model.signature.tensors.values())
+
+
+@dataclass(frozen=True)
+class Common:
+    roles: list[str]
+    differing: list[str]
+
+
+def common_roles(models: Sequence[Checkpoint]) -> Common:
+    """Roles that all models share, and those that only some have or that differ in their labels."""
+    pairs = [shared_roles(model, models[0]) for model in models[1:]]
+    roles = [role for role in pairs[0].roles if all(role in pair.roles for pair in pairs)]
+    kept = set(roles)
+    differing = [role for model in models for role, entry in model.signature.tensors.items()
+                 if role not in kept and entry.alias is None]  # fmt: skip
+    return Common(roles, list(dict.fromkeys(differing)))

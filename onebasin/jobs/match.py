@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin match: rewrite one model as its functionally identical copy closest to another."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onebasin.checkpoint import Canonical, Checkpoint, Widened, load_model, write_model
+from onebasin.checkpoint.adapter import Adapter, fit, folded, refuse_adapter, transported, write_adapter
+from onebasin.symmetry import Signature
+
+from .aligning import align
+from .folders import gauge, opened, refuse_existing, widened, workplace
+from .options import STREAM_LEVELS, Model, Options, Tell, stored_dtype
+from .writing import Record, refuse_unverifiable, rewritten, save_alignment, verified, write_canonical
+
+
+def match(
+    source: Model,
+    anchor: Model,
+    output: str | Path | None = None,
+    *,
+    alignment: str | Path | None = None,
+    anchor_output: str | Path | None = None,
+    adapter: str | Path | None = None,
+    adapter_output: str | Path | None = None,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    verify: bool = True,
+    tell: Tell | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Rewrite `source` as the functionally identical model that lies closest to `anchor`.
+
+    output: folder to write (None: the result holds the rewritten `model` instead, and `anchor_model`, the anchor's
+    canonical form, where the level rotates the residual stream). alignment: file to save the group
+    elements in. anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which
+    is what the output is close to (default: output + "-anchor"). adapter: folder of a LoRA adapter of the source, which
+    is rewritten with it and written to adapter_output (default: output + "-adapter"). dtype: of the weights written
+    (default: the source's). verify: compare outputs on random inputs before anything is moved into place. options:
+    fields of `Options`.
+
+    Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
+    Raises ValueError (CheckpointError, TableError) with one clear sentence for what cannot be matched, and for an
+    output that would differ from the source beyond rounding; nothing is written then.
+    """
+    started = time.perf_counter()
+    opt, stored = Options(**options), stored_dtype(dtype)
+    with opened([source, anchor], opt.family) as given, workplace(output) as target:
+        refuse_existing(target, given, overwrite)
+        beside = Path(f"{str(output).rstrip('/')}-anchor") if output is not None else target.with_name("anchor")
+        beside = Path(anchor_output) if anchor_output else beside
+        if opt.symmetry in STREAM_LEVELS:
+            refuse_existing(beside, given, overwrite)
+        lora = None if adapter is None else Lora.of(adapter, adapter_output, output, given[0], opt, overwrite)
+        if verify:
+            refuse_unverifiable(given[0])
+        first, second = (gauge(checkpoint, opt, tell) for checkpoint in given)
+        first = widened(first, second)
+        if lora is not None and isinstance(first, Widened):
+            raise ValueError(f"'{first.given}' is widened to the anchor's sizes, which its adapter cannot follow")
+        found = align(first, second, opt, tell)
+        result: dict[str, Any] = {
+            "output": None if output is None else str(output),
+            "anchor": second.given,
+            "symmetry": opt.symmetry,
+            "rescale": opt.rescale,
+            "distance_before": found.before.distance,
+            "distance_after": found.after.distance,
+            "objective": found.objective,
+        }
+        result["max_output_difference"] = verified(given[0], first, found.alignment, opt, tell) if verify else None
+        result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
+        record = Record("match", command, given, opt, result, [found])
+
+        def complete(folder: Path) -> None:
+            """What belongs to the output is written before anyone sees the output."""
+            record.write(folder)
+            if alignment is not None:
+                save_alignment(found.alignment, alignment)
+                result["alignment"] = str(alignment)
+            if isinstance(second, Canonical):
+                write_canonical(second, beside, overwrite, dtype, verify)
+            if lora is not None:
+                moved = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
+                write_adapter(lora.adapter, moved, lora.output, output or "", overwrite)
+                result["adapter_output"] = str(lora.output)
+
+        if tell:
+            tell("writing")
+        write_model(
+            target,
+            rewritten(first, found.alignment, opt),
+            first,
+            overwrite=overwrite,
+            dtype=stored,
+            config_updates=first.config_updates,
+            check=complete,
+        )
+        if isinstance(second, Canonical) and (output is not None or anchor_output):
+            result["anchor_output"] = str(beside)
+        if output is None:
+            result["model"] = load_model(target)
+            if isinstance(second, Canonical):
+                result["anchor_model"] = load_model(beside)
+    result["seconds"] = round(time.perf_counter() - started, 3)
+    return result
+
+
+@dataclass(frozen=True)
+class Lora:
+    """An adapter of the source, its signature, its tensors where the source is in canonical form, where it goes."""
+
+    adapter: Adapter
+    fitted: Signature
+    tensors: dict[str, Tensor] | None
+    output: Path
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | Path,
+        place: str | Path | None,
+        output: str | Path | None,
+        base: Checkpoint,
+        opt: Options,
+        overwrite: bool,
+    ) -> Lora:
+        """Fails before any work where the adapter could not be written at the end."""
+        if output is None:
+            raise ValueError("an adapter is written beside a model: name an output")
+        place = Path(place or f"{str(output).rstrip('/')}-adapter")
+        adapter = Adapter(folder)
+        refuse_adapter(adapter, place, overwrite)
+        if place.resolve() in (Path(output).resolve(), base.folder.resolve()):
+            raise ValueError(f"the adapter's output '{place}' is that of a model; choose another folder")
+        fitted = fit(adapter, base)
+        moved = folded(adapter, fitted, base, opt.dtype) if opt.symmetry in STREAM_LEVELS else None
+        return cls(adapter, fitted, moved, place)

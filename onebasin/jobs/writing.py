@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing what a job made: verified first, with a card and a record beside it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from onebasin.checkpoint import (
+    Canonical,
+    Checkpoint,
+    CheckpointError,
+    Verification,
+    compare,
+    model_card,
+    provenance,
+    tolerance_of,
+    write_model,
+)
+from onebasin.checkpoint.reader import one_line
+from onebasin.checkpoint.verification import runnable
+from onebasin.symmetry import Alignment
+
+from .aligning import Found
+from .options import Options, Tell, stored_dtype
+
+
+def rewritten(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[tuple[str, Tensor]]:
+    """The rewritten model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
+    for role, entry in model.signature.tensors.items():
+        tensor = model.read(role, opt.dtype, opt.device)
+        yield from entry.split(alignment.apply(model.signature, role, tensor))
+
+
+def refuse_unverifiable(checkpoint: Checkpoint) -> None:
+    """Fail before any work where the model could not be verified; a type without a table is told first."""
+    assert checkpoint.signature
+    runnable(checkpoint)
+
+
+def verified(original: Checkpoint, model: Checkpoint, alignment: Alignment, opt: Options, tell: Tell | None) -> float:
+    """The largest output difference between a folder and its rewritten model; CheckpointError where it is not rounding.
+
+    Both run in the precision of the mathematics, the rewritten one from a temporary folder of that precision: weights
+    rounded to 16 bits would need a tolerance that hides real errors.
+    """
+    if tell:
+        tell(f"verifying {original.given}")
+    verdicts: list[Verification] = []
+    stored = original.stored_dtype
+    dtype = opt.dtype if stored.itemsize <= opt.dtype.itemsize else stored
+
+    def check(folder: Path) -> None:
+        tolerance = tolerance_of(opt.dtype)
+        verdicts.append(compare(original.folder, folder, dtype=dtype, device=opt.device, tolerance=tolerance))
+
+    with tempfile.TemporaryDirectory() as temporary:
+        target = Path(temporary) / "model"
+        write_model(target, rewritten(model, alignment, opt), model, dtype=dtype,
+                    config_updates=model.config_updates, check=check)  # fmt: skip
+    verdict = verdicts[0]
+    if not verdict.same:
+        raise CheckpointError(
+            f"the rewritten '{original.given}' differs from the original by {verdict.max_difference:.3g} "
+            f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
+        )
+    return verdict.max_difference
+
+
+def save_alignment(alignment: Alignment, place: str | Path) -> None:
+    try:
+        alignment.save(place)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the alignment '{place}': {one_line(error)}") from None
+
+
+def write_canonical(form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool) -> float | None:
+    opt = Options(precision="float64" if form.dtype == torch.float64 else "float32")
+    difference = verified(form, form, Alignment(), opt, None) if verify else None
+    write_model(
+        output,
+        rewritten(form, Alignment(), opt),
+        form,
+        overwrite=overwrite,
+        dtype=stored_dtype(dtype),
+        config_updates=form.config_updates,
+    )
+    return difference
+
+
+@dataclass
+class Record:
+    """What is written beside the weights: README.md and onebasin.json."""
+
+    job: str
+    command: str | None
+    inputs: Sequence[Checkpoint]
+    options: Options
+    result: Mapping[str, Any]
+    found: Sequence[Found]
+
+    def write(self, folder: Path) -> None:
+        command = self.command or f"onebasin.{self.job}(...)"
+        before, after = [item.before for item in self.found], [item.after for item in self.found]
+        options = {key: value for key, value in asdict(self.options).items() if value is not None}
+        facts = provenance(
+            self.inputs, command=command, options=options, result=self.result, before=before, after=after
+        )
+        card = model_card(self.inputs, command=command, result=self.result, before=before, after=after)
+        (folder / "README.md").write_text(card, "utf-8")
+        (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
