@@ -23,16 +23,20 @@ from torch import Tensor
 from .reader import Checkpoint, CheckpointError, one_line
 
 # What a model folder holds besides weights and config.json. Code (*.py) and other weights are never copied.
-COMPANIONS = (
-    "generation_config.json",
-    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+TOKENIZER = (
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
     "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json", "entity_vocab.json",
     "*.model", "*.tiktoken",
+)  # fmt: skip
+COMPANIONS = (
+    "generation_config.json",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    *TOKENIZER,
     "LICENSE*", "NOTICE*",
 )  # fmt: skip
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS |= {"K": 10**3, "M": 10**6, "B": 10**9}  # as mergekit writes them
 
 
 def write_model(
@@ -47,6 +51,7 @@ def write_model(
     files: Mapping[str, str] | None = None,
     check: Callable[[Path], object] | None = None,
     inputs: Iterable[str | Path] = (),
+    tokenizer: bool = True,
 ) -> None:
     """Write the folder `out`: weights from `tensors`, everything else from `like`.
 
@@ -54,27 +59,38 @@ def write_model(
     dtype: of all floating-point tensors; None keeps what `like` stores under each name.
     config_updates: merged into config.json. files: name -> text, written beside the weights.
     check: called with the finished folder before anyone sees it; what it raises refuses the folder.
-    inputs: folders that must not be overwritten, besides `like`.
+    inputs: folders that must not be overwritten, besides `like`. tokenizer: whether its files are copied, too.
 
     The folder appears whole or not at all. A failure removes what was written; a killed process leaves at
     most a hidden folder beside `out`. Raises CheckpointError for an output that exists, is no model folder or
     is an input, for a tensor that is not finite in its dtype, and for a full disk.
     """
-    out = Path(out).resolve()
     limit = _bytes(shard_size)
-    _refuse(out, overwrite, [like.folder, *map(Path, inputs)])
+    with appearing(out, overwrite, [like.folder, *map(Path, inputs)]) as temporary:
+        with _clearly(Path(out)):
+            _companions(temporary, like, dtype, config_updates or {}, tokenizer)
+        _weights(temporary, Path(out), tensors, like, dtype, limit)
+        with _clearly(Path(out)):
+            for name, text in (files or {}).items():
+                (temporary / name).write_text(text, "utf-8")
+        if check is not None:
+            check(temporary)
+
+
+@contextmanager
+def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Path]:
+    """A hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
+
+    inputs: folders that must not be overwritten. Raises CheckpointError as `write_model` does.
+    """
+    out = Path(out).resolve()
+    _refuse(out, overwrite, list(inputs))
     made = [parent for parent in out.parents if not parent.exists()]
     temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
         with _clearly(out):
             temporary.mkdir(parents=True)
-            _companions(temporary, like, dtype, config_updates or {})
-        _weights(temporary, out, tensors, like, dtype, limit)
-        with _clearly(out):
-            for name, text in (files or {}).items():
-                (temporary / name).write_text(text, "utf-8")
-        if check is not None:
-            check(temporary)
+        yield temporary
         with _clearly(out):
             _into_place(temporary, out)
     except BaseException:
@@ -97,13 +113,20 @@ def _refuse(out: Path, overwrite: bool, inputs: list[Path]) -> None:
             raise CheckpointError(f"'{out}' holds an input of this command and is not overwritten")
 
 
-def _companions(folder: Path, like: Checkpoint, dtype: torch.dtype | None, updates: Mapping[str, Any]) -> None:
+def copy_companions(source: Path, folder: Path, tokenizer: bool = True) -> None:
+    """Copy what a model folder holds besides weights and config.json; what is there already stays."""
     for pattern in COMPANIONS:
-        for source in sorted(like.folder.glob(pattern)):
-            if source.is_file():
-                target = folder / source.relative_to(like.folder)
+        for path in sorted(source.glob(pattern)) if tokenizer or pattern not in TOKENIZER else []:
+            target = folder / path.relative_to(source)
+            if path.is_file() and not target.exists():
                 target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(source, target)
+                shutil.copyfile(path, target)
+
+
+def _companions(
+    folder: Path, like: Checkpoint, dtype: torch.dtype | None, updates: Mapping[str, Any], tokenizer: bool
+) -> None:
+    copy_companions(like.folder, folder, tokenizer)
     config = {**like.raw_config, **updates}
     if dtype is not None:
         name = _name(dtype)
@@ -236,7 +259,7 @@ def _clearly(out: Path) -> Iterator[None]:
 
 def _bytes(size: int | str) -> int:
     """`5GB`, `500MB`, `2GiB` or a number -> bytes. Raises CheckpointError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", str(size).strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|[KMB])?", str(size).strip(), re.IGNORECASE)
     count = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
     if count < 1:
         raise CheckpointError(f"'{size}' is no shard size; write it as 5GB or 500MB")
