@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration data: inputs on which activations are measured. No labels, and nothing that a model is evaluated on."""
+"""Calibration data: inputs on which activations are measured. Nothing that a model is evaluated on, and no labels but
+for learning on the task's own loss."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from .digits import digits
 from .files import kind, read_rows
-from .tasks import Source, Task, _open, _pixels, load_task
+from .tasks import IGNORED, Source, Task, _open, _pixels, load_task
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
@@ -74,12 +76,9 @@ def _causal(model: PreTrainedModel) -> None:
 
 
 def recut(batches: Sequence[Batch], size: int) -> list[Batch]:
-    """The same examples in the same order, at most `size` in a batch."""
-    return [
-        {key: rows[start : start + size] for key, rows in batch.items()}
-        for batch in batches
-        for start in range(0, len(next(iter(batch.values()))), size)
-    ]
+    """The same examples in the same order, `size` in a batch (the last may have fewer)."""
+    rows = [row for batch in batches for row in _examples(batch)]
+    return [_stacked(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def from_file(
@@ -91,25 +90,29 @@ def from_file(
     batch: int = 32,
     split: str | None = None,
     evaluation: Task | None = None,
+    labels: bool = False,
     **options: Any,
 ) -> list[Batch]:
-    """At most `count` examples of a file or builtin set, without labels, in batches of a model's inputs.
+    """At most `count` examples of a file or builtin set in batches of a model's inputs.
 
     task, options: as in `load_task` (context, vocabulary, mask_id, ...); labels need not be there, classifiers read
     the columns `text` or `image`. split: default `train`, where the data have splits. evaluation: what the models
-    will be measured on; examples with the same inputs are left out here.
+    will be measured on; examples with the same inputs are left out here. labels: whether to keep them, too.
     Raises ValueError as `load_task` does, and where nothing is left.
     """
     text = str(data)
     split = split or ("train" if text.startswith("builtin:") or kind(text) == "txt" else None)
     banned = set() if evaluation is None else {_key(row) for b in evaluation.batches for row in _examples(b)}
     kept: list[Batch] = []
-    for inputs in _inputs(text, model, task, split, options):
+    batches = load_task(task, text, model, split=split, **options).batches if labels else None
+    for inputs in batches or _inputs(text, model, task, split, options):
         kept += [row for row in _examples(inputs) if _key(row) not in banned]
         if len(kept) >= count:
             break
     if not kept:
         raise ValueError(f"'{data}' leaves no calibration example that is not evaluated as well")
+    if not labels:
+        kept = [{name: tensor for name, tensor in row.items() if name != "labels"} for row in kept]
     return [_stacked(kept[start : min(start + batch, count)]) for start in range(0, min(count, len(kept)), batch)]
 
 
@@ -126,31 +129,33 @@ def _inputs(data: str, model: str | Path, task: str, split: str | None, options:
 
 
 def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
-    """The rows of a batch, without labels and padding."""
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    rows = [{name: tensor[i] for name, tensor in inputs.items()} for i in range(len(next(iter(inputs.values()))))]
+    """The rows of a batch, without padding."""
+    rows = [{name: tensor[i] for name, tensor in batch.items()} for i in range(len(next(iter(batch.values()))))]
     for row in rows:
-        if "attention_mask" in row:
-            length = int(row["attention_mask"].sum())
+        for mask in {"attention_mask", "decoder_attention_mask"} & row.keys():
+            length = int(row[mask].sum())
             row.update({name: value[:length] for name, value in row.items() if value.dim() == 1})
     return rows
 
 
 def _key(row: Batch) -> bytes:
-    """What an example shows: its tokens or pixels."""
-    shown = row["input_ids"] if "input_ids" in row else row["pixel_values"]
+    """What an example shows: its tokens, pixels or sounds."""
+    shown = next(row[name] for name in ("input_ids", "pixel_values", "input_features") if name in row)
     return hashlib.sha256(shown.contiguous().numpy().tobytes()).digest()
 
 
 def _stacked(rows: list[Batch]) -> Batch:
     """One batch, padded at the right, with an attention mask where the lengths differ."""
-    if "input_ids" not in rows[0]:
+    if "input_ids" not in rows[0]:  # pixels and sounds have one size; what is said of them is cut to the shortest
+        length = min((len(row["decoder_input_ids"]) for row in rows if "decoder_input_ids" in row), default=0)
+        rows = [{name: x[:length] if length and x.dim() == 1 else x for name, x in row.items()} for row in rows]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     length = max(len(row["input_ids"]) for row in rows)
     if any(len(row["input_ids"]) < length for row in rows):
         rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
     out = {}
-    for name in rows[0]:
-        padded = [torch.nn.functional.pad(row[name], (0, length - len(row[name]))) for row in rows]
-        out[name] = torch.stack(padded)
+    for name, value in rows[0].items():
+        filler = IGNORED if name == "labels" else 0
+        own = [row[name] for row in rows]
+        out[name] = torch.stack([pad(x, (0, length - len(x)), value=filler) if value.dim() else x for x in own])
     return out

@@ -22,7 +22,7 @@ Outputs = Mapping[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Batch], Outputs]  # (role -> tensor, batch) -> outputs
 Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
 
-HELD_BACK = 1 / 16  # share of the calibration batches on which the best step is chosen
+HELD_BACK = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
 SPREAD = 0.1  # two models: the second's weight is uniform in 0.5 -+ this
 CONCENTRATION = 20.0  # more models: weights ~ Dirichlet with this parameter for each
 WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
@@ -63,6 +63,7 @@ def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float]
             continue
         if "logits" in name:
             mixture = sum((w * other.softmax(-1) for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
+            mixture = mixture.clamp_min(0)  # weights may be negative
             floor = torch.finfo(mine.dtype).tiny
             term = (mixture * (mixture.clamp_min(floor).log() - mine.log_softmax(-1))).sum(-1)
         else:
@@ -118,9 +119,23 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def held_out(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[list[Batch], list[Batch]]:
+    """Batches to fit on and batches to choose on. Raises ValueError where there are too few for both."""
     if held_back is not None and batches and held_back:
         return list(batches), list(held_back)
     if len(batches) < 2:
-        raise ValueError("learning needs at least two batches of calibration data; give more data, or smaller batches")
+        raise ValueError("at least two batches of calibration data are needed, one of which is held back to choose by; "
+                         "give more data, or smaller batches")  # fmt: skip
     count = max(1, round(HELD_BACK * len(batches)))
     return list(batches[:-count]), list(batches[-count:])
+
+
+@torch.no_grad()
+def mean_loss(
+    loss: Loss,
+    model: Callable[[Batch], Outputs],
+    answers: Callable[[Batch], Sequence[Outputs]],
+    weights: Sequence[float],
+    batches: Sequence[Batch],
+) -> float:
+    """The mean over batches of the loss of a model beside what its teachers answer."""
+    return float(torch.stack([loss(model(batch), answers(batch), weights, batch) for batch in batches]).mean())

@@ -27,14 +27,13 @@ from torch import Tensor, nn
 from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run
-from onebasin.data.teaching import predictions
+from onebasin.data.teaching import Teachers, divergence, forward_of, held_out, mean_loss
 from onebasin.symmetry import Alignment
 
 from .average import merged_tensors
 from .lockstep import Pass, current, pause
 
 RIDGES = (0.1, 0.01, 0.001)
-HELD_BACK = 1 / 16  # share of the calibration batches on which the ridge is chosen
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def merge_progressively(
         raise ValueError("the ridge of progressive merging must be positive")
     if not batches:
         raise ValueError("progressive merging needs calibration data")
-    fit, held = split(batches, held_back) if len(ridges) > 1 else (list(batches), [])
+    fit, held = held_out(batches, held_back) if len(ridges) > 1 else (list(batches), [])
     teachers = [stock_model(m, a, dtype=dtype, device=device) for m, a in zip(models, alignments, strict=True)]
     student = stock_model(models[layout], dtype=dtype, device=device)
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
@@ -96,7 +95,12 @@ def merge_progressively(
     chosen: int | None = 0
     losses: dict[float | None, float] = {}
     if held:
-        scores = [held_back_loss(teachers, candidate, weights, held) for candidate in (student, *students)]
+        answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
+        shares = [weight / sum(weights) for weight in weights]
+        scores = [
+            mean_loss(divergence, partial(forward_of(one), one.parameter), answers, shares, held)
+            for one in (student, *students)
+        ]
         losses = dict(zip((None, *ridges), scores, strict=True))
         best = min(range(len(scores)), key=scores.__getitem__)
         chosen = best - 1 if best else None
@@ -104,16 +108,6 @@ def merge_progressively(
         average.update({role: tensor.detach() for role, tensor in students[chosen].parameter.items()})
     skipped = [call.weight for call in calls if call not in fitted]
     return Progressive(average, None if chosen is None else ridges[chosen], losses, skipped)
-
-
-def split(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[list[Batch], list[Batch]]:
-    """Batches to fit on and batches to choose on. Raises ValueError where there are too few for both."""
-    if held_back is not None:
-        return list(batches), list(held_back)
-    count = max(1, round(HELD_BACK * len(batches)))
-    if len(batches) < 2:
-        raise ValueError("choosing a ridge needs at least two calibration batches; give one ridge, or smaller batches")
-    return list(batches[:-count]), list(batches[-count:])
 
 
 def copied(stock: Stock) -> Stock:
@@ -268,36 +262,3 @@ def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
     floor = torch.finfo(torch.float32).eps * diagonal.mean().clamp_min(torch.finfo(torch.float64).tiny)
     g = g + torch.diag(ridge * diagonal + floor * (diagonal < floor))
     return torch.cholesky_solve(c, torch.linalg.cholesky(g)).to(gram.dtype)
-
-
-# --- choosing ---------------------------------------------------------------------------------------------------
-
-
-def held_back_loss(
-    teachers: Sequence[Stock], student: Stock, weights: Sequence[float], batches: Sequence[Batch]
-) -> float:
-    """Mean KL(mixture of the teachers || student) in nats over all predictions; without logits, squared distance."""
-    total, count = 0.0, 0
-    for batch in batches:
-        outputs = [predictions(run(stock, batch)) for stock in (*teachers, student)]
-        mask = batch.get("attention_mask")
-        for name, own in outputs[-1].items():
-            theirs = [output[name] for output in outputs[:-1] if output[name].shape == own.shape]
-            if len(theirs) < len(teachers):
-                continue
-            if "logits" in name:
-                shares = [w / sum(weights) for w in weights]
-                mixture = _mean([t.softmax(-1) for t in theirs], shares).clamp_min(0)
-                loss = (mixture * (mixture.clamp_min(1e-30).log() - own.log_softmax(-1))).sum(-1)
-            else:
-                loss = (own - _mean(theirs, weights)).square().sum(-1)
-            if mask is not None and loss.shape == mask.shape:
-                loss = loss[mask.bool()]
-            total, count = total + float(loss.sum()), count + loss.numel()
-    if not count:
-        raise ValueError("the models have no output in common to choose the ridge by; give one ridge")
-    return total / count
-
-
-def _mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    return torch.stack([weight * tensor for weight, tensor in zip(weights, tensors, strict=True)]).sum(0)

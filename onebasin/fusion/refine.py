@@ -27,6 +27,7 @@ from onebasin.data.teaching import (
     forward_of,
     held_out,
     learning_rate,
+    mean_loss,
 )
 
 LOOKS = 10  # at the held-back loss in one run
@@ -82,10 +83,8 @@ def refine(
     adam = torch.optim.AdamW(free.values(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     order = descent_plan(seed, steps, len(fit), 2)[0]
 
-    @torch.no_grad()
     def held_back_loss() -> float:
-        values = [loss(forward(free, batch), answers(batch), shares, batch) for batch in held]
-        return float(torch.stack(values).mean())
+        return mean_loss(loss, partial(forward, free), answers, shares, held)
 
     losses = {0: held_back_loss()}
     best, best_step = _copy(free), 0

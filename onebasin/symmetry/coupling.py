@@ -43,11 +43,18 @@ def soften(score: Tensor, temperature: float, sweeps: int = 200) -> Coupling:
             f"temperature {temperature}: a coupling needs a positive one (a permutation is its limit at 0)"
         )
     spread = score.flatten(-2).std(-1, correction=0)[..., None, None].clamp_min(torch.finfo(score.dtype).tiny)
-    log = score / (temperature * spread)
+    return Coupling(sinkhorn(score / (temperature * spread), sweeps).exp())
+
+
+def sinkhorn(log: Tensor, sweeps: int = 20) -> Tensor:
+    """The logarithm of a doubly stochastic matrix: rows and columns of exp(log) scaled in turn. Differentiable.
+
+    log: (*batch, n, n). Columns sum to 1 exactly, rows as far as the sweeps have come.
+    """
     for _ in range(sweeps):
         log = log - log.logsumexp(-1, keepdim=True)
         log = log - log.logsumexp(-2, keepdim=True)
-    return Coupling(log.exp())
+    return log
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from models import CASES, GPT2, save
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from onebasin.data import load_task
-from onebasin.data.calibration import from_file, self_generated
+from onebasin.data.calibration import from_file, recut, self_generated
 
 
 def certain(seed: int) -> PreTrainedModel:
@@ -98,3 +98,31 @@ def test_rows_need_no_labels(tmp_path: Path) -> None:
     (batch,) = from_file(rows, model, "text-classification", 3)
     assert batch["input_ids"].tolist() == [[3, 4, 5, 0], [6, 7, 8, 9], [5, 0, 0, 0]]
     assert batch["attention_mask"].sum(1).tolist() == [3, 4, 1]
+
+
+def test_examples_are_cut_anew_without_loss(tmp_path: Path) -> None:
+    model = save(CASES["BertForMaskedLM"](), tmp_path / "model")
+    rows = tmp_path / "rows.jsonl"
+    lengths = (3, 5, 2, 4, 6)
+    rows.write_text("".join(f'{{"input_ids": {list(range(5, 5 + n))}}}\n' for n in lengths))
+    for labels in (False, True):
+        batches = from_file(rows, model, "masked-lm", 5, mask_id=4, batch=2, labels=labels)
+        assert [len(batch["input_ids"]) for batch in batches] == [2, 2, 1]
+        (whole,) = recut(batches, 5)
+        for name, filler in (("input_ids", 0), ("attention_mask", 0), *([("labels", -100)] if labels else [])):
+            assert whole[name].shape == (5, 6)
+            own = [row for batch in batches for row in batch.get(name, torch.ones_like(batch["input_ids"]))]
+            for row, mine, length in zip(own, whole[name], lengths, strict=True):
+                assert torch.equal(mine[:length], row[:length]) and bool((mine[length:] == filler).all())
+        assert ("labels" in whole) == labels
+        again = recut([whole], 2)
+        for before, after in zip(batches, again, strict=True):
+            assert torch.equal(before["input_ids"], after["input_ids"])
+
+
+def test_one_label_for_each_example_stays_with_it() -> None:
+    ids = torch.arange(10).view(5, 2)
+    batches = [{"input_ids": ids[:3], "labels": torch.tensor([7, 8, 9])}, {"input_ids": ids[3:], "labels": ids[3:, 0]}]
+    first, second = recut(batches, 4)
+    assert first["labels"].tolist() == [7, 8, 9, 6] and second["labels"].tolist() == [8]
+    assert torch.equal(torch.cat([first["input_ids"], second["input_ids"]]), ids) and "attention_mask" not in first

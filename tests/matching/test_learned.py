@@ -13,24 +13,22 @@ from torch import Tensor
 from onebasin.checkpoint import Canonical, Checkpoint
 from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.data.teaching import divergence, forward_of, own_loss
-from onebasin.matching.learned import (
-    Learned,
-    blend,
-    element_of,
-    match_learned,
-    zeros,
-)
+from onebasin.matching import learned as learning
+from onebasin.matching.latents import blend, element_of, zeros
+from onebasin.matching.learned import Learned, match_learned
 from onebasin.symmetry import Alignment, Group, acting_groups
+from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.groups import (
     Factors,
     Invertible,
     Orthogonal,
     OrthogonalFixingOnes,
+    Permutation,
     Rotary,
     ScaledOrthogonal,
     ScaledPermutation,
 )
-from onebasin.symmetry.maps import Linear
+from onebasin.symmetry.maps import Linear, Monomial
 
 LATENT = [Orthogonal(), OrthogonalFixingOnes(), ScaledOrthogonal(), Invertible(), Rotary(), Rotary(True, "joint"),
           ScaledPermutation(), Factors()]  # fmt: skip
@@ -158,7 +156,9 @@ def test_gradients_agree_with_finite_differences(case: str, level: str, tmp_path
                 latents[-1][root] = {k: (t + step * way[root][k]).requires_grad_() for k, t in latent.items()}
                 free += latents[-1][root].values()
                 along += way[root].values()
-        merged = blend(setting.signature, setting.groups, setting.tensors[0], sources, latents, shares)
+        elements = [{root: element_of(setting.groups[root], latent) for root, latent in all_of.items()}
+                    for all_of in latents]  # fmt: skip
+        merged = blend(setting.signature, setting.tensors[0], sources, elements, shares)
         return divergence(setting.forward(merged, batch), teachers, shares, batch), free, along
 
     value, free, along = loss(0.0)
@@ -272,6 +272,56 @@ def test_patience_ends_a_run_early(tmp_path: Path) -> None:
     steps: list[str] = []
     setting.learn(steps=200, lr=1e-30, patience=2, progress=lambda text, loss: steps.append(text))
     assert len(steps) <= 60  # rounding may look like progress once or twice
+
+
+def test_every_state_of_the_numbers_is_projected_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path, count=3)
+    made: list[Group] = []
+
+    def counted(group: Group, latent: dict[str, Tensor]) -> Any:
+        made.append(group)
+        return element_of(group, latent)
+
+    monkeypatch.setattr(learning, "element_of", counted)
+    setting.learn(steps=5)  # a look after every step
+    spaces = len(zeros(setting.signature, setting.groups, setting.tensors[0]["wte.weight"]))
+    assert len(made) == (5 + 1) * 2 * spaces
+
+
+@pytest.mark.parametrize(("case", "level"), [("GPT2LMHeadModel", "orthogonal"), ("BertForMaskedLM", "permutation")])
+def test_permutations_learned_straight_through_are_exact(case: str, level: str, tmp_path: Path) -> None:
+    setting = Setting(case, level, tmp_path)
+    learned = setting.learn(permutations="straight-through", steps=20, lr=0.1)
+    moved = [learned.alignments[0].elements[root] for root, group in setting.groups.items()
+             if isinstance(group, Permutation)]  # fmt: skip
+    assert moved and all(isinstance(element, Monomial) for element in moved)
+    assert learned.losses[learned.step] == pytest.approx(setting.loss(learned.alignments), rel=1e-6)
+    after = setting.aligned(learned.alignments)[0]
+    for batch in setting.batches:
+        ours, theirs = setting.forward(after, batch), setting.forward(setting.tensors[1], batch)
+        assert all(torch.allclose(ours[name], theirs[name], rtol=1e-9, atol=1e-9) for name in theirs)
+
+
+def test_relaxed_permutations_end_in_couplings(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path)
+    learned = setting.learn(permutations="sinkhorn", steps=20, lr=0.02)
+    couplings = learned.couplings[0]
+    assert set(couplings) == {r for r, g in setting.groups.items() if isinstance(g, Permutation) and "ffn" in r}
+    for coupling in couplings.values():
+        ones = torch.ones(len(coupling.matrix), dtype=torch.float64)
+        assert coupling.matrix.min() > 0
+        assert torch.allclose(coupling.matrix.sum(0), ones) and torch.allclose(coupling.matrix.sum(1), ones, atol=1e-3)
+    softened = Softened(learned.alignments[0], couplings)
+    moved = {role: softened.apply(setting.signature, role, tensor) for role, tensor in setting.tensors[1].items()}
+    half = {role: (moved[role] + tensor) / 2 for role, tensor in setting.tensors[0].items()}
+    losses = []
+    for batch in setting.batches[4:]:
+        teachers = [setting.forward(tensors, batch) for tensors in setting.tensors]
+        losses.append(float(divergence(setting.forward(half, batch), teachers, [0.5, 0.5], batch)))
+    assert learned.losses[learned.step] == pytest.approx(sum(losses) / 2, rel=1e-9)
+    assert learned.losses[learned.step] < learned.losses[0]
+    with pytest.raises(ValueError, match="choose one of fixed"):
+        setting.learn(permutations="soft")
 
 
 def test_divergence_is_that_from_the_mixture_without_padding() -> None:
