@@ -9,10 +9,10 @@ The GEMMs that rotate the result are not in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -74,16 +74,17 @@ def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
     """While this is open, matching adds the FLOPs and the bare solvers of every step to the floor."""
     floor = Floor()
 
-    def one(signature: Signature, root: str, pairs: list[Pair], *how: bool) -> Moments:
-        moments = cross_moments(signature, root, pairs, *how)
-        floor.flops += _flops(signature, root, pairs)
+    def one(signature: Signature, root: str, roles: list[str], gram: bool, norms: bool, read: Any, run: Any) -> Moments:
+        moments = cross_moments(signature, root, roles, gram, norms, read, run)
+        floor.flops += _flops(signature, root, map(read, roles))
         if isinstance(groups[root], Permutation):
             floor.assignment += timed(lambda: assignment(moments.total), clock)[0]
         else:
             floor.svd += timed(lambda: torch.linalg.svd(moments.total), clock)[0]
         return moments
 
-    def all_pairs(signature: Signature, outer: str, inner: str, pairs: list[Pair], *how: bool) -> Moments:
+    def all_pairs(signature: Signature, outer: str, inner: str, found: Iterable[Pair], *how: bool) -> Moments:
+        pairs = list(found)
         moments = pairwise_moments(signature, outer, inner, pairs, *how)
         floor.flops += signature.spaces[outer].size * _flops(signature, inner, pairs)
         total = moments.total
@@ -103,7 +104,7 @@ def finish(floor: Floor, machine: Machine, tensors: Mapping[str, tuple[Tensor, T
     return floor
 
 
-def _flops(signature: Signature, root: str, pairs: list[Pair]) -> int:
+def _flops(signature: Signature, root: str, pairs: Iterable[Pair]) -> int:
     """2 n per entry of every view that has the space on a dimension: A S^T of (n, m) with (n, m)."""
     total = 0
     for role, anchor, _, _ in pairs:

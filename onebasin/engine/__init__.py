@@ -5,6 +5,6 @@ A unit is a function call that shares nothing with the others. Nothing here know
 do not depend on how many run at once.
 """
 
-from .parallel import in_parallel
+from .parallel import behind, in_order, in_parallel
 
-__all__ = ["in_parallel"]
+__all__ = ["behind", "in_order", "in_parallel"]

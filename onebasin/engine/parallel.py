@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -13,6 +15,7 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+_inside = threading.local()  # set in threads that run a unit: what they call runs in line
 
 
 def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> list[R]:
@@ -21,13 +24,47 @@ def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | N
     Threads are enough: GEMM, SVD and assignment release the interpreter. Each unit runs its linear algebra on one
     core, so the result has the same bits for any number of workers. The first exception is raised.
     """
-    units = list(items)
-    count = min(workers or os.cpu_count() or 1, max(len(units), 1))
+    return list(in_order(function, items, workers))
+
+
+def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> Iterator[R]:
+    """The same, yielded one by one; at most one result for every worker waits to be taken."""
+    count = workers or os.cpu_count() or 1
     with _one_core_each():
-        if count == 1:
-            return [function(unit) for unit in units]
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(function, units))
+        if count == 1 or getattr(_inside, "unit", False):
+            yield from map(function, items)
+            return
+        waiting: deque[Future[R]] = deque()
+        with ThreadPoolExecutor(count, initializer=_mark) as pool:
+            try:
+                for item in items:
+                    waiting.append(pool.submit(function, item))
+                    if len(waiting) > 2 * count - 1:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+
+def behind(function: Callable[[T], object], items: Iterable[T], ahead: int = 1) -> None:
+    """function(item) for every item, in order, in one thread, while the caller's makes the next items.
+
+    ahead: how many items may wait. The first exception of either is raised.
+    """
+    waiting: deque[Future[object]] = deque()
+    with ThreadPoolExecutor(1) as pool:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > ahead:
+                waiting.popleft().result()
+        for future in waiting:
+            future.result()
+
+
+def _mark() -> None:
+    _inside.unit = True
 
 
 @contextmanager

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from onebasin.symmetry import Moments, Signature
 from onebasin.symmetry.axes import Leaf
+from onebasin.symmetry.maps import Element, Monomial
 from onebasin.symmetry.signature import MOVES
 
 Pair = tuple[str, Tensor, Tensor, float]  # role, anchor, source, weight in the objective
@@ -19,24 +21,47 @@ Term = tuple[bool, float, Tensor, Tensor, Tensor | None]  # dual, weight, cross,
 
 
 def cross_moments(
-    signature: Signature, root: str, pairs: Iterable[Pair], gram: bool = False, norms: bool = True
+    signature: Signature,
+    root: str,
+    pairs: Iterable[Any],
+    gram: bool = False,
+    norms: bool = True,
+    read: Callable[[Any], Pair] = lambda pair: pair,
+    run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> Moments:
     """Moments of `root`, one matrix for every entry of the spaces it is batched over: (*batch, n, n).
 
     gram: also the source's own Gram matrices, for groups that need them. norms: False leaves the norms at zero, for
-    isometries, which do not change them.
+    isometries, which do not change them. read: makes a pair of an item of `pairs`; it is let go once its terms are
+    known. run: `map`, or one that works ahead; terms are added up in order.
     """
+    diagonals: list[Tensor] = []
 
-    pairs = list(pairs)
+    def of(item: Any) -> tuple[list[Term], list[Tensor]]:
+        pair = read(item)
+        terms: list[Term] = []
+        for anchor, source, leaf, weight in _views(signature, root, [pair]):
+            length = source.square().sum(-1) if norms else source.new_zeros(source.shape[:-1])
+            terms.append((leaf.dual, weight, anchor @ source.mT, length, source @ source.mT if gram else None))
+        return terms, [weight * (a @ s.mT) for a, s, _, weight in _views(signature, root, [pair], diagonal=True)]
 
     def terms() -> Iterator[Term]:
-        for anchor, source, leaf, weight in _views(signature, root, pairs):
-            length = source.square().sum(-1) if norms else source.new_zeros(source.shape[:-1])
-            yield leaf.dual, weight, anchor @ source.mT, length, source @ source.mT if gram else None
+        for found, diagonal in run(of, pairs):
+            if diagonal:
+                diagonals[:] = [sum(diagonal[1:], sum(diagonals, diagonal[0]))]
+            yield from found
 
     moments = _sum(root, terms())
-    diagonal = [weight * (a @ s.mT) for a, s, _, weight in _views(signature, root, pairs, diagonal=True)]
-    return replace(moments, diagonal=sum(diagonal[1:], diagonal[0])) if diagonal else moments
+    return replace(moments, diagonal=diagonals[0]) if diagonals else moments
+
+
+def carried(moments: Moments, element: Element) -> Moments:
+    """The moments once `element`, an isometry, has acted on the source; without its Gram matrices."""
+    primal, dual = (element.act(matrix.mT).mT for matrix in (moments.primal, moments.dual))
+    diagonal = moments.diagonal
+    if diagonal is not None and isinstance(element, Monomial):
+        diagonal = Monomial(element.index).act(diagonal.mT).mT
+    return replace(moments, primal=primal, dual=dual, diagonal=diagonal)
 
 
 def pairwise_moments(
@@ -72,7 +97,7 @@ def grouped_moments(
             for (a, leaf, roots), (s, _, _) in zip(
                 signature.views(role, anchor, inner), signature.views(role, source, inner), strict=True
             ):
-                if member not in roots or signature.tensors[role].norm is not None:
+                if member not in roots or signature.tensors[role].diagonal:
                     continue
                 place = 2 + [root for root in roots if root not in (outer, inner)].index(member)
                 a, s = (as_matrix(view.movedim(place, 1), 2) for view in (a, s))
@@ -103,10 +128,10 @@ def member_gains(signature: Signature, member: str, inner: Collection[str], pair
 
 def _unmoved(signature: Signature, root: str, inner: Collection[str], pairs: Iterable[Pair]) -> Iterator[View]:
     """Blocks in which `root` occurs and no inner space moves: in the weight of a norm only permutations do."""
-    pairs = list(pairs)
-    yield from _views(signature, root, pairs, without=inner)
     permuting = [space for space in inner if "permute" in MOVES[signature.kinds[space]]]
-    yield from _views(signature, root, pairs, without=permuting, diagonal=True)
+    for pair in pairs:
+        yield from _views(signature, root, [pair], without=inner)
+        yield from _views(signature, root, [pair], without=permuting, diagonal=True)
 
 
 def _views(
@@ -114,11 +139,11 @@ def _views(
 ) -> Iterator[View]:
     """Every place where `root` occurs, as (*batch, n, m) matrices of anchor and source.
 
-    diagonal: in the weights of norms, which are diagonal matrices, instead of in everything else.
+    diagonal: in the weights of norms and in LayerScale, which are diagonal matrices, instead of in everything else.
     """
     batch = signature.spaces[root].batch
     for role, anchor, source, weight in pairs:
-        if (signature.tensors[role].norm is not None) != diagonal:
+        if signature.tensors[role].diagonal != diagonal:
             continue
         for (a, leaf, roots), (s, _, _) in zip(
             signature.views(role, anchor, root), signature.views(role, source, root), strict=True

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from onebasin.engine import in_parallel
+from onebasin.engine import in_order, in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks, nesting, size
 from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
-from .moments import Pair, cross_moments, grouped_moments, member_gains, outer_moments, pairwise_moments
+from .moments import Pair, carried, cross_moments, grouped_moments, member_gains, outer_moments, pairwise_moments
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 
@@ -57,14 +58,15 @@ def match_weights(
 ) -> Matched:
     """Match a source to an anchor over the spaces in `groups`.
 
-    signature: of the source. read: role -> (anchor, source) tensors of equal shape, in the dtype and on the device
-    of the mathematics. roles: the tensors that count (default: all but aliases). weights: role -> weight of its
-    squared distance. tolerance: relative decrease per sweep under which coupled spaces are called converged.
-    starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed spaces, the others
-    add noise to it; the least objective is kept. warm: descend from where the source stands instead. measure:
-    False spares closed forms the distance before any move; the objective then starts at 0. workers: how
-    many independent pieces run at once (default: one per core); the result does not depend on it. progress: called
-    with a text and the objective after every step.
+    signature: of the source. read: role -> (anchor, source) tensors of equal shape, in the dtype and on the device of
+    the mathematics; it is called whenever they are looked at, from several threads, and only the tensors of a few
+    layers (one for every worker) are held at a time. roles: the tensors that count (default: all but aliases).
+    weights: role -> weight of its squared distance. tolerance: relative decrease per sweep under which coupled spaces
+    are called converged. starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed
+    spaces, the others add noise to it; the least objective is kept. warm: descend from where the source stands
+    instead. measure: False spares closed forms the distance before any move; the objective then starts at 0. workers:
+    how many independent pieces run at once (default: one per core); the result does not depend on it. progress:
+    called with a text and the objective after every step.
     """
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
     if roles is not None:
@@ -91,8 +93,10 @@ def match_weights(
         return best
 
     components = _components(signature, counted, active)
-    # Components run side by side; one alone uses the cores inside its sweeps instead.
-    solved = in_parallel(solve, components, workers) if len(components) > 1 else list(map(solve, components))
+    # Components run side by side; one with spaces of all layers uses the cores inside its sweeps instead.
+    inward = [any(signature.spaces[unit.root].layer is None for unit in component.units) for component in components]
+    beside = iter(in_parallel(solve, [c for c, alone in zip(components, inward, strict=True) if not alone], workers))
+    solved = [solve(c) if alone else next(beside) for c, alone in zip(components, inward, strict=True)]
     elements = {root: element for descent in solved for root, element in descent.total.elements.items()}
     before = {role: distance for descent in solved for role, distance in descent.before.items()}
     # A fused tensor may belong to several components through disjoint blocks, so gains add where distances do not.
@@ -142,8 +146,8 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
             root = parent[root]
         return root
 
-    for carrier, carried in inside.items():
-        for root in carried:
+    for carrier, inner in inside.items():
+        for root in inner:
             parent[top(root)] = top(carrier)
     touched: dict[str, list[str]] = {root: [] for root in active}
     for role in roles:
@@ -186,7 +190,10 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
 
 
 class _Descent:
-    """Block coordinate descent on one component. `source` is kept fully transformed, so each step is an increment."""
+    """Block coordinate descent on one component.
+
+    Tensors are read anew at every visit and rewritten by what was found so far, so each step is an increment.
+    """
 
     def __init__(
         self,
@@ -198,12 +205,8 @@ class _Descent:
         noise: torch.Generator | None,
         workers: int | None,
     ) -> None:
-        self.workers = workers
+        self.read, self.workers = read, workers
         self.signature, self.component, self.groups, self.noise = signature, component, groups, noise
-        self.anchor: dict[str, Tensor] = {}
-        self.source: dict[str, Tensor] = {}
-        for role in component.roles:
-            self.anchor[role], self.source[role] = read(role)
         self.weight = {role: weights(role) if weights else 1.0 for role in component.roles}
         self.batch = {
             root: signature.spaces[root].batch for unit in component.units for root in (unit.root, *unit.inner)
@@ -247,11 +250,9 @@ class _Descent:
                 break
 
     def finish(self) -> None:
-        """Project the accumulated elements back onto their groups in float64, and let go of the tensors."""
+        """Project the accumulated elements back onto their groups in float64."""
         exact = {root: _exact(self.groups[root], element) for root, element in self.total.elements.items()}
         self.total = Alignment(exact, self.batch)
-        self.anchor.clear()
-        self.source.clear()
 
     def _waves(self) -> list[list[_Unit]]:
         """Units in order, those that follow one another and share no tensor together: layers, given the stream."""
@@ -266,13 +267,26 @@ class _Descent:
         return [units for units, _ in waves]
 
     def _distances(self) -> dict[str, float]:
-        return {
-            role: self.weight[role] * float((self.anchor[role] - self.source[role]).square().sum(dtype=torch.float64))
-            for role in self.component.roles
-        }
+        def distance(role: str) -> float:
+            _, anchor, source, weight = self._pair(role)
+            return weight * float((anchor - source).square().sum(dtype=torch.float64))
 
-    def _pairs(self, roles: Iterable[str]) -> list[Pair]:
-        return [(role, self.anchor[role], self.source[role], self.weight[role]) for role in roles]
+        roles = self.component.roles
+        return dict(zip(roles, in_order(distance, roles, self.workers), strict=True))
+
+    def _pair(self, role: str, without: str | None = None) -> Pair:
+        """The tensors of a role, the source's rewritten by what was found so far, except on the space `without`."""
+        anchor, source = self.read(role)
+        found = {root: element for root, element in self.total.elements.items() if root != without}
+        return role, anchor, Alignment(found, self.batch).apply(self.signature, role, source), self.weight[role]
+
+    def _pairs(self, unit: _Unit) -> Callable[[Iterable[str]], Iterable[Pair]]:
+        """Pairs by role: those of one layer are held while it is solved, those of all layers are read when met."""
+        if self.signature.spaces[unit.root].layer is None:
+            return partial(map, self._pair)
+        mine = dict.fromkeys(role for root in (unit.root, *unit.inner) for role in self.touching[root])
+        held = {role: self._pair(role) for role in mine}
+        return partial(map, held.__getitem__)
 
     def _start(self) -> None:
         """Place the spaces shared by all layers one after another, each from the tensors whose other axes stand.
@@ -303,53 +317,58 @@ class _Descent:
     def _step(self, wave: Sequence[_Unit], roles: Sequence[str] | None = None) -> None:
         """Set units that share no tensor to their optimum given all others."""
 
-        def move(unit: _Unit) -> Alignment:
-            step = Alignment(self._best(unit, roles)[0], self.batch)
-            for role in dict.fromkeys(role for root in step for role in self.touching[root]):
-                self.source[role] = step.apply(self.signature, role, self.source[role])
-            return step
+        def best(unit: _Unit) -> dict[str, Element]:
+            return self._best(unit, roles)[0]
 
-        steps = in_parallel(move, wave, self.workers) if len(wave) > 1 else list(map(move, wave))
-        for step in steps:
-            self.total = step.after(self.total)
+        for found in in_parallel(best, wave, self.workers) if len(wave) > 1 else map(best, wave):
+            self.total = Alignment(found, self.batch).after(self.total)
 
     def _best(self, unit: _Unit, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
         """The optimum of one unit given all others, and by how much it lowers the objective."""
-        pairs = self._pairs(self.touching[unit.root] if roles is None else roles)
         if not unit.inner:
-            group = self.groups[unit.root]
-            norms = not isinstance(group, ISOMETRIES)
-            moments = cross_moments(self.signature, unit.root, pairs, group.uses_gram, norms)
-            if roles is not None and self.noise is not None:
-                moments = _perturb(moments, self.noise)
-            element = group.nearest(moments)
-            return {unit.root: element}, float((moments.stay() - moments.value(element)).sum())
+            return self._best_alone(unit.root, self.touching[unit.root] if roles is None else roles, roles is not None)
+        pairs = self._pairs(unit)
         if unit.member is not None:
             return self._best_grouped(unit, unit.member, pairs)
         inner = [
-            pairwise_moments(
-                self.signature, unit.root, root, self._pairs(self.touching[root]), self.groups[root].uses_gram
-            )
+            pairwise_moments(self.signature, unit.root, root, pairs(self.touching[root]), self.groups[root].uses_gram)
             for root in unit.inner
         ]
-        rest = outer_moments(self.signature, unit.root, unit.inner, pairs)
+        rest = outer_moments(self.signature, unit.root, unit.inner, pairs(self.touching[unit.root]))
         wreath = Wreath(*(self.groups[root] for root in unit.inner))
         index, elements = wreath.nearest(tuple(inner), rest)
         gain = wreath.gain((index, elements), tuple(inner), rest)
         return {unit.root: index, **dict(zip(unit.inner, elements, strict=True))}, gain
 
-    def _best_grouped(self, unit: _Unit, member: str, pairs: list[Pair]) -> tuple[dict[str, Element], float]:
+    def _best_alone(self, root: str, roles: Sequence[str], start: bool) -> tuple[dict[str, Element], float]:
+        """The same for one space. An isometry of all layers acts on the moments rather than on every tensor."""
+        group, isometry = self.groups[root], isinstance(self.groups[root], ISOMETRIES)
+        shared = self.signature.spaces[root].layer is None
+        own = self.total.elements.get(root) if shared and isometry else None
+        read = partial(self._pair, without=root if own is not None else None)
+        run = partial(in_order, workers=self.workers if shared else 1)
+        moments = cross_moments(self.signature, root, roles, group.uses_gram, not isometry, read, run)
+        if own is not None:
+            moments = carried(moments, own)
+        if start and self.noise is not None:
+            moments = _perturb(moments, self.noise)
+        element = group.nearest(moments)
+        return {root: element}, float((moments.stay() - moments.value(element)).sum())
+
+    def _best_grouped(
+        self, unit: _Unit, member: str, pairs: Callable[[Iterable[str]], Iterable[Pair]]
+    ) -> tuple[dict[str, Element], float]:
         """The same for grouped heads."""
         signature, outer = self.signature, unit.root
         inner = [root for root in unit.inner if root != member]
         groups = [self.groups[root] for root in inner]
         both = [
-            grouped_moments(signature, outer, member, root, self._pairs(self.touching[root]), group.uses_gram)
+            grouped_moments(signature, outer, member, root, pairs(self.touching[root]), group.uses_gram)
             for root, group in zip(inner, groups, strict=True)
         ]
         shared, single = zip(*both, strict=True)
-        members = member_gains(signature, member, inner, self._pairs(self.touching[member]))
-        rest = outer_moments(signature, outer, unit.inner, pairs)
+        members = member_gains(signature, member, inner, pairs(self.touching[member]))
+        rest = outer_moments(signature, outer, unit.inner, pairs(self.touching[outer]))
         (index, order, elements), gain = GroupedWreath(*groups).nearest(shared, single, members, rest)
         return {outer: index, member: order, **dict(zip(inner, elements, strict=True))}, gain
 
