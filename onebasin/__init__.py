@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .jobs.match import match
     from .jobs.merge import merge
     from .jobs.options import Options
+    from .jobs.recipe import merge_config
     from .jobs.refine import refine
+    from .jobs.statistics import statistics
     from .symmetry import Alignment, Signature, TableError
 
 __version__ = "0.1.0"
@@ -34,14 +36,17 @@ __all__ = [
     "distance",
     "match",
     "merge",
+    "merge_config",
     "refine",
+    "statistics",
     "verify",
 ]
 
 _ROOM = {
-    **{name: f".jobs.{name}" for name in ("canonical", "check", "match", "merge", "refine")},
+    **{name: f".jobs.{name}" for name in ("canonical", "check", "match", "merge", "refine", "statistics")},
     **dict.fromkeys(("distance", "verify"), ".jobs.compare"),
     "Options": ".jobs.options",
+    "merge_config": ".jobs.recipe",
     **dict.fromkeys(("Checkpoint", "CheckpointError"), ".checkpoint"),
     **dict.fromkeys(("METHODS",), ".fusion"),
     **dict.fromkeys(("Alignment", "Signature", "TableError"), ".symmetry"),

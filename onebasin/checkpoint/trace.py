@@ -117,6 +117,14 @@ def linear_calls(stock: Stock, example: Batch) -> list[Call]:
     return checked
 
 
+def linear_layers(stock: Stock, example: Batch) -> list[Call]:
+    """The linear layers that own a tensor of the signature and run on a small batch, each once; norms are not looked
+    for."""
+    events: list[_Event] = []
+    _observed(stock, example, events)
+    return list({event.module: event.call for event in events if event.call is not None}.values())
+
+
 def _observed(stock: Stock, example: Batch, events: list[_Event]) -> list[Tensor]:
     """Run once and note every call of a linear layer and of a norm."""
     signature = stock.signature

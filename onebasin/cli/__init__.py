@@ -15,7 +15,22 @@ import typer
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from . import audit, barrier, canonical, check, demo, distance, families, inspect, match, merge, refine, study, verify
+from . import (
+    audit,
+    barrier,
+    canonical,
+    check,
+    demo,
+    distance,
+    families,
+    inspect,
+    match,
+    merge,
+    refine,
+    statistics,
+    study,
+    verify,
+)
 from .common import exits_with_2
 
 app = typer.Typer(
@@ -51,6 +66,7 @@ for command in (
     match.match,
     merge.merge,
     refine.refine,
+    statistics.statistics,
     verify.verify,
     audit.audit,
     distance.distance,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
@@ -22,8 +23,9 @@ R = TypeVar("R")
 # What the help texts list. Written out, since the modules that define these take seconds to import; a test compares.
 LEVELS = "paper, permutation, orthogonal, full, invertible"
 METHODS = "average, norm-preserving, spectrum-preserving, circuit"
-MERGE_METHODS = f"{METHODS}, progressive"
-TASKS = "image-classification, causal-lm, masked-lm, text-classification, token-classification"
+MERGE_METHODS = f"{METHODS}, fisher, regmean, progressive"
+STATISTICS = "fisher, gram"
+TASKS = "image-classification, causal-lm, masked-lm, text-classification, token-classification, speech-recognition"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, notes or summary, only errors.")]
@@ -52,10 +54,31 @@ Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
 MatchWith = Annotated[str, typer.Option(help="What is compared: weights, activations on --data, or learned there.")]
 Start = Annotated[str, typer.Option(help="Where learning starts from: weights or activations.")]
 Steps = Annotated[int, typer.Option(help="Steps of learning.")]
+Loss = Annotated[
+    str, typer.Option(help="What learning lowers: divergence from the models' predictions, or the task's own loss.")
+]
+Permutations = Annotated[
+    str,
+    typer.Option(
+        help="In learning: fixed as they start; straight-through learns them, too; sinkhorn (merge only) mixes "
+        "neurons, and the averaged models are then no longer the same functions as their sources."
+    ),
+]
+Saved = Annotated[
+    str | None, typer.Option("--checkpoint", help="Save learning in this file as it goes, and continue from it.")
+]
+Quality = Annotated[
+    str | None,
+    typer.Option(help="Choose matching and method by what they cost and bring: fast, balanced or best."),
+]
 Data = Annotated[
     str | None,
     typer.Option(help="Calibration data: self (causal language models write them) or a file, without labels."),
 ]
+Labels = Annotated[
+    str, typer.Option(help="fisher: labels sampled from the model (the true Fisher information), or given by the data.")
+]
+Draws = Annotated[int, typer.Option(help="fisher: labels sampled per example.")]
 Samples = Annotated[int, typer.Option(help="Calibration sequences or images.")]
 Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
 Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]
@@ -115,6 +138,12 @@ def print_notes(result: dict[str, Any], quiet: bool) -> None:
 def words(text: str | None) -> list[str] | None:
     """`attention,ffn` -> ["attention", "ffn"]."""
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def datasets(text: str | None) -> str | list[str] | None:
+    """`a.jsonl,b.jsonl` -> both; one dataset stays a word."""
+    named = words(text) or []
+    return text if len(named) < 2 or Path(str(text)).exists() else named
 
 
 def numbers(text: str | None) -> list[int] | None:

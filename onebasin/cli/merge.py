@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from . import common as c
+from . import tasks as t
 
 
 def merge(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Two or more models: folders or hub ids.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
     method: Annotated[str, typer.Option(help=f"How to merge: {c.MERGE_METHODS}.")] = "average",
+    quality: c.Quality = None,
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
     match: Annotated[str, typer.Option(help=f"Match first, at this level: none, {c.LEVELS}.")] = "paper",
     anchor: Annotated[
@@ -26,15 +28,28 @@ def merge(
         float | None,
         typer.Option(help="Mix FFN neurons after matching, at this temperature (such as 0.1); no longer exact."),
     ] = None,
+    statistics: Annotated[
+        str | None,
+        typer.Option(help="fisher, regmean: files of onebasin statistics, one per model, instead of --data."),
+    ] = None,
+    labels: c.Labels = "sampled",
+    draws: c.Draws = 1,
+    eps: Annotated[float, typer.Option(help="fisher: least weight of a parameter, as a share of the mean.")] = 1e-6,
+    shrink: Annotated[float, typer.Option(help="regmean: factor of the Gram matrices off their diagonal.")] = 0.9,
     rescale: c.Rescale = "joint",
     match_with: c.MatchWith = "weights",
     start: c.Start = "weights",
     steps: c.Steps = 200,
+    loss: c.Loss = "divergence",
+    permutations: c.Permutations = "fixed",
+    checkpoint: c.Saved = None,
     data: c.Data = None,
     samples: c.Samples = 256,
     task: c.Task = None,
     context: c.Context = None,
     vocabulary: c.Vocabulary = None,
+    mask_id: t.MaskId = None,
+    maskable: t.Maskable = None,
     parts: c.Parts = None,
     layers: c.Layers = None,
     dtype: c.Dtype = None,
@@ -60,10 +75,14 @@ def merge(
         raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
     with c.progress(quiet) as tell:
         result = onebasin.merge(
-            models, output, method=method, weights=shares, match=match, anchor=anchor, heads_from=heads_from, soft=soft,
-            rescale=rescale, parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
-            device=device, match_with=match_with, start=start, steps=steps, data=data, samples=samples,
-            task=task, context=context, vocabulary=vocabulary, starts=starts, seed=seed,
+            models, output, method=method, quality=quality, weights=shares, match=match, anchor=anchor,
+            heads_from=heads_from, soft=soft, rescale=rescale,
+            parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
+            device=device, match_with=match_with, start=start, steps=steps, loss=loss,
+            permutations=permutations, checkpoint=checkpoint, data=c.datasets(data), samples=samples,
+            statistics=c.words(statistics), labels=labels, draws=draws, eps=eps, shrink=shrink,
+            task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
+            starts=starts, seed=seed,
             tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
             verify=verify, tell=tell, command=c.command_line(),
         )  # fmt: skip
@@ -74,4 +93,4 @@ def merge(
         others = [name for i, name in enumerate(models) if i != result["anchor"]]
         for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=True):
             print(f"{name}: distance to {models[result['anchor']]} {before:.6g} -> {after:.6g}")
-        print(f"{result['output']}: {method} of {len(models)} models, matched at level {match}")
+        print(f"{result['output']}: {result['method']} of {len(models)} models, matched at level {result['match']}")

@@ -96,17 +96,18 @@ def merged_tensors(
     shared: Collection[str],
     *,
     method: str = "average",
+    combine: Combine | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Iterator[tuple[str, Tensor]]:
     """The merged model's tensors under the names of `models[layout]`, one at a time.
 
-    Roles in `shared` are combined by `method` after each model's alignment acted on them. All others come from
-    `models[layout]` alone, likewise aligned. Where position tables differ in length, the common rows are combined
-    and the rest are the layout's.
+    Roles in `shared` are combined by `method`, or by `combine` where it is given, after each model's alignment acted
+    on them. All others come from `models[layout]` alone, likewise aligned. Where position tables differ in length, the
+    common rows are combined and the rest are the layout's.
     """
     signature = models[layout].signature
-    combine = COMBINE.get(method, average)
+    combine = combine or COMBINE.get(method, average)
     circuits: dict[int | None, list[str]] = {}
     for root in circuit_roots(signature) if method == "circuit" else ():
         circuits.setdefault(signature.spaces[root].layer, []).append(root)

@@ -3,71 +3,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint, Distances, distances, read_pair, shared_roles, stock_model
-from onebasin.data.calibration import from_file, recut, self_generated
-from onebasin.data.teaching import forward_of
-from onebasin.matching import Matched, match_universe, match_weights, soft_couplings
+from onebasin.data.calibration import Batch, from_file, recut, self_generated
+from onebasin.data.teaching import Forward, forward_of, own_loss
+from onebasin.matching import Matched, Universe, match_universe, match_weights, soft_couplings
 from onebasin.matching.activations import match_activations
-from onebasin.matching.learned import match_learned
+from onebasin.matching.learned import Learned, match_learned
 from onebasin.symmetry import Alignment, Group, acting_groups
-from onebasin.symmetry.coupling import Softened
+from onebasin.symmetry.coupling import Coupling, Softened
 
 from .folders import common_roles
 from .options import Options, Tell
 
-LEARNING_BATCH = 16
+PER_STEP = 1024  # predictions of one step of learning, as near as its number of examples allows
+EXAMPLES = (16, 64)  # the least and most examples of a step
 
 
 @dataclass(frozen=True)
 class Found:
-    """A source's alignment to its anchor, and the distances before and after it."""
+    """A source's alignment to its anchor, the distances before and after it, and what comes after it where learning
+    relaxed permutations. losses: of learning, step -> loss on data held back."""
 
     alignment: Alignment
     before: Distances
     after: Distances
     objective: list[float]
     notes: list[str]
+    couplings: dict[str, Coupling] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
 
 
-def align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | None, identity: bool = False) -> Found:
-    shared = shared_roles(source, anchor)
-    before = distances(source, anchor, dtype=opt.dtype)
-    notes = [f"heads of different tasks, not matched: {', '.join(shared.differing)}"] if shared.differing else []
-    if identity:
-        return Found(Alignment(), before, before, [], [])
-    if opt.measures:
-        alignment = align_on_data(source, anchor, shared.roles, opt, tell)
-        return Found(alignment, before, distances(source, anchor, alignment, dtype=opt.dtype), [], notes)
-    matched = align_weights(source, anchor, shared.roles, opt, tell)
-    after = distances(source, anchor, matched.alignment, dtype=opt.dtype)
-    return Found(matched.alignment, before, after, matched.objective, notes)
+def align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | None) -> Found:
+    """Align one model to another."""
+    return align_all([anchor, source], 0, opt.symmetry, opt, tell)[0][0]
 
 
-def align_on_data(
-    source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options, tell: Tell | None
-) -> Alignment:
-    groups, batches = groups_of(source, opt), calibration([anchor, source], opt, tell)
-    how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device}
-    if opt.match_with == "activations" or opt.start == "activations":
-        eager = [stock_model(model, **how, attention="eager") for model in (anchor, source)]
-        alignment = match_activations(source.signature, eager[0], eager[1], batches, groups, tell=tell)
+def align_all(
+    models: Sequence[Checkpoint],
+    centre: int,
+    level: str,
+    opt: Options,
+    tell: Tell | None,
+    batches: Sequence[Batch] | None = None,
+    held_back: Sequence[Batch] | None = None,
+) -> tuple[list[Found], list[Alignment]]:
+    """Align all models to `models[centre]`: what was found for the others, and every model's alignment.
+
+    level: of symmetry, or `none`. batches: calibration data (default: what `opt` asks for, where matching measures).
+    held_back: those that learning chooses its step by (default: a share of `batches`).
+    """
+    others = [i for i in range(len(models)) if i != centre]
+    shared = {i: shared_roles(models[i], models[centre]) for i in others}
+    before = {i: distances(models[i], models[centre], dtype=opt.dtype) for i in others}
+    if level == "none":
+        alignments, objective, learned = [Alignment() for _ in models], [], None
+    elif opt.measures:
+        batches = calibration(models, opt, tell) if batches is None else batches
+        first = opt.match_with if opt.match_with != "learned" else opt.start
+        alignments, objective = starts(models, centre, first, opt, tell, batches)
+        learned = None
+        if opt.match_with == "learned":
+            learned = learn(models, centre, alignments, opt, tell, batches, held_back)
     else:
-        alignment = align_weights(source, anchor, roles, opt, tell).alignment
-    if opt.match_with == "activations":
-        return alignment
-    fixed, moving = stock_model(anchor, **how), stock_model(source, **how)
-    steps = recut(batches, LEARNING_BATCH)
-    learned = match_learned(
-        source.signature, fixed.parameter, [moving.parameter], [alignment], groups, forward_of(fixed), steps,
-        steps=opt.steps, seed=opt.seed, progress=tell and (lambda what, loss: tell(f"{what}, loss {loss:.4g}")),
+        (alignments, objective), learned = starts(models, centre, "weights", opt, tell, ()), None
+    found = []
+    for place, i in enumerate(others):
+        if learned is not None:
+            alignments[i] = learned.alignments[place]
+        differing = shared[i].differing if level != "none" else []
+        found.append(
+            Found(
+                alignments[i],
+                before[i],
+                distances(models[i], models[centre], alignments[i], dtype=opt.dtype) if level != "none" else before[i],
+                objective,
+                [f"heads of different tasks, not matched: {', '.join(differing)}"] if differing else [],
+                learned.couplings[place] if learned is not None else {},
+                learned.losses if learned is not None else {},
+            )
+        )
+    return found, alignments
+
+
+def starts(
+    models: Sequence[Checkpoint],
+    centre: int,
+    match_with: str,
+    opt: Options,
+    tell: Tell | None,
+    batches: Sequence[Batch],
+) -> tuple[list[Alignment], list[float]]:
+    """Every model's alignment to `models[centre]` by weights or activations, and the objective on the way.
+
+    By weights, at the levels beyond `paper`, three or more models are matched to one another in the anchor's frame.
+    """
+    others = [i for i in range(len(models)) if i != centre]
+    found = [Alignment() for _ in models]
+    if match_with == "weights" and len(models) > 2 and opt.symmetry != "paper":
+        universe = align_together(models, centre, opt, tell)
+        return universe.alignments, universe.objective
+    objective: list[float] = []
+    eager: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device, "attention": "eager"}
+    for i in others:
+        if match_with == "weights":
+            roles = shared_roles(models[i], models[centre]).roles
+            matched = align_weights(models[i], models[centre], roles, opt, tell)
+            found[i], objective = matched.alignment, objective or matched.objective
+        else:
+            pair = [stock_model(model, **eager) for model in (models[centre], models[i])]
+            groups = groups_of(models[i], opt)
+            found[i] = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
+    return found, objective
+
+
+def learn(
+    models: Sequence[Checkpoint],
+    centre: int,
+    alignments: Sequence[Alignment],
+    opt: Options,
+    tell: Tell | None,
+    batches: Sequence[Batch],
+    held_back: Sequence[Batch] | None = None,
+) -> Learned:
+    """Learn the alignments of all models to `models[centre]` together, in the order of the others."""
+    others = [i for i in range(len(models)) if i != centre]
+    stock = [stock_model(models[i], dtype=opt.dtype, device=opt.device) for i in (centre, *others)]
+    forward = forward_of(stock[0])
+    shown: Callable[[str, float], None] | None = None
+    if tell:
+
+        def shown(what: str, loss: float) -> None:
+            tell(f"{what}, loss {loss:.4g}")
+
+    return match_learned(
+        models[centre].signature, stock[0].parameter, [one.parameter for one in stock[1:]],
+        [alignments[i] for i in others], groups_of(models[centre], opt), forward,
+        recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_back=held_back,
+        steps=opt.steps, seed=opt.seed, loss=own_loss if opt.loss == "task" else None, permutations=opt.permutations,
+        checkpoint=opt.checkpoint, progress=shown,
     )  # fmt: skip
-    return learned.alignments[0]
+
+
+def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: Sequence[Batch]) -> int:
+    """How many examples make a step of about `PER_STEP` predictions, of which sequences have many and an image one; no
+    more than an eighth of all."""
+    example = {name: value[:1] for name, value in batches[0].items()}
+    with torch.no_grad():
+        outputs = forward(tensors, example)
+    predictions = max(value.numel() // value.shape[-1] for value in outputs.values() if value.dim())
+    count = sum(len(next(iter(batch.values()))) for batch in batches)
+    return min(max(PER_STEP // predictions, EXAMPLES[0]), EXAMPLES[1], max(count // 8, 1))
 
 
 def align_weights(
@@ -84,28 +176,15 @@ def align_weights(
     )
 
 
-def align_all(
-    models: Sequence[Checkpoint], centre: int, level: str, opt: Options, tell: Tell | None
-) -> tuple[list[Found], list[Alignment]]:
-    """Align all models to `models[centre]`: what was found for the others, and every model's alignment.
-
-    At level `paper` each is matched to the anchor alone. At the other levels three or more models are matched to one
-    another, in the anchor's frame.
-    """
-    others = [i for i in range(len(models)) if i != centre]
-    if level in ("none", "paper") or len(models) == 2 or opt.measures:
-        found = [align(models[i], models[centre], opt, tell, identity=level == "none") for i in others]
-        alignments = [item.alignment for item in found]
-        alignments.insert(centre, Alignment())
-        return found, alignments
-    roles = common_roles(models).roles
+def align_together(models: Sequence[Checkpoint], centre: int, opt: Options, tell: Tell | None) -> Universe:
+    """Match three or more models to one another by their weights."""
     tensors: list[dict[str, Tensor]] = [{} for _ in models]
-    for role in roles:
+    for role in common_roles(models).roles:
         read = [model.read(role, opt.dtype, opt.device) for model in models]
         corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in read), strict=True))
         for mine, tensor in zip(tensors, read, strict=True):
             mine[role] = tensor[corner]
-    universe = match_universe(
+    return match_universe(
         [model.signature for model in models],
         tensors,
         [groups_of(model, opt) for model in models],
@@ -114,26 +193,35 @@ def align_all(
         progress=tell
         and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
     )
-    found = []
-    for i in others:
-        before = distances(models[i], models[centre], dtype=opt.dtype)
-        after = distances(models[i], models[centre], universe.alignments[i], dtype=opt.dtype)
-        found.append(Found(universe.alignments[i], before, after, universe.objective, []))
-    return found, universe.alignments
 
 
-def calibration(models: Sequence[Checkpoint], opt: Options, tell: Tell | None) -> list[dict[str, Tensor]]:
-    """Inputs to measure on: what the models write themselves, or a file. ValueError where neither is given."""
-    if opt.data is None:
+def calibration(
+    models: Sequence[Checkpoint], opt: Options, tell: Tell | None, labels: bool | None = None
+) -> list[Batch]:
+    """Inputs to measure on: what the models write themselves, or files, each with its share of the samples.
+
+    labels: whether to keep them (default: where learning needs them). ValueError where no data are named.
+    """
+    if not opt.data:
         raise ValueError("calibration data are missing: --data self for causal language models, else --data FILE")
     if tell:
         tell("gathering calibration data")
-    if opt.data == "self":
-        writers = [stock_model(model, device=opt.device).model for model in models]
-        return self_generated(writers, opt.samples, opt.context, opt.seed)
-    options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary}
+    labels = opt.labels if labels is None else labels
+    files = [opt.data] if isinstance(opt.data, str) else list(opt.data)
+    share = -(-opt.samples // len(files))
+    options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary, "mask_id": opt.mask_id,
+                               "maskable": opt.maskable}  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
-    return from_file(opt.data, models[0].folder, opt.task or task_of(models[0]), opt.samples, **given)
+    batches: list[Batch] = []
+    for file in files:
+        if file == "self":
+            writers = [stock_model(model, device=opt.device).model for model in models]
+            written = self_generated(writers, share, opt.context, opt.seed)
+            batches += [{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written
+        else:
+            task = opt.task or task_of(models[0])
+            batches += from_file(file, models[0].folder, task, share, labels=labels, **given)
+    return batches
 
 
 def task_of(model: Checkpoint) -> str:

@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from onebasin.checkpoint import DTYPES
+from onebasin.checkpoint import DTYPES, Checkpoint
+from onebasin.matching.latents import PERMUTATIONS
 
-Model = str | Path | PreTrainedModel
+Model = str | Path | PreTrainedModel | Checkpoint
 Tell = Callable[[str], None]
 
 MATCH_WITH = ("weights", "activations", "learned")
+LOSSES = ("divergence", "task")
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 
@@ -25,9 +27,11 @@ class Options:
     """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`.
 
     match_with: weights, the activations on calibration data, or learned: from `start` (weights or activations), `steps`
-    steps of gradient descent on what the average of the two predicts there. data: those data, `self` (causal language
-    models write them) or a file; samples: how many sequences or images; task, context, vocabulary: as in
-    `onebasin.data.load_task`.
+    steps of gradient descent on what the average of all predicts there. loss, of learning: `divergence` from the
+    models' own predictions, or the `task`'s own, which needs labels. permutations: see `onebasin.matching.learned`.
+    checkpoint: a file that learning is saved in, and continued from. data: those data, `self` (causal language models
+    write them) or a file, or several of these; samples: how many sequences or images; task, context, vocabulary,
+    mask_id, maskable: as in `onebasin.data.load_task`.
     """
 
     symmetry: str = "paper"
@@ -45,11 +49,16 @@ class Options:
     match_with: str = "weights"
     start: str = "weights"
     steps: int = 200
-    data: str | None = None
+    loss: str = "divergence"
+    permutations: str = "fixed"
+    checkpoint: str | None = None
+    data: str | Sequence[str] | None = None
     task: str | None = None
     samples: int = 256
     context: int | None = None
     vocabulary: str | None = None
+    mask_id: int | None = None
+    maskable: Collection[int] | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in ("float32", "float64"):
@@ -63,12 +72,22 @@ class Options:
     @property
     def measures(self) -> bool:
         """Whether matching looks at what the models do on calibration data."""
-        for option, given in (("match-with", self.match_with), ("start", self.start)):
-            if given not in MATCH_WITH:
-                raise ValueError(f"{option} '{given}': choose one of {', '.join(MATCH_WITH)}")
+        for option, given, known in (
+            ("match-with", self.match_with, MATCH_WITH),
+            ("start", self.start, MATCH_WITH),
+            ("loss", self.loss, LOSSES),
+            ("permutations", self.permutations, PERMUTATIONS),
+        ):
+            if given not in known:
+                raise ValueError(f"{option} '{given}': choose one of {', '.join(known)}")
         if self.start == "learned":
             raise ValueError("start 'learned': learning starts from weights or activations")
         return self.match_with != "weights"
+
+    @property
+    def labels(self) -> bool:
+        """Whether the calibration data must hold labels."""
+        return self.match_with == "learned" and self.loss == "task"
 
     @property
     def descent(self) -> dict[str, Any]:
@@ -84,6 +103,47 @@ class Options:
     def weight(self, role: str) -> float:
         """A tensor's weight in the objective: that of the first given name part that its role contains, else 1."""
         return next((weight for part, weight in self.tensor_weights.items() if part in role), 1.0)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What single methods of merging are told.
+
+    statistics: one file of `onebasin statistics` for every model. labels, draws, eps: of `fisher`, see
+    `onebasin.fusion.fisher`. shrink: of `regmean`.
+    """
+
+    statistics: Sequence[str | Path] | None = None
+    labels: str = "sampled"
+    draws: int = 1
+    eps: float = 1e-6
+    shrink: float = 0.9
+
+    @classmethod
+    def taken(cls, options: dict[str, Any]) -> Fusion:
+        """From keyword arguments, of which these are then removed."""
+        return cls(**{field.name: options.pop(field.name) for field in fields(cls) if field.name in options})
+
+
+@dataclass(frozen=True)
+class Written:
+    """How the output looks. shard_size: of the weight files. copy_tokenizer: whether its files are copied.
+    write_model_card: whether README.md is written. files: name -> text, written beside the weights."""
+
+    shard_size: int | str = "5GB"
+    copy_tokenizer: bool = True
+    write_model_card: bool = True
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def taken(cls, options: dict[str, Any]) -> Written:
+        """From keyword arguments, of which these are then removed."""
+        return cls(**{field.name: options.pop(field.name) for field in fields(cls) if field.name in options})
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What `write_model` is told."""
+        return {"shard_size": self.shard_size, "tokenizer": self.copy_tokenizer, "files": self.files}
 
 
 def shares_of(weights: Sequence[float] | None, count: int) -> list[float]:

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fisher merging: every parameter is averaged with the precision that the data give it in each model.
+
+    theta = sum_i w_i (F_i + eps) theta_i / sum_i w_i (F_i + eps),     F_i = mean_x E_y [(d log p_i(y | x) / d theta)^2]
+
+Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022, Eqs. 2 and 5. The gradient is squared
+example by example: the square of a batch's mean gradient is another thing. Labels y are drawn from the model itself
+(the Fisher information), or are the given ones ("empirical Fisher").
+
+A diagonal depends on the basis: measure it on the matched model, not on its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.functional import logsigmoid
+
+from onebasin.checkpoint.stock import Stock
+from onebasin.checkpoint.trace import Batch
+from onebasin.checkpoint.verification import takes_cache
+from onebasin.data.teaching import predictions
+from onebasin.symmetry import Entry, Signature
+
+from .average import Combine
+
+LABELS = ("sampled", "given")
+EPS = 1e-6  # of the mean of all diagonals
+ROOM = 2**28  # numbers of the per-example gradients that are held at once
+IGNORED = -100
+
+Tensors = Mapping[str, Tensor]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------
+
+
+def fisher_diagonal(
+    stock: Stock,
+    batches: Sequence[Batch],
+    *,
+    labels: str = "sampled",
+    causal: bool = False,
+    draws: int = 1,
+    chunk: int | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] | None = None,
+) -> tuple[dict[str, Tensor], int]:
+    """Role -> mean over examples of the squared gradient of log p(y | x), and the number of examples.
+
+    stock: best in float32 and with eager attention, which `torch.func` can follow everywhere.
+    batches: inputs; with `labels`, only the positions whose label is not -100 count, else all but padding.
+    labels: `sampled` from the model (classes; for one output or a regression, and for models without logits, a normal
+    distribution of variance 1 around the output; for several labels at once, each by itself), or `given`. Labels of
+    several positions are drawn independently given the inputs, so that the square of their summed gradient has the
+    sum of their Fisher information as its mean. causal: the label of a position is that of the next. draws: labels
+    drawn per example. chunk: examples at once (default: what fits into 1 GiB of gradients).
+
+    Raises ValueError for no examples, an example of padding alone, labels that are missing where they are asked for,
+    and where no label counts.
+    """
+    if labels not in LABELS:
+        raise ValueError(f"unknown labels '{labels}'; choose from {', '.join(LABELS)}")
+    examples = [example for batch in batches for example in unpadded(batch)]
+    if not examples:
+        raise ValueError("the Fisher information needs at least one example")
+    if labels == "given" and any("labels" not in example for example in examples):
+        raise ValueError("given labels need data with labels; or let the model draw them (--labels sampled)")
+    if all(bool((example["labels"] == IGNORED).all()) for example in examples if "labels" in example) and (
+        "labels" in examples[0]
+    ):
+        raise ValueError("the data leave nothing to predict: no label counts")
+    tensors = {role: parameter.detach() for role, parameter in stock.parameter.items()}
+    squares = {role: torch.zeros_like(tensor) for role, tensor in tensors.items()}
+    held = chunk or max(1, min(64, ROOM // sum(tensor.numel() for tensor in tensors.values())))
+    gradients = _Gradients(stock, labels, causal)
+    device = stock.model.device
+    done = 0
+    with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
+        torch.manual_seed(seed)
+        for some in _alike(examples, held):
+            for _ in range(draws if labels == "sampled" else 1):
+                for role, gradient in gradients(tensors, some).items():
+                    squares[role] += gradient.square().sum(0)
+            done += len(next(iter(some.values())))
+            if tell:
+                tell(f"Fisher information: example {done} of {len(examples)}")
+    count = len(examples) * (draws if labels == "sampled" else 1)
+    return {role: square / count for role, square in squares.items()}, len(examples)
+
+
+def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
+    """The examples of a batch, each without its padding; masks over several axes stay as they are.
+
+    Raises ValueError for an example of padding alone.
+    """
+    for row in range(len(next(iter(batch.values())))):
+        example = {name: tensor[row] for name, tensor in batch.items()}
+        mask = example.get("attention_mask")
+        if mask is not None and not bool(mask.any()):
+            raise ValueError("an example consists of padding alone; leave it out")
+        if mask is not None and mask.dim() == 1:
+            kept = mask.bool()
+            del example["attention_mask"]
+            alike = ("input_ids", "token_type_ids", "position_ids", "labels", "special_tokens_mask")
+            for name in alike:
+                if name in example and example[name].shape == mask.shape:
+                    example[name] = example[name][kept]
+        yield example
+
+
+def _alike(examples: Sequence[dict[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
+    """Stacks of at most `size` examples of one shape: without padding no mask is needed."""
+
+    def shape(example: dict[str, Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(example.items()))
+
+    for _, group in groupby(sorted(examples, key=shape), key=shape):
+        alike = list(group)
+        for start in range(0, len(alike), size):
+            some = alike[start : start + size]
+            yield {name: torch.stack([example[name] for example in some]) for name in some[0]}
+
+
+class _Gradients:
+    """Per-example gradients of the log-likelihood: vectorised, or one by one for a model that cannot be."""
+
+    def __init__(self, stock: Stock, labels: str, causal: bool) -> None:
+        self.stock, self.labels, self.causal = stock, labels, causal
+        names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
+        self.names = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
+        self.options: dict[str, Any] = {"use_cache": False} if takes_cache(stock.model) else {}
+        self.vectorised = True
+
+    def __call__(self, tensors: Tensors, examples: Batch) -> dict[str, Tensor]:
+        """Role -> gradients, (examples, *shape)."""
+        given = {name: tensor.to(self.stock.model.device) for name, tensor in examples.items()}
+        gradient = grad(self._likelihood)
+        if self.vectorised:
+            try:
+                found: dict[str, Tensor] = vmap(gradient, (None, 0), randomness="different")(tensors, given)
+                return found
+            except RuntimeError:  # control flow that depends on the data (a router, say), or an operator without a rule
+                self.vectorised = False
+        rows = range(len(next(iter(given.values()))))
+        alone = [gradient(tensors, {name: tensor[row] for name, tensor in given.items()}) for row in rows]
+        return {role: torch.stack([one[role] for one in alone]) for role in tensors}
+
+    def _likelihood(self, tensors: Tensors, example: Batch) -> Tensor:
+        """log p(y | x) of one example, with y drawn here or given; a number."""
+        inputs = {name: tensor.unsqueeze(0) for name, tensor in example.items() if name != "labels"}
+        if "input_ids" in inputs and "attention_mask" not in inputs:  # else some models look for padding, in Python
+            inputs["attention_mask"] = torch.ones((1, *example["input_ids"].shape), dtype=torch.long,
+                                                  device=self.stock.model.device)  # fmt: skip
+        state = {name: tensors[role] for role, name in self.names.items()}
+        output = functional_call(self.stock.model, state, (), {**inputs, **self.options, "return_dict": True})
+        config = self.stock.model.config
+        problem = getattr(config, "problem_type", None)
+        total = next(iter(tensors.values())).new_zeros(())
+        for name, value in predictions(output).items():
+            answer = example.get("labels")
+            value, answer = value[0], answer if self.labels == "given" or "logits" in name else None
+            if self.causal and answer is not None and answer.dim() == 1 and value.shape[0] == len(answer):
+                value, answer = value[:-1], answer[1:]
+            drawn = self.labels == "sampled"
+            if "logits" not in name or value.shape[-1] == 1 or problem == "regression":
+                total = total + _normal(value, None if drawn else answer)
+            elif problem == "multi_label_classification":
+                total = total + _bernoulli(value, None if drawn else answer)
+            else:
+                total = total + _categorical(value, answer, drawn)
+        return total
+
+
+def _categorical(logits: Tensor, labels: Tensor | None, drawn: bool) -> Tensor:
+    """logits: (*positions, classes). labels: (*positions), -100 where a position does not count."""
+    log = logits.log_softmax(-1)
+    counts = None if labels is None else (labels != IGNORED).to(log)
+    if drawn:  # the inverse of the distribution function at a uniform number
+        uniform = torch.rand((*logits.shape[:-1], 1), dtype=log.dtype, device=log.device)
+        label = (log.detach().exp().cumsum(-1) < uniform).sum(-1).clamp_max(logits.shape[-1] - 1)
+    else:
+        assert labels is not None
+        label = labels.clamp_min(0)
+    chosen = log.gather(-1, label.unsqueeze(-1)).squeeze(-1)
+    return chosen.sum() if counts is None else (chosen * counts).sum()
+
+
+def _normal(mean: Tensor, given: Tensor | None) -> Tensor:
+    target = mean.detach() + torch.randn_like(mean.detach()) if given is None else given.to(mean).reshape(mean.shape)
+    return -0.5 * (target - mean).square().sum()
+
+
+def _bernoulli(logits: Tensor, given: Tensor | None) -> Tensor:
+    target = torch.rand_like(logits.detach()) < logits.detach().sigmoid() if given is None else given
+    sign = 2 * target.to(logits) - 1
+    return logsigmoid(sign * logits).sum()
+
+
+# --- merging ----------------------------------------------------------------------------------------------------
+
+
+def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS) -> Combine:
+    """The average of aligned tensors with weights w_i (F_i + eps m), where m is the mean of all diagonals.
+
+    diagonals: one for every model, role -> F in the aligned tensors' shapes; roles without one are plainly averaged,
+    as is a parameter on which no data depend. Raises ValueError for an eps that is not positive; what is returned
+    raises it for weights that are negative or all zero.
+    """
+    if not 0 < eps < float("inf"):
+        raise ValueError(f"eps must be a positive number, not {eps}")
+    number = sum(f.numel() for diagonal in diagonals for f in diagonal.values())
+    mean = sum(float(f.sum(dtype=torch.float64)) for diagonal in diagonals for f in diagonal.values()) / max(1, number)
+    floor = eps * mean or 1.0
+
+    def combine(tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
+        if min(weights) < 0 or not sum(weights) > 0:
+            raise ValueError("Fisher merging needs weights that are not negative, and not all zero")
+        above, below = torch.zeros_like(tensors[0]), torch.zeros_like(tensors[0])
+        for tensor, weight, diagonal in zip(tensors, weights, diagonals, strict=True):
+            role = next((name for name in (entry.role, entry.alias) if name in diagonal), None)
+            precision = torch.full_like(tensor, floor)
+            if role is not None:
+                corner = tuple(slice(0, length) for length in tensor.shape)
+                precision += diagonal[role].to(tensor)[corner]
+            above += weight * precision * tensor
+            below += weight * precision
+        return above / below
+
+    return combine

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RegMean: the linear layer whose outputs are closest to those of all models on the inputs that each of them sees.
+
+    min_W sum_i w_i tr (W - W_i)^T G_i (W - W_i),     W = (sum_i w_i G_i)^-1 sum_i w_i G_i W_i
+
+with W (inputs, outputs), G_i the mean of x x^T over the layer's inputs x in model i, and off-diagonal entries of G_i
+multiplied by `shrink` (Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", ICLR 2023, Eqs. 1
+and 2, and section 4). What is no linear layer is averaged, biases too, as there; so is a weight that several modules
+share (a tied output head). A convolution is a linear layer over its patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import unfold
+
+from onebasin.checkpoint.stock import Stock
+from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
+from onebasin.symmetry import Entry, Signature
+
+from .average import average
+
+SHRINK = 0.9
+JITTERS = (1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal; the first with which the sum is positive definite
+
+
+# --- measuring --------------------------------------------------------------------------------------------------
+
+
+def input_grams(
+    stock: Stock, batches: Sequence[Batch], *, tell: Callable[[str], None] | None = None
+) -> tuple[dict[str, Tensor], frozenset[str], int]:
+    """Gram matrices of the inputs of all linear layers, summed batch by batch.
+
+    Returns role of the weight -> mean of x x^T over all inputs, (n, n) float64; the roles whose weight is stored
+    (outputs, inputs); and the number of examples. Padding is left out where there is an attention_mask.
+    Raises ValueError for no batches or nothing but padding.
+    """
+    if not batches:
+        raise ValueError("Gram matrices need at least one batch of data")
+    masks = [batch["attention_mask"] for batch in batches if "attention_mask" in batch]
+    if any(not bool(mask.flatten(1).any(1).all()) for mask in masks):
+        raise ValueError("an example consists of padding alone; leave it out")
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    mask: Tensor | None = None
+
+    def look(role: str, module: nn.Module) -> Callable[[Tensor, Tensor], None]:
+        def add(x: Tensor, _: Tensor) -> None:
+            rows = _patches(module, x) if isinstance(module, (nn.Conv1d, nn.Conv2d)) else x
+            if mask is not None and rows.shape[: mask.dim()] == mask.shape:
+                rows = rows[mask.to(rows.device).bool()]
+            rows = rows.reshape(-1, rows.shape[-1])
+            gram = (rows.mT @ rows).double()
+            sums[role] = sums[role] + gram if role in sums else gram
+            counts[role] = counts.get(role, 0) + len(rows)
+
+        return add
+
+    calls = linear_layers(stock, {name: tensor[:2] for name, tensor in batches[0].items()})
+    calls = [call for call in calls if not stock.shared(call.weight)]
+    convolutions = _convolutions(stock)
+    watched = {call.module: call.weight for call in calls} | convolutions
+    with hooks(stock, {name: look(role, stock.model.get_submodule(name)) for name, role in watched.items()}):
+        for number, batch in enumerate(batches, 1):
+            if tell:
+                tell(f"Gram matrices: batch {number} of {len(batches)}")
+            mask = batch.get("attention_mask")
+            run(stock, batch)
+    columns = {call.weight for call in calls if call.columns} | set(convolutions.values())
+    examples = sum(len(next(iter(batch.values()))) for batch in batches)
+    return {role: sums[role] / counts[role] for role in sums}, frozenset(columns & sums.keys()), examples
+
+
+def _convolutions(stock: Stock) -> dict[str, str]:
+    """Module -> role of the weight, for convolutions that are linear layers over patches."""
+    found = {}
+    for role, name in stock.owner.items():
+        module = stock.module(role)
+        plain = isinstance(module, (nn.Conv1d, nn.Conv2d)) and module.groups == 1 and module.padding_mode == "zeros"
+        if plain and stock.parameter[role] is module.weight and not isinstance(module.padding, str):
+            found[name] = role
+    return found
+
+
+def _patches(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
+    """What the kernel sees: (batch, channels, *size) -> (batch, patches, channels * kernel)."""
+    flat = isinstance(module, nn.Conv1d)
+    image = x.unsqueeze(2) if flat else x
+
+    def pair(value: tuple[int, ...], other: int) -> tuple[int, ...]:
+        return (other, *value) if flat else tuple(value)
+
+    padding = pair(tuple(map(int, module.padding)), 0)
+    kernel, stride, dilation = pair(module.kernel_size, 1), pair(module.stride, 1), pair(module.dilation, 1)
+    return unfold(image, kernel, dilation, padding, stride).mT
+
+
+# --- merging ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Regression:
+    """A way to combine aligned tensors: linear layers by regression, everything else averaged.
+
+    grams: one for every model, role -> (n, n), aligned as the models are. columns: roles stored (outputs, inputs).
+    jitter: role -> what was added to the diagonal, relative to its mean, filled in as layers are solved.
+    """
+
+    grams: Sequence[Mapping[str, Tensor]]
+    columns: frozenset[str]
+    shrink: float = SHRINK
+    jitter: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shrink <= 1:
+            raise ValueError(f"shrink must lie between 0 and 1, not {self.shrink}")
+
+    def __call__(self, tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
+        """Raises ValueError for weights that are negative or all zero."""
+        if min(weights) < 0 or not sum(weights) > 0:
+            raise ValueError("RegMean needs weights that are not negative, and not all zero")
+        role = entry.role
+        if not all(role in gram for gram in self.grams):
+            return average(tensors, weights, signature, entry)
+        columns = role in self.columns
+        matrices = [t.flatten(1).mT if columns else t.flatten(0, -2) for t in tensors]
+        grams = [gram[role].to(tensors[0].device) for gram in self.grams]
+        solved, self.jitter[role] = regression_mean(grams, matrices, weights, self.shrink)
+        return (solved.mT if columns else solved).reshape(tensors[0].shape).to(tensors[0].dtype)
+
+
+def regression_mean(
+    grams: Sequence[Tensor], matrices: Sequence[Tensor], weights: Sequence[float], shrink: float = SHRINK
+) -> tuple[Tensor, float]:
+    """The minimiser of sum_i w_i tr (W - W_i)^T H_i (W - W_i), and the jitter j that it took.
+
+    grams: G_i (n, n). matrices: W_i (n, outputs). H_i is G_i with its off-diagonal entries times `shrink`, plus j times
+    the mean of the diagonals: an input that no model ever gives keeps the average of its weights. Solved by Cholesky
+    in float64; j is the least of `JITTERS` that lets it.
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    mixed = [w * (shrink * g + (1 - shrink) * torch.diag(g.diagonal())) for w, g in zip(shares, grams, strict=True)]
+    total = torch.stack(mixed).sum(0).double()
+    right = torch.stack([h.double() @ m.double() for h, m in zip(mixed, matrices, strict=True)]).sum(0)
+    mean = torch.stack([w * m.double() for w, m in zip(shares, matrices, strict=True)]).sum(0)
+    scale = float(total.diagonal().mean()) or 1.0
+    for jitter in JITTERS:
+        floor = jitter * scale
+        factor, failed = torch.linalg.cholesky_ex(total + floor * torch.eye(len(total)).to(total))
+        if not int(failed):
+            return torch.cholesky_solve(right + floor * mean, factor), jitter
+    raise ValueError("the Gram matrices of a linear layer are not positive: they hold NaN, or were not measured so")

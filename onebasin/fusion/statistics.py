@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured of one model on data: kept, checked against the model, and carried through an alignment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.symmetry import Alignment, Entry, Signature
+from onebasin.symmetry.axes import Axis, Flat, Leaf
+from onebasin.symmetry.maps import Monomial
+
+FORMAT = "onebasin-statistics-1"
+KINDS = ("fisher", "gram")
+LOOKED_AT = 1024  # leading entries of a tensor that tell models apart
+TOLERANCE = 0.01  # what rounding to 16 bits may change in them
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What was measured of a model; `apply`-able to it or to what an alignment makes of it.
+
+    kind: `fisher`, role -> diagonal in the shape of the tensor; or `gram`, role of a linear layer's weight -> mean of
+    x x^T over its inputs x, (n, n). samples: examples measured. columns: the weights that are stored (outputs, inputs).
+    model: what it was measured on, for messages. marks: role -> numbers by which that model is known again.
+    """
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    samples: int
+    columns: frozenset[str]
+    model: str
+    marks: Mapping[str, tuple[float, float]]
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file: one tensor per role. Raises OSError where that fails."""
+        facts = {
+            "samples": self.samples,
+            "columns": sorted(self.columns),
+            "model": self.model,
+            "marks": {role: list(mark) for role, mark in self.marks.items()},
+        }
+        tensors = {role: tensor.cpu().contiguous() for role, tensor in self.tensors.items()}
+        try:
+            save_file(tensors, str(path), {"format": FORMAT, "kind": self.kind, "facts": json.dumps(facts)})
+        except SafetensorError as error:
+            raise OSError(f"cannot write the statistics '{path}': {error}") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Statistics:
+        """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
+        try:
+            with safe_open(str(path), "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"cannot read the statistics '{path}': {error}") from None
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"'{path}' holds no statistics of this version ({FORMAT})")
+        facts = json.loads(metadata["facts"])
+        marks = {role: (float(x), float(y)) for role, (x, y) in facts["marks"].items()}
+        return cls(metadata["kind"], tensors, facts["samples"], frozenset(facts["columns"]), facts["model"], marks)
+
+    def of(self, model: Checkpoint) -> Statistics:
+        """These statistics, which are `model`'s. Raises ValueError, naming a tensor, where they are another model's."""
+        mine = marks(model)
+        for role, (norm, look) in self.marks.items():
+            ours = mine.get(role, (float("nan"), 0.0))
+            if not (abs(ours[0] - norm) <= TOLERANCE * norm and abs(ours[1] - look) <= TOLERANCE):
+                raise ValueError(
+                    f"the statistics of '{self.model}' were not measured on '{model.given}' as it is merged ('{role}' "
+                    "differs); levels that move the residual stream need them measured with --canonical"
+                )
+        return self
+
+    def moved(self, signature: Signature, alignment: Alignment) -> Statistics:
+        """The statistics of the model that `alignment` makes.
+
+        Gram matrices move exactly: inputs x become g x, so G becomes g G g^T. A Fisher diagonal F of a weight that is
+        multiplied by s becomes F / s^2. Raises ValueError for a Fisher diagonal and a matrix: what a rotation makes of
+        it depends on entries off the diagonal, which nobody measured.
+        """
+        if self.kind == "gram":
+            moved = {role: self._gram(signature, role, gram, alignment) for role, gram in self.tensors.items()}
+            return replace(self, tensors=moved)
+        scaled = {}
+        for root, element in alignment.elements.items():
+            if isinstance(element, Monomial):
+                scaled[root] = Monomial(element.index, None if element.scale is None else element.scale**-2)
+            elif not element.is_identity():
+                raise ValueError(
+                    f"a saved Fisher diagonal does not survive the rotation of '{root}'; match with permutations only "
+                    "(--match permutation), or leave --statistics out and give --data: the matched model is measured"
+                )
+        squares = Alignment(scaled, alignment.batch)
+        return replace(self, tensors={r: squares.apply(signature, r, t) for r, t in self.tensors.items()})
+
+    def _gram(self, signature: Signature, role: str, gram: Tensor, alignment: Alignment) -> Tensor:
+        """g G g^T, one axis at a time: a space may stand on both."""
+        inputs = _activation(_inputs(signature.tensors[role], role in self.columns))
+        entry = Entry(role, role, tuple(gram.shape), (inputs, Leaf(str(len(gram)))))
+        alone = replace(signature, tensors={role: entry})
+        half = alignment.apply(alone, role, gram)
+        return alignment.apply(alone, role, half.mT.contiguous())
+
+
+def measured(
+    kind: str, tensors: Mapping[str, Tensor], samples: int, columns: Collection[str], model: Checkpoint
+) -> Statistics:
+    """Statistics of `model`, and what it is known by."""
+    return Statistics(kind, tensors, samples, frozenset(columns), model.given, marks(model))
+
+
+def marks(model: Checkpoint) -> dict[str, tuple[float, float]]:
+    """Role -> its norm, and a fixed combination of its leading entries, which changes when they change places."""
+    found = {}
+    for role, entry in model.signature.tensors.items():
+        if entry.alias is None:
+            tensor = model.read(role).flatten()
+            head = tensor[:LOOKED_AT].double()
+            direction = torch.arange(1, len(head) + 1, dtype=torch.float64).sin()
+            size = float(torch.linalg.vector_norm(head)) or 1.0
+            found[role] = float(torch.linalg.vector_norm(tensor)), float(head @ direction) / size
+    return found
+
+
+def _inputs(entry: Entry, columns: bool) -> Axis:
+    """The axis of a weight's inputs; those of a convolution, (channels, *kernel), flattened into one."""
+    rest = entry.axes[1:] if columns else entry.axes[:-1]
+    return rest[0] if len(rest) == 1 else Flat(rest)
+
+
+def _activation(axis: Axis) -> Axis:
+    """The axis of the activation that a weight reads: where the weight takes the dual, it does not."""
+    if isinstance(axis, Leaf):
+        return axis if axis.constant else Leaf(axis.space, not axis.dual)
+    return type(axis)(tuple(_activation(part) for part in axis.parts))
