@@ -66,3 +66,38 @@ def test_what_cannot_be_measured_is_said_in_one_sentence(tmp_path, case, how, se
     with pytest.raises(ValueError, match=sentence):
         onebasin.merge(pair(case, tmp_path), tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_relaxed_merge_says_that_its_models_are_others(tmp_path):
+    models = pair("GPT2LMHeadModel", tmp_path)
+    how = dict(match="full", match_with="learned", permutations="sinkhorn", steps=3, data="self", samples=64)
+    found = onebasin.merge(models, tmp_path / "out", **how)
+    assert any("no longer the same functions" in note for note in found["notes"])
+    assert all(difference < 1e-4 for difference in found["max_output_difference"])  # before they are relaxed
+    with pytest.raises(ValueError, match="use it in a merge"):
+        onebasin.match(*models, tmp_path / "other", permutations="sinkhorn")
+    with pytest.raises(ValueError, match="leave out --soft and --method progressive"):
+        onebasin.merge(models, tmp_path / "other", method="progressive", **how)
+
+
+def test_three_models_learn_together_and_go_on_from_a_checkpoint(tmp_path):
+    models = [*pair("GPT2LMHeadModel", tmp_path), *pair("GPT2LMHeadModel", tmp_path / "c")[1:]]
+    how = dict(match="full", match_with="learned", steps=6, data="self", samples=64, anchor=0)
+    whole = onebasin.merge(models, tmp_path / "whole", checkpoint=str(tmp_path / "run"), **how)
+    stamp = (tmp_path / "run").stat().st_mtime_ns
+    again = onebasin.merge(models, tmp_path / "again", checkpoint=str(tmp_path / "run"), **how)
+    assert (tmp_path / "run").stat().st_mtime_ns == stamp  # nothing was left to learn
+    assert whole["distance_after"] == again["distance_after"] and len(whole["distance_after"]) == 2
+    with pytest.raises(ValueError, match="belongs to another run"):
+        onebasin.merge(models, tmp_path / "other", checkpoint=str(tmp_path / "run"), **{**how, "steps": 7})
+
+
+def test_the_task_s_own_loss_needs_labels(tmp_path):
+    models = pair("BertForMaskedLM", tmp_path)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"input_ids": {[5 + (i * j) % 15 for j in range(1, 9)]}}}\n' for i in range(1, 41)))
+    how = dict(match="full", match_with="learned", loss="task", steps=3, data=str(rows), mask_id=4)
+    found = onebasin.merge(models, tmp_path / "out", **how)
+    assert all(difference < 1e-4 for difference in found["max_output_difference"])
+    with pytest.raises(ValueError, match="choose one of divergence, task"):
+        onebasin.merge(models, tmp_path / "other", **{**how, "loss": "both"})

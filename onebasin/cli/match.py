@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import common as c
+from . import tasks as t
 
 
 def match(
@@ -19,11 +20,16 @@ def match(
     match_with: c.MatchWith = "weights",
     start: c.Start = "weights",
     steps: c.Steps = 200,
+    loss: c.Loss = "divergence",
+    permutations: c.Permutations = "fixed",
+    checkpoint: c.Saved = None,
     data: c.Data = None,
     samples: c.Samples = 256,
     task: c.Task = None,
     context: c.Context = None,
     vocabulary: c.Vocabulary = None,
+    mask_id: t.MaskId = None,
+    maskable: t.Maskable = None,
     parts: c.Parts = None,
     layers: c.Layers = None,
     alignment: Annotated[str | None, typer.Option(help="Also save the maps that were found, as safetensors.")] = None,
@@ -60,8 +66,9 @@ def match(
             source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),
             alignment=alignment, anchor_output=anchor_output, adapter=adapter, adapter_output=adapter_output,
             dtype=dtype, precision=precision, device=device,
-            match_with=match_with, start=start, steps=steps, data=data, samples=samples,
-            task=task, context=context, vocabulary=vocabulary,
+            match_with=match_with, start=start, steps=steps, loss=loss,
+            permutations=permutations, checkpoint=checkpoint, data=data, samples=samples,
+            task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
             starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
             verify=verify, tell=tell, command=c.command_line(),
         )  # fmt: skip

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -60,3 +61,62 @@ def levels(
         c.print_json(results)
     elif not quiet:
         print(table(results), end="")
+
+
+@app.command()
+@c.exits_with_2
+def anatomy(
+    a: Annotated[str, typer.Argument(metavar="A", help="The anchor of both alignments: a folder or a hub id.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model that they align to it.")],
+    first: Annotated[str, typer.Argument(metavar="ALIGNMENT", help="A file of `onebasin match B A --alignment`.")],
+    second: Annotated[str, typer.Argument(metavar="ALIGNMENT", help="Another, such as a learned one.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write anatomy.json and anatomy.png in.")],
+    overwrite: c.Overwrite = False,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Compare two alignments of B to A: angles between the streams' maps, neurons and heads that changed partners."""
+    from onebasin.studies.anatomy import study_anatomy, table
+
+    results = study_anatomy(a, b, first, second, output, overwrite=overwrite)
+    if json:
+        c.print_json(results)
+    elif not quiet:
+        print(table(results), end="")
+
+
+def _from_file(name: str, text: str) -> None:
+    """Adds the command of a study that a YAML file describes."""
+
+    def run(
+        config: Annotated[str, typer.Option(help="YAML file: task, models, corpora, and what to compare on them.")],
+        output: Annotated[str, typer.Option("--output", "-o", help="The folder of results; studies share one report.")],
+        json: c.Json = False,
+        quiet: c.Quiet = False,
+    ) -> None:
+        from onebasin.studies.results import markdown
+        from onebasin.studies.run import run_study
+
+        with c.progress(quiet) as tell:
+            results = run_study(name, config, output, tell=tell, command=c.command_line())
+        if json:
+            c.print_json(asdict(results))
+        elif not quiet:
+            for table in results.tables:
+                print(f"{table.caption}\n\n{markdown(table)}")
+            print(f"{output}/report.html")
+
+    run.__doc__ = text
+    app.command(name)(c.exits_with_2(run))
+
+
+# What `studies.run` knows; a test compares.
+for _name, _text in {
+    "fusion-table": "Score every way to merge under every matching, beside the end models.",
+    "ablation": "Leave attention, FFN or rescaling out of the matching.",
+    "distance": "Measure how near each way of matching brings two models.",
+    "landscape": "Measure the loss along the lines and over the planes between models.",
+    "runtime": "Time fine-tuning, matching and merging.",
+    "layers": "Match a single layer, the last ones, or the first ones.",
+}.items():
+    _from_file(_name, _text)

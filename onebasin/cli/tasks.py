@@ -35,17 +35,17 @@ def load(task: str, data: str, model: str, *, maskable: str | None, **options: A
     """`onebasin.data.load_task` on the options as they were typed."""
     from onebasin.data import load_task
 
-    return load_task(task, data, model, maskable=_ids(maskable), **options)
+    return load_task(task, data, model, maskable=ids(maskable), **options)
 
 
-def _ids(text: str | None) -> set[int] | None:
+def ids(text: str | None) -> set[int] | None:
     """`5-7,91` -> {5, 6, 7, 91}. Raises ValueError quoting the piece that is no range."""
     if text is None:
         return None
-    ids: set[int] = set()
+    found: set[int] = set()
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"--maskable: '{piece.strip()}' is neither a token id nor a range such as 5-80")
-        ids |= set(range(int(first), int(last or first) + 1))
-    return ids
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

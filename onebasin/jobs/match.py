@@ -52,6 +52,8 @@ def match(
     """
     started = time.perf_counter()
     opt, stored = Options(**options), stored_dtype(dtype)
+    if opt.permutations == "sinkhorn":
+        raise ValueError("permutations 'sinkhorn': a relaxed model is not the same function; use it in a merge")
     with opened([source, anchor], opt.family) as given, workplace(output) as target:
         refuse_existing(target, given, overwrite)
         beside = Path(f"{str(output).rstrip('/')}-anchor") if output is not None else target.with_name("anchor")

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing how to merge, by how much time it may take.
+
+    fast        the nearest weights and their average: no data, no forward passes
+    balanced    progressive merging after matching by weights and by activations: closed forms
+    best        these, and progressive merging after learned matching: gradients
+
+What the models do on data that nothing was fitted on decides between the candidates of a level: the KL divergence of
+the merged model's predictions from the mixture of the models'. No family has a rule of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from onebasin.checkpoint import Checkpoint, CheckpointError, distances, stock_model
+from onebasin.checkpoint.probes import probe
+from onebasin.checkpoint.trace import Batch, run
+from onebasin.data.teaching import forward_of, held_out
+from onebasin.fusion.progressive import RIDGES, Progressive, merge_progressively
+from onebasin.symmetry import Alignment
+
+from .aligning import Found, align_all, calibration, examples_per_step, task_of
+from .folders import common_roles
+from .options import Options, Tell
+
+QUALITIES = ("fast", "balanced", "best")
+LEVEL = "full"
+RELATED = 0.7  # relative distance under which models share an origin, so that not matching them is a candidate, too
+BACKWARD = 3  # a step of learning in forward passes: forward and backward
+SETTLED = {"method": "average", "match": "paper", "match_with": "weights", "soft": None}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The best candidate, and what to say about it. fitted: None for the plain average, which needs no data."""
+
+    found: list[Found]
+    alignments: list[Alignment]
+    fitted: Progressive | None
+    report: dict[str, Any]
+    notes: list[str]
+
+
+def refuse_settled(quality: str, **given: Any) -> None:
+    """Raises ValueError for an unknown quality, and for options that it settles by itself."""
+    if quality not in QUALITIES:
+        raise ValueError(f"quality '{quality}': choose one of {', '.join(QUALITIES)}")
+    for option, usual in SETTLED.items():
+        if given[option] != usual:
+            raise ValueError(f"quality chooses {option.replace('_', '-')} by itself; leave one of the two out")
+
+
+def choose(
+    quality: str,
+    models: Sequence[Checkpoint],
+    centre: int,
+    layout: int,
+    shares: Sequence[float],
+    opt: Options,
+    tell: Tell | None,
+) -> Chosen:
+    """Align and merge `models` in every way that the quality allows, and keep the best.
+
+    models: in canonical form. centre, layout, shares: as in `merge`. Raises ValueError where data are needed and
+    missing.
+    """
+    if quality == "fast":
+        found, alignments = align_all(models, centre, LEVEL, opt, tell)
+        why = "the nearest weights, averaged: what needs no data"
+        report: dict[str, Any] = {"level": quality, "chosen": "weights, average", "candidates": {}, "why": why}
+        return _told(Chosen(found, alignments, None, report, []), models, opt, None)
+    if opt.data is None and task_of(models[0]) == "causal-lm":
+        opt = replace(opt, data="self")
+    batches = calibration(models, opt, tell)
+    fit, held = held_out(batches, None)
+    merged = partial(
+        merge_progressively, models, weights=shares, layout=layout, shared=set(common_roles(models).roles),
+        batches=fit, held_back=held, dtype=opt.dtype, device=opt.device, tell=tell,
+    )  # fmt: skip
+    candidates: dict[str, tuple[float, list[Found], list[Alignment], Progressive]] = {}
+    notes: list[str] = []
+
+    def consider(name: str, level: str = LEVEL, **how: Any) -> None:
+        try:
+            found, alignments = align_all(models, centre, level, replace(opt, **how), tell, fit, held)
+            fitted = merged(alignments)
+        except CheckpointError as error:
+            notes.append(f"no candidate: {name} ({error})")
+            return
+        for ridge, loss in fitted.losses.items():
+            kind = f"{name}, {'average' if ridge is None else f'progressive (ridge {ridge:g})'}"
+            candidates[kind] = (loss, found, alignments, fitted)
+
+    if all(distances(model, models[centre], dtype=opt.dtype).relative < RELATED for model in models):
+        consider("unmatched", "none")
+    for start in ("weights", "activations"):
+        consider(start, match_with=start)
+    if quality == "best" and _one_shape(models):
+        start = min(("weights", "activations"), key=lambda name: _least(candidates, name))
+        consider(f"learned from {start}", match_with="learned", start=start)
+    if not candidates:
+        raise CheckpointError(f"quality '{quality}' cannot follow these models; use fast. " + "; ".join(notes))
+    best = min(candidates, key=lambda name: candidates[name][0])
+    loss, found, alignments, fitted = candidates[best]
+    report = {
+        "level": quality,
+        "chosen": best,
+        "candidates": {name: candidate[0] for name, candidate in candidates.items()},
+        "why": f"KL divergence {loss:.4g} from the models' mixture on data held back, the least of {len(candidates)}",
+    }
+    return _told(Chosen(found, alignments, fitted, report, notes), models, opt, batches)
+
+
+def _least(candidates: dict[str, tuple[float, list[Found], list[Alignment], Progressive]], start: str) -> float:
+    return min((c[0] for name, c in candidates.items() if name.startswith(start)), default=float("inf"))
+
+
+def _one_shape(models: Sequence[Checkpoint]) -> bool:
+    shapes = [{role: entry.shape for role, entry in model.signature.tensors.items()} for model in models]
+    return all(shape == shapes[0] for shape in shapes)
+
+
+# --- what the next level would cost -------------------------------------------------------------------------------
+
+
+def _told(chosen: Chosen, models: Sequence[Checkpoint], opt: Options, batches: Sequence[Batch] | None) -> Chosen:
+    """With notes: what was chosen, why, and what the next level would cost."""
+    report = chosen.report
+    notes = [f"quality {report['level']}: {report['chosen']} ({report['why']})", *chosen.notes]
+    if report["level"] == QUALITIES[-1]:
+        return replace(chosen, notes=[*notes, "beyond this lies training: onebasin refine"])
+    following = QUALITIES[QUALITIES.index(report["level"]) + 1]
+    seconds, examples = _pass(models[0], opt, batches)
+    passes = passes_of(following, len(models), examples * opt.steps / opt.samples)
+    report["next"] = {"level": following, "passes": round(passes, 1), "seconds": round(passes * seconds, 1)}
+    data = "" if batches else f" {opt.samples} sequences or images of calibration data, and"
+    notes.append(f"the next quality, {following}, needs{data} about {passes:.0f} forward passes over them, "
+                 f"some {passes * seconds:.2g} seconds here")  # fmt: skip
+    return replace(chosen, notes=notes)
+
+
+def passes_of(quality: str, count: int, rounds: float) -> float:
+    """What a quality needs for `count` models, in forward passes of one model over all calibration data.
+
+    Activations: both models of every pair. Progressive merging: all models, and a merged one for every ridge, for every
+    start. Learning: all models once, and forward and backward for every step. rounds: its steps, as rounds of the data.
+    """
+    progressive = count + len(RIDGES)
+    return {
+        "fast": 0.0,
+        "balanced": 2 * (count - 1) + 2 * progressive,
+        "best": 2 * (count - 1) + 3 * progressive + count + BACKWARD * rounds,
+    }[quality]
+
+
+def _pass(model: Checkpoint, opt: Options, batches: Sequence[Batch] | None) -> tuple[float, int]:
+    """Seconds that one model takes for all calibration data, and the examples in a step of learning.
+
+    Measured on one batch; where there are no data yet, on random inputs of at most 64 tokens.
+    """
+    stock = stock_model(model, dtype=opt.dtype, device=opt.device)
+    batch = batches[0] if batches else probe(stock.model, stock.model, 4, 64, 0)
+    started = time.perf_counter()
+    examples = examples_per_step(forward_of(stock), stock.parameter, [batch])
+    run(stock, batch)
+    rows = len(next(iter(batch.values()))) + 1  # the step's example is one more
+    return (time.perf_counter() - started) * opt.samples / rows, examples

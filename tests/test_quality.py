@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging by how much time it may take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, save
+
+import onebasin
+from onebasin.checkpoint.stock import stock_model
+from onebasin.data.calibration import self_generated
+from onebasin.data.teaching import HELD_BACK, divergence, forward_of
+from onebasin.jobs.quality import passes_of
+
+
+def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> list[Path]:
+    """Models that share nothing (apart 1) or nearly all (apart near 0)."""
+    found = []
+    for number in range(count):
+        model = CASES[case]()
+        generator = torch.Generator().manual_seed(number)
+        for name, parameter in model.named_parameters():
+            fresh = 0.3 * torch.randn(parameter.shape, generator=generator)
+            if "norm" not in name.lower() and "ln_" not in name:
+                parameter.data += apart * (fresh - parameter.data)
+        found.append(save(model, folder / str(number)))
+    return found
+
+
+def divergence_of(merged: Path, models: list[Path], batches: list[dict[str, torch.Tensor]]) -> float:
+    """Of a written folder from its sources, measured apart from the code under test."""
+    own, *theirs = (stock_model(onebasin.Checkpoint(folder)) for folder in (merged, *models))
+    losses = []
+    for batch in batches:
+        answers = [forward_of(model)(model.parameter, batch) for model in theirs]
+        shares = [1 / len(models)] * len(models)
+        losses.append(float(divergence(forward_of(own)(own.parameter, batch), answers, shares, batch)))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("quality", ["balanced", "best"])
+def test_the_candidate_with_the_least_held_back_loss_is_written(quality: str, tmp_path: Path) -> None:
+    models = models_of("GPT2LMHeadModel", tmp_path)
+    found = onebasin.merge(models, tmp_path / "out", quality=quality, samples=128, steps=6, anchor=0)
+    report = found["quality"]
+    losses = report["candidates"]
+    assert losses[report["chosen"]] == min(losses.values())
+    starts = {"weights", "activations"} | ({"learned"} if quality == "best" else set())
+    assert {name.split(",")[0].split(" ")[0] for name in losses} == starts
+    writers = [stock_model(onebasin.Checkpoint(folder)).model for folder in models]
+    batches = self_generated(writers, 128, None, 0)
+    held = batches[-max(1, round(HELD_BACK * len(batches))) :]
+    # Canonical forms write other sequences than their sources only where rounding tips a draw.
+    assert divergence_of(tmp_path / "out", models, held) == pytest.approx(losses[report["chosen"]], rel=0.05)
+    said = " ".join(found["notes"])
+    assert report["chosen"] in said and ("refine" in said if quality == "best" else "the next quality, best" in said)
+    assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["result"]["quality"]["level"] == quality
+
+
+def test_fast_needs_no_data_and_says_what_more_would_cost(tmp_path: Path) -> None:
+    models = models_of("BertForMaskedLM", tmp_path)
+    found = onebasin.merge(models, tmp_path / "fast", quality="fast", anchor=0)
+    plain = onebasin.merge(models, tmp_path / "plain", match="full", anchor=0)
+    first, second = (stock_model(onebasin.Checkpoint(tmp_path / name)).parameter for name in ("fast", "plain"))
+    assert all(torch.equal(first[role], second[role]) for role in first)
+    assert found["quality"]["next"]["level"] == "balanced" and found["quality"]["next"]["seconds"] > 0
+    assert found["method"] == plain["method"] == "average"
+
+
+def test_a_vision_model_needs_images(tmp_path: Path) -> None:
+    models = models_of("ViTForImageClassification", tmp_path)
+    with pytest.raises(ValueError, match="calibration data are missing"):
+        onebasin.merge(models, tmp_path / "out", quality="balanced")
+    assert not (tmp_path / "out").exists()
+
+
+def test_relatives_may_stay_unmatched(tmp_path: Path) -> None:
+    near, far = (models_of("GPT2LMHeadModel", tmp_path / str(apart), apart=apart) for apart in (0.01, 1.0))
+    for models, wanted in ((near, True), (far, False)):
+        found = onebasin.merge(models, quality="balanced", samples=64)
+        assert any(name.startswith("unmatched") for name in found["quality"]["candidates"]) == wanted
+
+
+def test_three_models_are_learned_together(tmp_path: Path) -> None:
+    models = models_of("GPT2LMHeadModel", tmp_path, 3)
+    found = onebasin.merge(models, tmp_path / "out", quality="best", samples=64, steps=4)
+    assert any(name.startswith("learned from") for name in found["quality"]["candidates"])
+    assert len(found["distance_after"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (dict(quality="good"), "choose one of fast, balanced, best"),
+        (dict(quality="fast", match="full"), "quality chooses match by itself"),
+        (dict(quality="best", method="progressive"), "quality chooses method by itself"),
+        (dict(quality="best", match_with="activations"), "quality chooses match-with by itself"),
+    ],
+)
+def test_what_quality_settles_is_not_told_twice(how: dict[str, str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        onebasin.merge(models_of("GPT2LMHeadModel", tmp_path), **how)
+
+
+def test_passes_are_counted() -> None:
+    """Two models, three ridges: activations 2, progressive merging 5 for each of two starts."""
+    assert passes_of("balanced", 2, 0) == 2 + 2 * 5
+    assert passes_of("best", 3, 10) == 4 + 3 * 6 + 3 + 30
