@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss over the plane through three models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.data import Task, evaluate, load_model
+
+Tensors = dict[str, Tensor]
+
+
+def plane(
+    a: str | Path, b: str | Path, c: str | Path, task: Task, points: int = 11, *, margin: float = 0.25,
+    tell: Callable[[str], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Losses on a grid over the plane through three model folders (Garipov et al., 2018, section 3).
+
+    Origin a; the first axis points to b, the second is the part of c - a at right angles to it, so distances on the
+    grid are distances between weights. margin: how far the grid reaches beyond the models, as a share of their extent.
+
+    Returns `x`, `y` (coordinates, lists of `points`), `z` (losses, rows along y), `marks` (name -> place).
+    Raises ValueError where the models do not lie in one space, or on one line.
+    """
+    model = load_model(a, task.name)
+    origin, to_b, to_c = (_state(load_model(folder, task.name)) for folder in (a, b, c))
+    _alike(origin, to_b, to_c)
+    to_b, to_c = _minus(to_b, origin), _minus(to_c, origin)
+    width, along = sqrt(_dot(to_b, to_b)), _dot(to_b, to_c)
+    if not width:
+        raise ValueError("the first two models are the same: they span no plane")
+    along /= width
+    rest = {name: to_c[name] - along / width * to_b[name] for name in to_c}
+    height = sqrt(_dot(rest, rest))
+    if height < 1e-6 * width:
+        raise ValueError("the three models lie on one line: they span no plane")
+    places = {"A": (0.0, 0.0), "B": (width, 0.0), "C": (along, height)}
+    left, right = min(0.0, along), max(width, along)
+    x = _ticks(left, right, margin, points)
+    y = _ticks(0.0, height, margin, points)
+    z: list[list[float]] = []
+    for row, v in enumerate(y):
+        if tell:
+            tell(f"plane: row {row + 1} of {points}")
+        z.append([])
+        for u in x:
+            at = {name: origin[name] + u / width * to_b[name] + v / height * rest[name] for name in origin}
+            model.load_state_dict(at, strict=False)
+            z[-1].append(evaluate(model, task).loss)
+    return {"x": x, "y": y, "z": z, "marks": places}
+
+
+def _state(model: torch.nn.Module) -> Tensors:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+
+
+def _alike(*states: Tensors) -> None:
+    for other in states[1:]:
+        for name in sorted(states[0].keys() ^ other.keys()):
+            raise ValueError(f"the models do not lie in one plane: only one of them has the tensor '{name}'")
+        for name, tensor in states[0].items():
+            if tensor.shape != other[name].shape:
+                raise ValueError(f"the models do not lie in one plane: the tensor '{name}' differs in shape")
+
+
+def _minus(one: Tensors, other: Tensors) -> Tensors:
+    return {name: one[name] - other[name] for name in one}
+
+
+def _dot(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Summed in float64: the squares of millions of small numbers."""
+    return sum(float((one[name].double() * other[name].double()).sum()) for name in one)
+
+
+def _ticks(low: float, high: float, margin: float, points: int) -> list[float]:
+    reach = margin * (high - low)
+    ticks: Sequence[float] = torch.linspace(low - reach, high + reach, points, dtype=torch.float64).tolist()
+    return list(ticks)

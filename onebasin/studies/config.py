@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study measures, read from a YAML file: models, data, ways to match and ways to merge."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
+
+
+class Corpus(BaseModel):
+    """One dataset, in files that `onebasin.data.load_task` reads.
+
+    test: what every score is measured on. validation: what `layers: auto` chooses by. calibration: what methods that
+    measure on data look at, such as the training rows.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    test: str
+    validation: str | None = None
+    calibration: str | None = None
+
+
+class Config(BaseModel):
+    """A study's file.
+
+    models: folders or hub ids, one per corpus, or all of the only corpus; `{seed}` in a name stands for each of `seeds`
+    in turn. out_of_domain: a corpus that no model was trained on, for the merge of all. matchings: name -> options of
+    `onebasin.match` (null: as they are; `layers: auto` takes the layer whose match alone scores best on validation
+    data). methods: of `onebasin merge --method`. options: further options of `load_task`, such as context.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: str
+    models: list[str] = Field(min_length=2)
+    seeds: list[int] = Field(default=[0], min_length=1)
+    corpora: list[Corpus] = Field(min_length=1)
+    out_of_domain: Corpus | None = None
+    matchings: dict[str, Matching] = Field(default={}, validate_default=True)
+    methods: list[str] = ["average"]
+    metric: str = "accuracy"
+    limit: int | None = None
+    samples: int = 256
+    points: int = 11
+    options: dict[str, Any] = {}
+
+    def runs(self) -> list[list[str]]:
+        """The models of every seed."""
+        return [[name.replace("{seed}", str(seed)) for name in self.models] for seed in self.seeds]
+
+    def corpus(self, model: int) -> Corpus:
+        """The corpus that a model, counted from 0, was trained on."""
+        return self.corpora[model if len(self.corpora) > 1 else 0]
+
+
+def read_config(file: str | Path, **defaults: Any) -> Config:
+    """The study in `file`; `defaults` are used where the file says nothing.
+
+    Raises ValueError naming the first key that is unknown (and the nearest known one), missing, or of a wrong kind.
+    """
+    try:
+        found = yaml.safe_load(Path(file).read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no study file '{file}'") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read '{file}' as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"'{file}' is no study: it needs keys such as task, models and corpora")
+    try:
+        config = Config(**{**defaults, **found})
+    except ValidationError as error:
+        raise ValueError(f"'{file}': {_sentence(error)}") from None
+    if len(config.corpora) not in (1, len(config.models)):
+        raise ValueError(f"'{file}': {len(config.models)} models need one corpus, or one each")
+    return config
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        known = Corpus.model_fields if len(first["loc"]) > 1 else Config.model_fields
+        near = get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0)
+        return f"unknown key '{where}'; did you mean '{near[0]}'?"
+    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}"

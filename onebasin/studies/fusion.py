@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Studies whose rows are ways to merge and whose columns are ways to match: the fusion table and the ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+from onebasin.data import load_model
+
+from .config import Config
+from .results import Chart, Results, Table, spread
+from .settings import Tell, fused, merged, pairs, score, test_of
+from .settings import matched as matched_to_first
+
+MATCHINGS: dict[str, Any] = {
+    "no match": None,
+    "paper, no rescaling": {"symmetry": "paper", "rescale": "none"},
+    "paper": {"symmetry": "paper", "rescale": "after"},
+    "full": {"symmetry": "full", "rescale": "joint"},
+}
+ABLATIONS: dict[str, Any] = {
+    "no match": None,
+    "w/o attention": {"symmetry": "paper", "rescale": "after", "parts": ["ffn"]},
+    "w/o FFN": {"symmetry": "paper", "rescale": "after", "parts": ["attention"]},
+    "w/o rescaling": {"symmetry": "paper", "rescale": "none"},
+    "match": {"symmetry": "paper", "rescale": "after"},
+}
+
+
+def fusion_table(config: Config, tell: Tell) -> Results:
+    """Tables 1 and 2 of Zhang et al. (2025): every method under every matching, beside the end models' own scores.
+
+    In-domain: every pair of models, scored on each one's corpus under its own head. Out of domain, where the study
+    names such a corpus: all models merged, scored on data that none was trained on.
+    """
+    results = _grid(config, tell, "fusion-table", "Fusion with and without matching")
+    if config.out_of_domain is not None:
+        results.tables.append(_out_of_domain(config, tell))
+    return results
+
+
+def ablation(config: Config, tell: Tell) -> Results:
+    """Figure 3 of Zhang et al. (2025): matching without attention, without FFN, without rescaling."""
+    return _grid(config, tell, "ablation", "What each part of matching adds")
+
+
+def _grid(config: Config, tell: Tell, study: str, title: str) -> Results:
+    runs, members = config.runs(), pairs(config)
+    # matching -> method -> seed -> pair -> the scores on both corpora
+    found: dict[str, dict[str, list[list[list[float]]]]] = {}
+    for name, matching in config.matchings.items():
+        found[name] = {method: [] for method in config.methods}
+        for number, run in enumerate(runs):
+            scored: list[dict[str, list[float]]] = []
+            for pair in members:
+                tell(f"{name}: seed {config.seeds[number]}, models {pair[0]} and {pair[1]}")
+                scored.append(fused(config, run, pair, matching))
+            for method in config.methods:
+                found[name][method].append([one[method] for one in scored])
+    own = [[_own(config, run, i) for i in range(len(run))] for run in runs]
+    cells = {name: {method: spread([mean(map(mean, seed)) for seed in seeds]) for method, seeds in of.items()}
+             for name, of in found.items()}  # fmt: skip
+    ends = spread([mean(scores) for scores in own])
+    unit = f"{config.metric}, mean ± standard deviation over {len(runs)} seeds"
+    tables = [
+        Table(
+            f"Mean over {len(members)} pairs: {unit}",
+            ["method", *config.matchings],
+            [[method, *(cells[name][method] for name in config.matchings)] for method in config.methods]
+            + [["the end models, each on its own", *([ends] * len(config.matchings))]],
+        ),
+        Table(f"Every pair: {unit}", ["pair", "method", *config.matchings], _by_pair(config, found)),
+    ]
+    chart = Chart("scores", f"{title} ({config.task})", "bars", list(config.methods),
+                  {name: [cells[name][method] for method in config.methods] for name in config.matchings},
+                  ylabel=config.metric)  # fmt: skip
+    text = (f"{len(config.models)} models, {len(runs)} seeds. Pairs are merged with equal weights and scored on the "
+            f"test data of both, each under its own head. The end models alone score {ends[0]:.3f}.")  # fmt: skip
+    return Results(study, title, text, config.model_dump(), tables, [chart])
+
+
+def _by_pair(config: Config, found: Any) -> list[list[Any]]:
+    rows = []
+    for p, (i, j) in enumerate(pairs(config)):
+        for method in config.methods:
+            cells = [spread([mean(seed[p]) for seed in of[method]]) for of in found.values()]
+            rows.append([f"{_name(config, i)} + {_name(config, j)}", method, *cells])
+    return rows
+
+
+def _name(config: Config, model: int) -> str:
+    return config.corpus(model).name if len(config.corpora) > 1 else str(model)
+
+
+def _own(config: Config, run: Sequence[str], model: int) -> float:
+    return score(load_model(run[model], config.task), test_of(config.corpus(model), run[model], config), config)
+
+
+def _out_of_domain(config: Config, tell: Tell) -> Table:
+    """All models merged, on data that none was trained on; and the end models there."""
+    corpus = config.out_of_domain
+    assert corpus is not None
+    rows: dict[str, list[Any]] = {method: [] for method in config.methods}
+    for name, matching in config.matchings.items():
+        values: dict[str, list[float]] = {method: [] for method in config.methods}
+        for run in config.runs():
+            tell(f"{name}: all models, on {corpus.name}")
+            task = test_of(corpus, run[0], config)
+            with matched_to_first(
+                run, None if matching is None else {k: v for k, v in matching.items() if v != "auto"}
+            ) as at:
+                for method in config.methods:
+                    model = merged(at.folders, method, config, [config.corpus(i) for i in range(len(run))])
+                    values[method].append(score(model, task, config))
+        for method in config.methods:
+            rows[method].append(spread(values[method]))
+    ends = [mean(score(load_model(model, config.task), test_of(corpus, model, config), config) for model in run)
+            for run in config.runs()]  # fmt: skip
+    return Table(
+        f"All models merged, on {corpus.name}, which none was trained on: {config.metric}",
+        ["method", *config.matchings],
+        [[method, *cells] for method, cells in rows.items()]
+        + [["the end models, mean", *([spread(ends)] * len(config.matchings))]],
+    )

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: every study of a folder on one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from .charts import draw, svg
+from .results import Results, Table, shown
+
+_STYLE = """
+:root { color-scheme: light dark; --line: light-dark(#d5d8dc, #3b4048); --soft: light-dark(#f4f5f7, #22262c); }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem;
+       color: light-dark(#1c1f23, #e4e6ea); background: light-dark(#ffffff, #15181c); }
+h1 { font-size: 1.6rem; } h2 { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem; }
+nav a { margin-right: 1rem; } a { color: light-dark(#0b5cad, #7db8f0); }
+.wide { overflow-x: auto; } figure { margin: 1.5rem 0; } figure svg { width: 100%; height: auto; }
+table { border-collapse: collapse; font-size: .9rem; min-width: 60%; }
+caption { text-align: left; font-weight: 600; padding: .5rem 0; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid currentColor; }
+th[aria-sort=ascending] button::after { content: " \\2191"; }
+th[aria-sort=descending] button::after { content: " \\2193"; }
+pre { background: var(--soft); border-radius: 4px; padding: .7rem; overflow-x: auto; }
+"""
+
+# A click on a heading sorts its table by that column, numbers by value; a second click turns the order round.
+_SCRIPT = """
+for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
+  const head = button.parentElement, table = head.closest("table"), body = table.tBodies[0];
+  const column = head.cellIndex, down = head.getAttribute("aria-sort") === "ascending";
+  const value = cell => cell.dataset.value === undefined ? cell.textContent : +cell.dataset.value;
+  const key = row => value(row.cells[column]);
+  for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const order = (a, b) => a === b ? 0 : typeof a !== typeof b ? (typeof a === "number" ? -1 : 1) : a < b ? -1 : 1;
+  [...body.rows].sort((a, b) => (down ? -1 : 1) * order(key(a), key(b))).forEach(row => body.append(row));
+});
+"""
+
+
+def report(studies: Sequence[Results]) -> str:
+    """One HTML page: a part per study with its words, tables (sortable), charts, settings and command.
+
+    It holds its style, script and pictures itself, and follows the reader's light or dark setting.
+    """
+    links = "".join(f'<a href="#{s.study}">{escape(s.title)}</a>' for s in studies)
+    parts = "".join(map(_part, studies))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<title>onebasin: studies</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>Studies</h1>\n"
+        f"<nav>{links}</nav>\n{parts}<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
+def _part(study: Results) -> str:
+    charts = "".join(
+        f'<figure role="img" aria-label="{escape(chart.title)}">{svg(draw(chart))}</figure>\n' for chart in study.charts
+    )
+    tables = "".join(map(_table, study.tables))
+    notes = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
+    asked = escape(json.dumps(study.config, indent=2))
+    return (
+        f'<section id="{study.study}">\n<h2>{escape(study.title)}</h2>\n<p>{escape(study.text)}</p>\n{tables}{charts}'
+        + (f"<ul>{notes}</ul>\n" if notes else "")
+        + (f"<pre>{escape(study.command)}</pre>\n" if study.command else "")
+        + f"<details><summary>Settings ({study.seconds:.0f} s)</summary><pre>{asked}</pre></details>\n</section>\n"
+    )
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in table.columns)
+    rows = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>\n" for row in table.rows)
+    return (
+        f'<div class="wide"><table><caption>{escape(table.caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>\n{rows}</tbody></table></div>\n"
+    )
+
+
+def _cell(cell: Any) -> str:
+    value = cell[0] if isinstance(cell, list | tuple) else cell
+    number = f' data-value="{value}"' if isinstance(value, int | float) else ""
+    return f"<td{number}>{escape(shown(cell))}</td>"

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a study found: tables and charts as data, and how they are written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """rows: one list of cells per row, as many as there are columns. A cell may be (mean, spread)."""
+
+    caption: str
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """kind: bars, lines or contours; the rest is what `charts.draw` needs for it.
+
+    bars: series name -> [(mean, spread), ...], one per label of `x`. lines: series name -> values over the numbers of
+    `x`. contours: name -> {"x", "y", "z" (rows along y), "marks": name -> (x, y)}, one panel each.
+    """
+
+    name: str
+    title: str
+    kind: str
+    x: list[Any]
+    series: dict[str, Any]
+    xlabel: str = ""
+    ylabel: str = ""
+
+
+@dataclass(frozen=True)
+class Results:
+    """study: the command's name. title, text: for the report. config: what was asked. seconds: in all."""
+
+    study: str
+    title: str
+    text: str
+    config: dict[str, Any]
+    tables: list[Table]
+    charts: list[Chart]
+    seconds: float = 0.0
+    command: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (0 for a single value)."""
+    return mean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def write(results: Results, folder: Path) -> None:
+    """NAME.json, a PNG per chart, and the report over every study in the folder. Raises OSError where it cannot."""
+    from .charts import draw, save
+    from .report import report
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for chart in results.charts:
+        save(draw(chart), folder / f"{results.study}-{chart.name}.png")
+    (folder / f"{results.study}.json").write_text(json.dumps(asdict(results), indent=2) + "\n", "utf-8")
+    (folder / "report.html").write_text(report(read_all(folder)), "utf-8")
+
+
+def read_all(folder: Path) -> list[Results]:
+    """Every study that was written into a folder, in the order of their names; other files are passed over."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        facts = json.loads(file.read_text("utf-8"))
+        if isinstance(facts, dict) and {"study", "tables", "charts"} <= facts.keys():
+            facts["tables"] = [Table(**table) for table in facts["tables"]]
+            facts["charts"] = [Chart(**chart) for chart in facts["charts"]]
+            found.append(Results(**facts))
+    return found
+
+
+def markdown(table: Table) -> str:
+    """The table in Markdown, numbers with three significant decimals."""
+    lines = ["| " + " | ".join(table.columns) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
+    lines += ["| " + " | ".join(shown(cell) for cell in row) + " |" for row in table.rows]
+    return "\n".join(lines) + "\n"
+
+
+def shown(cell: Any) -> str:
+    """A cell as text: 0.123, 0.123 ± 0.045, or a dash for what was not measured."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, list | tuple):
+        return shown(cell[0]) + (f" ± {shown(cell[1])}" if cell[1] else "")
+    return (
+        f"{cell:.3f}"
+        if isinstance(cell, float) and abs(cell) < 100
+        else str(round(cell, 1) if isinstance(cell, float) else cell)
+    )

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Studies that a YAML file describes: their numbers are those of the single steps, and their report stands alone."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+import onebasin
+from onebasin.data import evaluate, load_model, load_task
+from onebasin.landscape import interpolate
+from onebasin.studies.config import read_config
+from onebasin.studies.demo import PROCESSOR, train
+from onebasin.studies.distances import MATCHINGS
+from onebasin.studies.results import Results, read_all
+from onebasin.studies.run import STUDIES, run_study
+
+DIGITS = {"name": "digits", "test": "builtin:digits#test", "validation": "builtin:digits#train"}
+
+
+@pytest.fixture(scope="module")
+def vits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three ViTs that saw the digits once: bad models, but any do for arithmetic."""
+    folder = tmp_path_factory.mktemp("vits")
+    for seed in range(3):
+        train(seed, epochs=1).save_pretrained(folder / str(seed))
+        (folder / str(seed) / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return folder
+
+
+def study_file(folder: Path, vits: Path, models: int, **more: object) -> Path:
+    asked = {
+        "task": "image-classification",
+        "models": [str(vits / str(i)) for i in range(models)],
+        "corpora": [{**DIGITS, "calibration": "builtin:digits#train"}],
+        "methods": ["average"],
+        "limit": 60,
+        "samples": 32,
+        "points": 3,
+    }
+    file = folder / "study.yaml"
+    file.write_text(yaml.safe_dump({**asked, **more}))
+    return file
+
+
+def run(name: str, tmp_path: Path, vits: Path, models: int = 2, **more: object) -> Results:
+    return run_study(name, study_file(tmp_path, vits, models, **more), tmp_path / "out")
+
+
+def test_the_row_without_matching_is_the_plain_average(tmp_path: Path, vits: Path) -> None:
+    found = run("fusion-table", tmp_path, vits, matchings={"no match": None})
+    task = load_task("image-classification", "builtin:digits", vits / "0", split="test", limit=60)
+    ends = [load_model(vits / str(i), "image-classification") for i in (0, 1)]
+    own = [evaluate(end, task).accuracy for end in ends]
+    ends[0].load_state_dict(interpolate(ends[0].state_dict(), ends[1].state_dict(), 0.5))
+    rows = {row[0]: row[1] for row in found.tables[0].rows}
+    assert rows["average"][0] == pytest.approx(evaluate(ends[0], task).accuracy)
+    assert rows["the end models, each on its own"][0] == pytest.approx(sum(own) / 2)
+
+
+def test_auto_layers_are_the_best_single_layer_on_validation_data(tmp_path: Path, vits: Path) -> None:
+    one = {"symmetry": "paper", "parts": ["ffn"]}
+    chosen = {"single": {**one, "layers": "auto"}, **{str(i): {**one, "layers": [i]} for i in range(3)}}
+    # Validation and test data are the same here, so the best layer shows in the table.
+    corpora = [{**DIGITS, "validation": DIGITS["test"]}]
+    found = run("fusion-table", tmp_path, vits, matchings=chosen, corpora=corpora, metric="loss")
+    row = dict(zip(found.tables[0].columns, found.tables[0].rows[0], strict=True))
+    assert row["single"] == min(row[str(i)] for i in range(3))
+
+
+def test_no_matching_moves_models_apart(tmp_path: Path, vits: Path) -> None:
+    some = {name: way for name, way in MATCHINGS.items() if name not in ("full", "invertible")}  # slow, and alike
+    found = run("distance", tmp_path, vits, matchings=some)
+    shares = {row[0]: row[3][0] for row in found.tables[0].rows}
+    assert shares.pop("no match") == 1
+    assert all(share < 1 for share in shares.values())
+    assert shares["paper, joint"] <= shares["paper, rescaled after"] <= shares["paper"]
+    plain = found.tables[0].rows[0][2][0]
+    assert plain == pytest.approx(onebasin.distance(vits / "0", vits / "1").distance)
+
+
+def test_a_plane_shows_the_models_where_they_are(tmp_path: Path, vits: Path) -> None:
+    two = {"no match": None, "match": {"symmetry": "paper"}}
+    found = run("landscape", tmp_path, vits, models=3, matchings=two, limit=20)
+    lines, planes = found.charts
+    assert {len(losses) for losses in lines.series.values()} == {3}
+    a_to_b = onebasin.distance(vits / "0", vits / "1").distance
+    assert planes.series["three models, as they are"]["marks"]["B"][0] == pytest.approx(a_to_b, rel=1e-4)
+
+
+def test_layers_matched_together_are_all_layers(tmp_path: Path, vits: Path) -> None:
+    found = run("layers", tmp_path, vits, metric="loss")
+    single, tail, head = ([row[1][0] for row in table.rows] for table in found.tables)
+    assert tail[0] == head[0] and tail[-1] == head[-1]  # none, and all three
+    assert single[0] == head[1] and single[-1] == tail[1]
+
+
+def test_the_share_of_matching_is_its_time_over_that_of_the_merge(tmp_path: Path, vits: Path) -> None:
+    found = run("runtime", tmp_path, vits)
+    seconds = {row[0]: row[1] for row in found.tables[0].rows}
+    share = found.tables[1].rows[0][1]
+    assert share == pytest.approx(seconds["matching: paper"][0] / seconds["merging: average"][0])
+
+
+class _Page(HTMLParser):
+    """Whether tags nest, and what the page fetches."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.sections: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.fetched += [value or "" for key, value in attrs if key == "src" or (tag == "link" and key == "href")]
+        if tag == "section":
+            self.sections.append(given["id"] or "")
+        if tag not in ("meta", "link", "br", "hr", "img", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_studies_of_one_folder_share_a_page_that_fetches_nothing(tmp_path: Path, vits: Path) -> None:
+    two = {"no match": None, "match": {"symmetry": "paper"}}
+    for name in ("distance", "ablation"):
+        run(name, tmp_path, vits, matchings=two)
+    page = _Page((tmp_path / "out" / "report.html").read_text("utf-8"))
+    assert page.open == [] and page.sections == ["ablation", "distance"]
+    assert all(place.startswith("data:") for place in page.fetched)
+    assert [found.study for found in read_all(tmp_path / "out")] == ["ablation", "distance"]
+    assert (tmp_path / "out" / "distance-share.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"methdos": ["average"]}, "unknown key 'methdos'; did you mean 'methods'?"),
+        ({"models": ["a"]}, "models:"),
+        ({"corpora": [DIGITS, DIGITS, DIGITS]}, "2 models need one corpus, or one each"),
+        ({"corpora": [{**DIGITS, "tets": "x"}]}, "did you mean 'test'?"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_in_one_sentence(
+    tmp_path: Path, vits: Path, change: dict[str, object], said: str
+) -> None:
+    file = study_file(tmp_path, vits, 2)
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **change}))
+    with pytest.raises(ValueError) as error:
+        run_study("distance", file, tmp_path / "out")
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_commands_are_the_studies() -> None:
+    from onebasin.cli.study import app
+
+    assert set(STUDIES) <= {str(command.name) for command in app.registered_commands}
+
+
+def test_the_examples_are_studies() -> None:
+    for file in (Path(__file__).parents[2] / "examples" / "studies").glob("*.yaml"):
+        assert read_config(file).seeds
