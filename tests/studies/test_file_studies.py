@@ -43,7 +43,7 @@ def study_file(folder: Path, vits: Path, models: int, **more: object) -> Path:
         "points": 3,
     }
     file = folder / "study.yaml"
-    file.write_text(yaml.safe_dump({**asked, **more}))
+    file.write_text(yaml.safe_dump({**asked, **more}, sort_keys=False))
     return file
 
 
