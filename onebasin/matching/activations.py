@@ -152,6 +152,15 @@ class _Meter:
                 site = Site((Leaf(space),))
                 self.outputs[source.owner[role]] = Leaf(space), [site]
                 self.norms.setdefault(signature.root[space], []).append(site)
+        self.channels: set[str] = set()  # convolutions, whose output has its channels before its places
+        for role, entry in signature.tensors.items():
+            if len(entry.axes) > 2 and role in source.owner:
+                module, axis = source.owner[role], entry.axes[0]
+                self.channels.add(module)
+                self.outputs[module] = axis, self._cut(axis)
+                for site in self.outputs[module][1]:
+                    for root in self._roots(site):
+                        self.written.setdefault(root, []).append(site)
         small = {key: value[:2] for key, value in example.items()}
         for call in {call.module: call for call in linear_calls(source, small)}.values():
             into, out = call.axes(source)
@@ -190,6 +199,7 @@ class _Meter:
 
             def look(name: str, found: dict[tuple[str, bool], list[Tensor]]) -> Callable[[Tensor, Tensor], None]:
                 def record(x: Tensor, y: Tensor) -> None:
+                    y = y.movedim(1, -1) if name in self.channels else y
                     for value, is_input, table in ((x, True, self.inputs), (y, False, self.outputs)):
                         if name in table:
                             found.setdefault((name, is_input), []).append(_samples(value, mask))

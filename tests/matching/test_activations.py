@@ -24,6 +24,7 @@ from onebasin.symmetry import acting_groups
         "DebertaV2ForTokenClassification",
         "AlbertForMaskedLM",
         "LlamaForCausalLM",
+        "WhisperForConditionalGeneration",
     ],
 )
 def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -> None:
