@@ -3,28 +3,34 @@
 
 Every rewrite is exact, local to a few tensors, and derived from the signature alone:
 
+    scales    a factor per channel (LayerScale) moves into what writes those channels
     tables    the mean row of a summed table moves into the table it is summed with
     norms     weight and bias of a norm move into what reads its output; readers of a LayerNorm lose the all-ones
               direction, which a centred vector cannot reach
     passed    a value bias moves through attention into the output bias, a post-LN bias into the biases up to the
               next norm
-    unseen    a key bias under softmax is set to zero
+    sums      biases that enter one sum (attention and FFN side by side) move into the first of them
+    unseen    a key bias under softmax is set to zero, and the mean of what a softmax runs over (a router's rows)
     writers   what only ever enters LayerNorms loses its all-ones direction
 
-Nothing is divided by a norm's weight, so a weight of zero is as good as any other. A second run changes nothing.
+Each is a list of steps that change one tensor given a few others, so that any tensor of the form can be made by itself
+from those it depends on. Nothing is divided by a norm's weight, so a weight of zero is as good as any other. A second
+run changes nothing.
 After it any orthogonal O with O 1 = 1 commutes with a stock LayerNorm, and the result is an ordinary model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .axes import Leaf, blocks
+from .axes import leaves as leaves_of
 from .signature import MOVES, Entry, Norm, Signature
 
 Block = tuple[Tensor, tuple[Leaf, ...]]
@@ -47,19 +53,85 @@ def canonical(signature: Signature, tensors: Mapping[str, Tensor]) -> Canonical:
     Where a tied head stands in the way of the stream's rotation it gets a tensor of its own: a new role in the
     signature, and `tie_word_embeddings: False` in `config_updates`.
     """
-    signature = with_ties(signature)
+    form = plan(signature)
+    copies = {role: tensor.clone(memory_format=torch.contiguous_format) for role, tensor in tensors.items()}
+    shared = share(form.whole, copies)
+    for step in form.steps:
+        step.run(shared)
+    return Canonical(form.signature, {role: shared[role] for role in form.signature.tensors}, form.config_updates,
+                     form.log)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor changed in place: `role`, by `run`, which is called with it and with the tensors `given`, by role."""
+
+    role: str
+    given: tuple[str, ...]
+    run: Callable[[Mapping[str, Tensor]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model's canonical form is made, known from its signature alone.
+
+    whole: the signature while the steps run, ties included. signature: of the form.
+    """
+
+    whole: Signature
+    signature: Signature
+    steps: Sequence[Step]
+    config_updates: dict[str, Any]
+    log: list[str]
+
+    def home(self, role: str) -> str:
+        """The role that holds the numbers of a tied one."""
+        return self.whole.tensors[role].alias or role
+
+    @cached_property
+    def changes(self) -> dict[str, list[tuple[int, Step]]]:
+        found: dict[str, list[tuple[int, Step]]] = {}
+        for number, step in enumerate(self.steps):
+            found.setdefault(self.home(step.role), []).append((number, step))
+        return found
+
+    def tensor(
+        self, role: str, read: Callable[[str], Tensor], kept: dict[tuple[str, int], Tensor], before: int | None = None
+    ) -> Tensor:
+        """The tensor `role` of the form, or as it is before step `before`.
+
+        read: role -> stored tensor, called for every tensor that this one depends on; they are let go, but for vectors,
+        which go into `kept` for the next call.
+        """
+        home = self.home(role)
+        changes = [change for change in self.changes.get(home, []) if before is None or change[0] < before]
+        if (home, len(changes)) in kept:
+            return kept[home, len(changes)]
+        entry = self.whole.tensors[home]
+        tensor = read(home if entry.stored else entry.notes["tied"])
+        tensor = tensor.clone(memory_format=torch.contiguous_format) if changes else tensor
+        for number, step in changes:
+            given = {other: self.tensor(other, read, kept, number) for other in step.given}
+            step.run({**given, step.role: tensor})
+        if tensor.dim() == 1:
+            kept[home, len(changes)] = tensor
+        return tensor
+
+
+def plan(signature: Signature) -> Plan:
+    """The steps to the canonical form, in order."""
+    stored, signature = signature, with_ties(signature)
     untied = _in_the_way(signature)
     log = [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in untied]
     if untied:
         signature = separate(signature)
-    copies = {role: tensor.clone(memory_format=torch.contiguous_format) for role, tensor in tensors.items()}
-    tensors = share(signature, copies)
-    for rewrite in (_tables, _norms, _passed, _unseen, _writers):
-        rewrite(signature, tensors)
-    if not untied:  # ties that the file leaves out stay out
-        signature = without_ties(signature)
-        tensors = {role: tensors[role] for role in signature.tensors}
-    return Canonical(signature, tensors, {"tie_word_embeddings": False} if untied else {}, log)
+    rewrites = (_scales, _tables, _norms, _passed, _sums, _unseen, _writers)
+    steps = [step for rewrite in rewrites for step in rewrite(signature)]
+    # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
+    entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
+    whole = replace(signature, tensors=entries)
+    form = signature if untied else without_ties(signature)
+    return Plan(whole, form, steps, {"tie_word_embeddings": False} if untied else {}, log)
 
 
 # --- ties -----------------------------------------------------------------------------------------------------
@@ -125,6 +197,18 @@ def along(signature: Signature, role: str, tensor: Tensor, leaf: Leaf) -> Iterat
             yield view.movedim(axes.index(leaf), -1)
 
 
+def fed(signature: Signature, outlet: Outlet, reader: str, tensor: Tensor) -> Iterator[Tensor]:
+    """Views of the parts of a reader of a norm's output, with what the norm puts out last: one vector, or several side
+    by side that are normalised together."""
+    for view, axes in cut(signature, reader, tensor):
+        if outlet.source[0] in axes:
+            dim = axes.index(outlet.source[0])
+            if outlet.norm.copies == 1:
+                yield view.movedim(dim, -1)
+            else:
+                yield (pair := view.movedim((dim - 1, dim), (-2, -1))).view(*pair.shape[:-2], -1)
+
+
 def has(signature: Signature, role: str, leaf: Leaf) -> bool:
     return leaf in signature.leaves(signature.tensors[role])
 
@@ -187,15 +271,51 @@ def returns(signature: Signature, role: str, space: str) -> bool:
 
 
 def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str | None:
-    """The bias added to what `reader` makes of the leaves `source`, if the reader has one throughout."""
-    bias = reader.removesuffix("weight") + "bias"
-    nonlinear = "nonlinear" in signature.tensors[reader].notes
-    if nonlinear or not reader.endswith("weight") or bias not in signature.tensors:
+    """The bias added to what `reader` makes of the leaves `source`, if the reader has one throughout: its own, or one
+    that enters the same sum (the FFN's, where attention beside it has none)."""
+    if "nonlinear" in signature.tensors[reader].notes or not reader.endswith("weight"):
         return None
+    bias = reader.removesuffix("weight") + "bias"
+    if bias not in signature.tensors:
+        written = [a for a in signature.tensors[reader].axes if not set(leaves_of(a)) & set(source)]
+        one = written[0] if len(written) == 1 else None
+        summed = beside(signature, reader, one.space) if isinstance(one, Leaf) and not one.dual else []
+        if not summed:
+            return None
+        bias = summed[0]
     shapes = (torch.empty(signature.tensors[role].shape, device="meta") for role in (reader, bias))
     weights, biases = (cut(signature, role, shape) for role, shape in zip((reader, bias), shapes, strict=True))
     whole = all(any(set(out) < set(axes) for _, out in biases) for _, axes in weights if set(source) <= set(axes))
     return bias if whole else None
+
+
+def beside(signature: Signature, role: str, space: str) -> list[str]:
+    """The biases that enter the sum in `space` which `role` writes into: no norm and no reader stands between."""
+    order = list(signature.tensors)
+    if not any(entry.norm and entry.norm.source == space for entry in signature.tensors.values()):
+        return []
+
+    def added(some: list[str]) -> Iterator[str]:
+        for other in some:
+            entry = signature.tensors[other]
+            found = list(signature.leaves(entry))
+            if Leaf(space, dual=True) in found or (entry.norm and space in (entry.norm.source, entry.norm.target)):
+                return
+            normed = signature.tensors.get(other.removesuffix("bias") + "weight", entry).norm is not None
+            if found == [Leaf(space)] and other.endswith("bias") and not normed and "nonlinear" not in entry.notes:
+                yield other
+
+    place = order.index(role)
+    return [*list(added(order[:place][::-1]))[::-1], *added(order[place:])]
+
+
+def traded(signature: Signature) -> Iterator[tuple[str, str]]:
+    """Biases that enter the same sum as an earlier one, after that one."""
+    for role, entry in signature.tensors.items():
+        if len(entry.axes) == 1 and isinstance(entry.axes[0], Leaf) and not tied(signature, role):
+            summed = beside(signature, role, entry.axes[0].space)
+            if role in summed[1:]:
+                yield summed[0], role
 
 
 def absorb(
@@ -250,7 +370,8 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
         if has(signature, entry.role, Leaf(space, dual=True)):
             return False
     reading = [entry.norm for entry in entries if entry.norm and entry.norm.source == space]
-    kinds = {norm.kind for norm in reading if not norm.writes_back}
+    # Of several vectors side by side a norm takes one mean, so ones added to one of them are seen.
+    kinds = {norm.kind if norm.copies == 1 else "" for norm in reading if not norm.writes_back}
     return kinds == {"layernorm"} and not readers(signature, space) and not signature.spaces[space].output
 
 
@@ -258,7 +379,7 @@ def writers(signature: Signature) -> Iterator[tuple[str, Leaf]]:
     """Tensors (norms left out) and the leaf along which their all-ones direction is invisible."""
     for role, entry in signature.tensors.items():
         for leaf in signature.leaves(entry):
-            if entry.norm is None and not leaf.dual and vanishes(signature, role, leaf.space):
+            if not entry.diagonal and not leaf.dual and vanishes(signature, role, leaf.space):
                 yield role, leaf
 
 
@@ -282,6 +403,8 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     is added to the same sum before the next norm. None where part of it has no place to go.
     """
     source = tuple(dual(signature, leaf) for leaf in leaves)
+    if "padded" in signature.tensors[role].notes:
+        return None
     outlet = next((found for found in outlets(signature) if found.bias == role), None)
     reading = outlet.readers if outlet else readers(signature, leaves[-1].space)
     biases = [bias_of(signature, reader, source) for reader in reading]
@@ -308,55 +431,84 @@ def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
 # --- the rewrites ---------------------------------------------------------------------------------------------
 
 
-def _tables(signature: Signature, tensors: dict[str, Tensor]) -> None:
+def _scales(signature: Signature) -> Iterator[Step]:
+    for role, entry in signature.tensors.items():
+        targets = [target for target in entry.scaled if target in signature.tensors]
+        for target in targets:
+            yield Step(target, (role,), partial(_multiply, signature, role, target))
+        if targets:
+            yield Step(role, (), partial(_fill, role, 1.0))
+
+
+def _multiply(signature: Signature, role: str, target: str, tensors: Mapping[str, Tensor]) -> None:
+    for view in along(signature, target, tensors[target], next(signature.leaves(signature.tensors[role]))):
+        view *= tensors[role]
+
+
+def _tables(signature: Signature) -> Iterator[Step]:
     for role, _ in noted(signature, "into"):
         rows, rest = summands(signature, signature.tensors[role])
-        ((table, leaf),) = ((view, axes[-1]) for view, axes in cut(signature, role, tensors[role]))
-        table = table.reshape(-1, table.shape[-1])  # (rows, stream)
         for i, target in enumerate(rows):
-            _add(signature, tensors, target, leaf, table[i])
-            table[i] = 0
-        if rest:
-            mean = table[len(rows) :].mean(0)
-            for target in rest:
-                _add(signature, tensors, target, leaf, mean)
-            table[len(rows) :] -= mean
+            yield Step(target, (role,), partial(_add_mean, signature, role, slice(i, i + 1), target))
+        for target in rest:
+            yield Step(target, (role,), partial(_add_mean, signature, role, slice(len(rows), None), target))
+        yield Step(role, (), partial(_without_mean, signature, role, len(rows), bool(rest)))
 
 
-def _add(signature: Signature, tensors: Mapping[str, Tensor], role: str, leaf: Leaf, vector: Tensor) -> None:
-    for view in along(signature, role, tensors[role], leaf):
-        view += vector
+def _table(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Leaf]:
+    ((table, axes),) = cut(signature, role, tensors[role])
+    return table.reshape(-1, table.shape[-1]), axes[-1]  # (rows, stream)
 
 
-def _norms(signature: Signature, tensors: dict[str, Tensor]) -> None:
+def _add_mean(signature: Signature, role: str, rows: slice, target: str, tensors: Mapping[str, Tensor]) -> None:
+    table, leaf = _table(signature, role, tensors)
+    for view in along(signature, target, tensors[target], leaf):
+        view += table[rows].mean(0)
+
+
+def _without_mean(signature: Signature, role: str, rows: int, rest: bool, tensors: Mapping[str, Tensor]) -> None:
+    table, _ = _table(signature, role, tensors)
+    table[:rows] = 0
+    if rest:
+        table[rows:] -= table[rows:].mean(0)
+
+
+def _norms(signature: Signature) -> Iterator[Step]:
     for outlet in outlets(signature):
-        weight, leaf = tensors[outlet.role], Leaf(outlet.norm.target)
-        beta = None if outlet.bias is None else tensors[outlet.bias]
-        if beta is not None:
-            places = downstream(signature, outlet.bias or "", (leaf,))
-            _move(signature, tensors, beta, (leaf,), places)
-            beta = None if places else beta
+        role, bias, leaf = outlet.role, outlet.bias, Leaf(outlet.norm.target)
+        layer_norm = outlet.norm.kind == "layernorm"
+        if bias is not None:
+            places = downstream(signature, bias, (leaf,))
+            yield from _moved(signature, bias, None, (leaf,), places)
+            bias = None if places else bias
         if any(tied(signature, reader) for reader in outlet.readers):
             continue
-        reading = (along(signature, reader, tensors[reader], outlet.source[0]) for reader in outlet.readers)
-        views = [view for parts in reading for view in parts]
-        constants = [] if beta is None else [view @ beta for view in views]
-        if outlet.free and (beta is None or outlet.norm.kind == "layernorm"):
-            for view in views:
-                view *= weight + (1 - outlet.norm.unit)
-            weight.fill_(outlet.norm.unit)
-        if outlet.norm.kind != "layernorm":
-            continue
-        if beta is None or not outlet.free:
+        folds = outlet.free and (bias is None or layer_norm)
+        for reader in outlet.readers if folds else ():
+            given = (role,) if bias is None else (role, bias)
+            yield Step(reader, given, partial(_fold, signature, outlet, reader, bias))
+        if folds:
+            yield Step(role, (), partial(_fill, role, outlet.norm.unit))
+        if folds and bias is not None:
+            yield Step(bias, (), partial(_fill, bias, (outlet.norm.copies * signature.sizes[leaf.space]) ** -0.5))
+        elif layer_norm:
             for reader in outlet.readers:
-                _unreach(signature, tensors, outlet, reader, beta)
-            continue
-        # The normed vector has no component along ones, so this direction is free to carry the constants of readers
-        # without a bias: (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0.
-        root = beta.numel() ** 0.5
-        for view, constant in zip(views, constants, strict=True):
-            view += constant.unsqueeze(-1) / root - view.mean(-1, keepdim=True)
-        beta.fill_(1 / root)
+                yield from _unreach(signature, outlet, reader, bias)
+
+
+def _fold(signature: Signature, outlet: Outlet, reader: str, bias: str | None, tensors: Mapping[str, Tensor]) -> None:
+    """A norm's weight moves into a reader. So does the bias of a LayerNorm, for readers without a bias: the normed
+    vector has no component along ones, so that direction is free to carry constants,
+    (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0."""
+    for view in fed(signature, outlet, reader, tensors[reader]):
+        constant = None if bias is None else view @ tensors[bias]
+        view *= tensors[outlet.role] + (1 - outlet.norm.unit)
+        if constant is not None:
+            view += constant.unsqueeze(-1) * view.shape[-1] ** -0.5 - view.mean(-1, keepdim=True)
+
+
+def _fill(role: str, value: float, tensors: Mapping[str, Tensor]) -> None:
+    tensors[role].fill_(value)
 
 
 def unreached(gain: Tensor) -> Tensor:
@@ -365,56 +517,112 @@ def unreached(gain: Tensor) -> Tensor:
     return (gain == 0).to(gain) if least == 0 else least / gain
 
 
-def _unreach(
-    signature: Signature, tensors: dict[str, Tensor], outlet: Outlet, reader: str, beta: Tensor | None
-) -> None:
+def _unreach(signature: Signature, outlet: Outlet, reader: str, bias: str | None) -> Iterator[Step]:
     """Take from a reader what it reads along that direction. There it meets only the norm's bias, if any."""
-    bias = bias_of(signature, reader, outlet.source)
-    if beta is not None and bias is None:
-        return
+    target = bias_of(signature, reader, outlet.source)
+    if bias is not None:
+        if target is None:
+            return
+        yield Step(target, (reader, outlet.role, bias), partial(_meet, signature, outlet, reader, bias, target))
+    yield Step(reader, (outlet.role,), partial(_remove, signature, outlet, reader))
+
+
+def _along_unreached(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> Tensor:
     h = unreached(tensors[outlet.role] + (1 - outlet.norm.unit))
-    removed = torch.zeros_like(tensors[reader])
-    parts = along(signature, reader, removed, outlet.source[0])
-    for view, part in zip(along(signature, reader, tensors[reader], outlet.source[0]), parts, strict=True):
+    found = torch.zeros_like(tensors[reader])
+    parts = fed(signature, outlet, reader, found)
+    for view, part in zip(fed(signature, outlet, reader, tensors[reader]), parts, strict=True):
         part += (view @ h).unsqueeze(-1) * h / (h @ h)
-        view -= part
-    if beta is not None and bias is not None:
-        absorb(signature, {**tensors, reader: removed}, reader, bias, beta, (Leaf(outlet.norm.target),))
+    return found
 
 
-def _passed(signature: Signature, tensors: dict[str, Tensor]) -> None:
+def _meet(
+    signature: Signature, outlet: Outlet, reader: str, bias: str, target: str, tensors: Mapping[str, Tensor]
+) -> None:
+    removed = {**tensors, reader: _along_unreached(signature, outlet, reader, tensors)}
+    absorb(signature, removed, reader, target, tensors[bias], (Leaf(outlet.norm.target),))
+
+
+def _remove(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> None:
+    tensors[reader].sub_(_along_unreached(signature, outlet, reader, tensors))
+
+
+def _passed(signature: Signature) -> Iterator[Step]:
     for role, word in noted(signature, "passes"):
-        for constant, axes in cut(signature, role, tensors[role]):
+        for number, (_, axes) in enumerate(cut(signature, role, _shape(signature, role))):
             if speaks_of(signature, axes, word):
-                _move(signature, tensors, constant, axes, downstream(signature, role, axes))
+                yield from _moved(signature, role, number, axes, downstream(signature, role, axes))
 
 
-def _move(
+def _shape(signature: Signature, role: str) -> Tensor:
+    return torch.empty(signature.tensors[role].shape, device="meta")
+
+
+def _sums(signature: Signature) -> Iterator[Step]:
+    for first, bias in traded(signature):
+        yield from _moved(signature, bias, None, (), [("", first)])
+
+
+def _moved(
     signature: Signature,
-    tensors: dict[str, Tensor],
-    constant: Tensor,
+    role: str,
+    number: int | None,
     leaves: tuple[Leaf, ...],
     places: list[tuple[str, str]] | None,
-) -> None:
-    """Add what a constant becomes to the biases in `places`, and set it to zero; leave it where there are none."""
+) -> Iterator[Step]:
+    """Add what a constant (block `number` of a tensor, or all of it) becomes to the biases in `places`, and set it to
+    zero; leave it where there are none."""
     for reader, bias in places or ():
-        if reader:
-            absorb(signature, tensors, reader, bias, constant, leaves)
-        else:
-            tensors[bias] += constant
+        given = (reader, role) if reader else (role,)
+        yield Step(bias, given, partial(_add_constant, signature, role, number, leaves, reader, bias))
     if places:
-        constant.zero_()
+        yield Step(role, (), partial(_clear, signature, role, number))
 
 
-def _unseen(signature: Signature, tensors: dict[str, Tensor]) -> None:
+def _constant(signature: Signature, role: str, number: int | None, tensors: Mapping[str, Tensor]) -> Tensor:
+    return tensors[role] if number is None else cut(signature, role, tensors[role])[number][0]
+
+
+def _add_constant(
+    signature: Signature,
+    role: str,
+    number: int | None,
+    leaves: tuple[Leaf, ...],
+    reader: str,
+    bias: str,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    constant = _constant(signature, role, number, tensors)
+    if reader:
+        absorb(signature, tensors, reader, bias, constant, leaves)
+    else:
+        tensors[bias].add_(constant)
+
+
+def _clear(signature: Signature, role: str, number: int | None, tensors: Mapping[str, Tensor]) -> None:
+    _constant(signature, role, number, tensors).zero_()
+
+
+def _unseen(signature: Signature) -> Iterator[Step]:
     for role, word in noted(signature, "invisible"):
-        for view, axes in cut(signature, role, tensors[role]):
+        for number, (_, axes) in enumerate(cut(signature, role, _shape(signature, role))):
             if speaks_of(signature, axes, word):
-                view.zero_()
+                yield Step(role, (), partial(_clear, signature, role, number))
+    for role, entry in signature.tensors.items():
+        if "softmax" in entry.notes:
+            yield Step(role, (), partial(_centre, role))
 
 
-def _writers(signature: Signature, tensors: dict[str, Tensor]) -> None:
+def _centre(role: str, tensors: Mapping[str, Tensor]) -> None:
+    tensors[role] -= tensors[role].mean(0)
+
+
+def _writers(signature: Signature) -> Iterator[Step]:
     for role, leaf in writers(signature):
         if not tied(signature, role):
-            for view in along(signature, role, tensors[role], leaf):
-                view -= view.mean(-1, keepdim=True)
+            yield Step(role, (), partial(_centre, signature, role, leaf))
+
+
+def _centre(signature: Signature, role: str, leaf: Leaf, tensors: Mapping[str, Tensor]) -> None:
+    for view in along(signature, role, tensors[role], leaf):
+        view -= view.mean(-1, keepdim=True)
