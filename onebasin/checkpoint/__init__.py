@@ -6,7 +6,7 @@ Nothing here knows a model family: tables say what a tensor is, `transformers` s
 """
 
 from .card import model_card, provenance
-from .distance import Distances, distances
+from .distance import Distances, before_and_after, distances
 from .gauge import Canonical, Widened
 from .pairing import Shared, read_pair, shared_roles
 from .reader import DTYPES, Checkpoint, CheckpointError, locate
@@ -24,6 +24,7 @@ __all__ = [
     "Stock",
     "Verification",
     "Widened",
+    "before_and_after",
     "compare",
     "compare_models",
     "distances",

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, sqrt
 
 import torch
 
-from onebasin.symmetry import Alignment
+from onebasin.engine import in_order
+from onebasin.symmetry import Alignment, Signature
 
 from .pairing import read_pair, shared_roles
 from .reader import Checkpoint
@@ -27,7 +29,6 @@ class Distances:
     layers: dict[str, float]
 
 
-@torch.no_grad()
 def distances(
     a: Checkpoint,
     b: Checkpoint,
@@ -35,23 +36,49 @@ def distances(
     *,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    workers: int | None = 1,
 ) -> Distances:
     """The distance between `a`, rewritten by `align`, and `b`, over their shared tensors.
 
-    Two tensors are in memory at a time, read in `dtype`; squares are summed in float64.
+    Two tensors are in memory at a time for every worker, read in `dtype`; squares are summed in float64.
     Raises CheckpointError where the models cannot be paired (`shared_roles`) or hold NaN or infinity.
     """
+    return before_and_after(a, b, align, dtype=dtype, device=device, workers=workers)[1]
+
+
+@torch.no_grad()
+def before_and_after(
+    a: Checkpoint,
+    b: Checkpoint,
+    align: Alignment | None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    workers: int | None = 1,
+) -> tuple[Distances, Distances]:
+    """The distances of `a` as it is and as `align` rewrites it, from one read."""
     signature = a.signature
+    roles = shared_roles(a, b).roles
+
+    def squares(role: str) -> tuple[float, float, float]:
+        x, y = read_pair(a, b, role, dtype, device)
+        moved = x if align is None else align.apply(signature, role, x)
+        before = _square(x.sub(y))
+        return before, before if moved is x else _square(moved.sub(y)), _square(y)
+
+    found = list(in_order(squares, roles, workers))
+    norm = sum(size for _, _, size in found)
+    before, after = (
+        _summed(signature, dict(zip(roles, (one[which] for one in found), strict=True)), norm) for which in (0, 1)
+    )
+    return before, after
+
+
+def _summed(signature: Signature, squares: Mapping[str, float], norm: float) -> Distances:
     parts: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
     layers: defaultdict[int, float] = defaultdict(float)
-    norm = 0.0
-    for role in shared_roles(a, b).roles:
+    for role, square in squares.items():
         entry = signature.tensors[role]
-        x, y = read_pair(a, b, role, dtype, device)
-        if align is not None:
-            x = align.apply(signature, role, x)
-        square = _square(x.sub(y))
-        norm += _square(y)
         parts[signature.part(entry)] += square
         if entry.layer is not None:
             layers[entry.layer] += square

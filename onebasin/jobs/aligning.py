@@ -10,17 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint, Distances, distances, read_pair, shared_roles, stock_model
-from onebasin.data.calibration import Batch, from_file, recut, self_generated
+from onebasin.checkpoint import Checkpoint, Distances, before_and_after, read_pair, shared_roles, stock_model
+from onebasin.checkpoint.trace import Batch
+from onebasin.data.calibration import from_file, recut, self_generated
 from onebasin.data.teaching import Forward, forward_of, own_loss
-from onebasin.matching import Matched, Universe, match_universe, match_weights, soft_couplings
+from onebasin.matching import Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
-from onebasin.symmetry import Alignment, Group, acting_groups
+from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Coupling, Softened
 
 from .folders import common_roles
 from .options import Options, Tell
+from .units import align_weights, groups_of
 
 PER_STEP = 1024  # predictions of one step of learning, as near as its number of examples allows
 EXAMPLES = (16, 64)  # the least and most examples of a step
@@ -61,28 +63,27 @@ def align_all(
     """
     others = [i for i in range(len(models)) if i != centre]
     shared = {i: shared_roles(models[i], models[centre]) for i in others}
-    before = {i: distances(models[i], models[centre], dtype=opt.dtype) for i in others}
-    if level == "none":
-        alignments, objective, learned = [Alignment() for _ in models], [], None
-    elif opt.measures:
-        batches = calibration(models, opt, tell) if batches is None else batches
+    alignments, objective = [Alignment() for _ in models], list[float]()
+    learned: Learned | None = None
+    if level != "none":
+        batches = calibration(models, opt, tell) if batches is None and opt.measures else batches or ()
         first = opt.match_with if opt.match_with != "learned" else opt.start
         alignments, objective = starts(models, centre, first, opt, tell, batches)
-        learned = None
         if opt.match_with == "learned":
             learned = learn(models, centre, alignments, opt, tell, batches, held_back)
-    else:
-        (alignments, objective), learned = starts(models, centre, "weights", opt, tell, ()), None
     found = []
     for place, i in enumerate(others):
         if learned is not None:
             alignments[i] = learned.alignments[place]
         differing = shared[i].differing if level != "none" else []
+        before, after = before_and_after(
+            models[i], models[centre], alignments[i] if level != "none" else None, dtype=opt.dtype, workers=opt.workers
+        )
         found.append(
             Found(
                 alignments[i],
-                before[i],
-                distances(models[i], models[centre], alignments[i], dtype=opt.dtype) if level != "none" else before[i],
+                before,
+                after,
                 objective,
                 [f"heads of different tasks, not matched: {', '.join(differing)}"] if differing else [],
                 learned.couplings[place] if learned is not None else {},
@@ -162,20 +163,6 @@ def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: 
     return min(max(PER_STEP // predictions, EXAMPLES[0]), EXAMPLES[1], max(count // 8, 1))
 
 
-def align_weights(
-    source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options, tell: Tell | None
-) -> Matched:
-    return match_weights(
-        source.signature,
-        lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
-        groups_of(source, opt),
-        roles=roles,
-        **opt.descent,
-        progress=tell
-        and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
-    )
-
-
 def align_together(models: Sequence[Checkpoint], centre: int, opt: Options, tell: Tell | None) -> Universe:
     """Match three or more models to one another by their weights."""
     tensors: list[dict[str, Tensor]] = [{} for _ in models]
@@ -237,10 +224,6 @@ def task_of(model: Checkpoint) -> str:
         if ending in names:
             return task
     raise ValueError(f"'{model.given}': its class does not name the task of the calibration data; say --task")
-
-
-def groups_of(model: Checkpoint, opt: Options) -> dict[str, Group]:
-    return acting_groups(model.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers)
 
 
 def softened(

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.checkpoint import Canonical
+from onebasin.engine import peak_memory
 
 from .folders import opened, refuse_existing
-from .options import Model, Options
+from .options import Model, Options, verification
 from .writing import refuse_unverifiable, write_canonical
 
 
@@ -20,19 +21,20 @@ def canonical(
     *,
     dtype: str | None = None,
     overwrite: bool = False,
-    verify: bool = True,
+    verify: bool | str = "outputs",
     family: str | None = None,
     precision: str = "float32",
 ) -> dict[str, Any]:
     """Write a model in canonical form: everything that its function does not see is fixed by rule.
 
-    Returns {"output", "max_output_difference", "notes", "seconds"}. Raises ValueError as `match` does.
+    verify: as in `match`; without a run there is nothing to check. Returns {"output", "max_output_difference", "notes",
+    "seconds", "peak_memory"}. Raises ValueError as `match` does.
     """
     started = time.perf_counter()
     opt = Options(symmetry="full", family=family, precision=precision)
     with opened([model], family) as given:
         refuse_existing(Path(output), given, overwrite)
-        if verify:
+        if verification(verify) == "outputs":
             refuse_unverifiable(given[0])
         form = Canonical(given[0], opt.dtype)
         difference = write_canonical(form, Path(output), overwrite, dtype, verify)
@@ -41,4 +43,5 @@ def canonical(
         "max_output_difference": difference,
         "notes": form.notes,
         "seconds": round(time.perf_counter() - started, 3),
+        "peak_memory": peak_memory(),
     }

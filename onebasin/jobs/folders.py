@@ -6,13 +6,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
+from onebasin.checkpoint.vocabulary import Unified, refuse_other_vocabularies, unify
+from onebasin.engine import kept
 from onebasin.symmetry.widths import widening
 
 from .options import STREAM_LEVELS, Model, Options, Tell
@@ -30,12 +32,36 @@ def opened(models: Sequence[Model], family: str | None) -> Iterator[list[Checkpo
                     model.save_pretrained(folder)
                     checkpoints.append(Checkpoint(folder, family))
                     checkpoints[-1].given = model.name_or_path or type(model).__name__
+                elif isinstance(model, Checkpoint):
+                    checkpoints.append(model)
                 else:
                     checkpoints.append(Checkpoint(model, family))
             yield checkpoints
         finally:
             for checkpoint in checkpoints:
                 checkpoint.close()
+
+
+@contextmanager
+def one_vocabulary(
+    models: list[Checkpoint], source: str | None, base: int = 0
+) -> Iterator[tuple[list[Checkpoint], Unified | None]]:
+    """The models with one vocabulary. source: None refuses those that differ; else union, base or one of the models, as
+    it was given. `Unified.filled` gives them the rows that they lack. Raises CheckpointError as `unify` does."""
+    if source is None:
+        refuse_other_vocabularies(models)
+        yield models, None
+        return
+    names = [model.given for model in models]
+    if source not in ("union", "base", *names):
+        raise ValueError(f"the tokenizer's source '{source}' is not union, base or a model: {', '.join(names)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        chosen = names.index(source) if source in names else source
+        unified = unify(models, chosen, base, Path(scratch))
+        with opened(unified.folders, models[base]._family) as given:
+            for model, name in zip(given, names, strict=True):
+                model.given = name
+            yield given, unified
 
 
 @contextmanager
@@ -46,6 +72,17 @@ def workplace(output: str | Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as temporary:
         yield Path(temporary) / "model"
+
+
+@contextmanager
+def unit_folder(output: str | Path | None, opt: Options) -> Iterator[Options]:
+    """The options with a hidden folder beside the output, in which units are kept until the job is done."""
+    if output is None:
+        yield opt
+        return
+    place = Path(output).resolve()
+    with kept(place.parent / f".{place.name[:100]}.units", opt.resume) as folder:
+        yield replace(opt, units=str(folder))
 
 
 def refuse_existing(output: Path, inputs: Sequence[Checkpoint], overwrite: bool) -> None:

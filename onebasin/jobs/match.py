@@ -12,11 +12,12 @@ from torch import Tensor
 
 from onebasin.checkpoint import Canonical, Checkpoint, Widened, load_model, write_model
 from onebasin.checkpoint.adapter import Adapter, fit, folded, refuse_adapter, transported, write_adapter
+from onebasin.engine import peak_memory
 from onebasin.symmetry import Signature
 
 from .aligning import align
-from .folders import gauge, opened, refuse_existing, widened, workplace
-from .options import STREAM_LEVELS, Model, Options, Tell, stored_dtype
+from .folders import gauge, opened, refuse_existing, unit_folder, widened, workplace
+from .options import STREAM_LEVELS, Model, Options, Tell, stored_dtype, verification
 from .writing import Record, refuse_unverifiable, rewritten, save_alignment, verified, write_canonical
 
 
@@ -31,7 +32,7 @@ def match(
     adapter_output: str | Path | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
-    verify: bool = True,
+    verify: bool | str = "outputs",
     tell: Tell | None = None,
     command: str | None = None,
     **options: Any,
@@ -43,8 +44,8 @@ def match(
     elements in. anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which
     is what the output is close to (default: output + "-anchor"). adapter: folder of a LoRA adapter of the source, which
     is rewritten with it and written to adapter_output (default: output + "-adapter"). dtype: of the weights written
-    (default: the source's). verify: compare outputs on random inputs before anything is moved into place. options:
-    fields of `Options`.
+    (default: the source's). verify: before anything is moved into place, compare `outputs` on random inputs, or check
+    the maps of all `tensors`, which needs no model in memory, or `none`. options: fields of `Options`.
 
     Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
     Raises ValueError (CheckpointError, TableError) with one clear sentence for what cannot be matched, and for an
@@ -54,14 +55,14 @@ def match(
     opt, stored = Options(**options), stored_dtype(dtype)
     if opt.permutations == "sinkhorn":
         raise ValueError("permutations 'sinkhorn': a relaxed model is not the same function; use it in a merge")
-    with opened([source, anchor], opt.family) as given, workplace(output) as target:
+    with opened([source, anchor], opt.family) as given, workplace(output) as target, unit_folder(output, opt) as opt:
         refuse_existing(target, given, overwrite)
         beside = Path(f"{str(output).rstrip('/')}-anchor") if output is not None else target.with_name("anchor")
         beside = Path(anchor_output) if anchor_output else beside
         if opt.symmetry in STREAM_LEVELS:
             refuse_existing(beside, given, overwrite)
         lora = None if adapter is None else Lora.of(adapter, adapter_output, output, given[0], opt, overwrite)
-        if verify:
+        if verification(verify) == "outputs":
             refuse_unverifiable(given[0])
         first, second = (gauge(checkpoint, opt, tell) for checkpoint in given)
         first = widened(first, second)
@@ -77,7 +78,7 @@ def match(
             "distance_after": found.after.distance,
             "objective": found.objective,
         }
-        result["max_output_difference"] = verified(given[0], first, found.alignment, opt, tell) if verify else None
+        result["max_output_difference"] = verified(given[0], first, found.alignment, opt, tell, verify)
         result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
         record = Record("match", command, given, opt, result, [found])
 
@@ -111,7 +112,7 @@ def match(
             result["model"] = load_model(target)
             if isinstance(second, Canonical):
                 result["anchor_model"] = load_model(beside)
-    result["seconds"] = round(time.perf_counter() - started, 3)
+    result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return result
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from onebasin.checkpoint import Widened, load_model, write_model
+from onebasin.engine import peak_memory
 from onebasin.fusion import MERGE_METHODS, merged_tensors, nearest_to_mean
 from onebasin.fusion.progressive import Progressive, merge_progressively
 from onebasin.fusion.regmean import Regression
@@ -19,10 +20,21 @@ from onebasin.symmetry import LEVELS, Alignment
 from onebasin.symmetry.coupling import Softened
 
 from .aligning import align_all, calibration, softened
-from .folders import common_roles, gauge, numel, one_vocabulary, opened, refuse_existing, widened, workplace
-from .options import Fusion, Model, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype
+from .folders import (
+    common_roles,
+    gauge,
+    numel,
+    one_vocabulary,
+    opened,
+    refuse_existing,
+    unit_folder,
+    widened,
+    workplace,
+)
+from .options import Fusion, Model, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype, verification
 from .quality import LEVEL, choose, refuse_settled
 from .statistics import combination
+from .transporting import of_one_width, transported
 from .writing import Record, moved, refuse_unverifiable, verified
 
 
@@ -40,7 +52,7 @@ def merge(
     tokenizer_source: str | None = None,
     dtype: str | None = None,
     overwrite: bool = False,
-    verify: bool = True,
+    verify: bool | str = "outputs",
     tell: Tell | None = None,
     command: str | None = None,
     **options: Any,
@@ -53,9 +65,9 @@ def merge(
     stays as it is, counted from 0, or "auto": the one nearest to the mean of all. heads_from: the model whose task
     head, labels and configuration the result takes (default: the anchor). soft: temperature of a coupling that mixes
     FFN neurons after matching (semi-permutations; the mixed models are then no longer the same functions). verify:
-    check that every matched model still computes its source's function. tokenizer_source: for models of different
-    vocabularies, union, base (the anchor's; the first model's where that is auto) or one of the models. options: those
-    of `Options`, `Fusion` and `Written`.
+    check that every matched model still computes its source's function, as in `match`. tokenizer_source: for models of
+    different vocabularies, union, base (the anchor's; the first model's where that is auto) or one of the models.
+    options: those of `Options`, `Fusion` and `Written`.
 
     Returns as `match`, with lists over the matched models. Raises ValueError as `match` does.
     """
@@ -72,6 +84,8 @@ def merge(
         refuse_settled(quality, method=method, match=match, match_with=options.get("match_with", "weights"), soft=soft)
         match = LEVEL
     opt = Options(**options, symmetry=match if match != "none" else "paper")
+    if method == "ot" and soft is not None:
+        raise ValueError("--soft comes after an alignment, not after transport: choose --entropy for --method ot")
     if opt.permutations == "sinkhorn" and (soft is not None or method == "progressive"):
         raise ValueError("permutations 'sinkhorn' make models for averaging: leave out --soft and --method progressive")
     if tokenizer_source is not None and (quality is not None or method == "progressive"):
@@ -80,9 +94,10 @@ def merge(
         sources = stack.enter_context(opened(models, opt.family))
         target = stack.enter_context(workplace(output))
         refuse_existing(target, sources, overwrite)
+        opt = stack.enter_context(unit_folder(output, opt))
         base = 0 if anchor == "auto" else min(int(anchor), len(models) - 1)
         given, unified = stack.enter_context(one_vocabulary(sources, tokenizer_source, base))
-        for checkpoint in given if verify and match != "none" else []:
+        for checkpoint in given if verification(verify) == "outputs" and match != "none" else []:
             refuse_unverifiable(checkpoint)
         refuse_out_of_range("heads-from", heads_from, len(models))
         if anchor != "auto":
@@ -90,6 +105,10 @@ def merge(
         gauged = [gauge(checkpoint, opt, tell) if match != "none" else checkpoint for checkpoint in given]
         widest = max(range(len(gauged)), key=lambda i: numel(gauged[i]))
         gauged = [widened(model, gauged[widest if anchor == "auto" else int(anchor)]) for model in gauged]
+        transport = method == "ot"
+        if transport and match == "none" and not of_one_width(gauged):
+            anchor = widest if anchor == "auto" else int(anchor)
+            gauged, transport = transported(gauged, anchor, [Alignment()] * len(gauged), how, opt, tell), False
         shared = common_roles(gauged)
         if anchor != "auto":
             centre = int(anchor)
@@ -116,7 +135,7 @@ def merge(
             notes.append(f"copied from model {layout} ({given[layout].given}), since the models differ there: "
                          + ", ".join(shared.differing))  # fmt: skip
         differences = [
-            verified(given[i], gauged[i], alignments[i], opt, tell) if verify and match != "none" else None
+            verified(given[i], gauged[i], alignments[i], opt, tell, verify) if match != "none" else None
             for i in range(len(gauged))
             if i != centre
         ]
@@ -127,6 +146,9 @@ def merge(
                 notes.append(
                     "relaxed permutations: the averaged models are no longer the same functions as their sources"
                 )
+        if transport:
+            gauged = transported(gauged, centre, alignments, how, opt, tell)
+            rewrites = [Alignment() for _ in gauged]
         if soft is not None:
             rewrites = [
                 alignment if i == centre else softened(gauged[i], gauged[centre], alignment, soft, opt)
@@ -179,5 +201,5 @@ def merge(
         )  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
-    result["seconds"] = round(time.perf_counter() - started, 3)
+    result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return result

@@ -31,7 +31,10 @@ class Options:
     models' own predictions, or the `task`'s own, which needs labels. permutations: see `onebasin.matching.learned`.
     checkpoint: a file that learning is saved in, and continued from. data: those data, `self` (causal language models
     write them) or a file, or several of these; samples: how many sequences or images; task, context, vocabulary,
-    mask_id, maskable: as in `onebasin.data.load_task`.
+    mask_id, maskable: as in `onebasin.data.load_task`. workers: threads of weight matching (default: one per core), on
+    which no result depends. ray: address of a Ray cluster to match on instead, or `local`. resume: go on where a run
+    with the same output was killed. units: the folder in which finished units of weight matching are kept; jobs that
+    write a folder choose it.
     """
 
     symmetry: str = "paper"
@@ -59,8 +62,14 @@ class Options:
     vocabulary: str | None = None
     mask_id: int | None = None
     maskable: Collection[int] | None = None
+    workers: int | None = None
+    ray: str | None = None
+    resume: bool = False
+    units: str | None = None
 
     def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers {self.workers}: there must be at least one")
         if self.precision not in ("float32", "float64"):
             raise ValueError(f"precision '{self.precision}': the mathematics runs in float32 or float64")
         refuse_device(self.device)
@@ -83,6 +92,12 @@ class Options:
         if self.start == "learned":
             raise ValueError("start 'learned': learning starts from weights or activations")
         return self.match_with != "weights"
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """All that results depend on."""
+        left_out = ("workers", "ray", "resume", "units")
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
 
     @property
     def labels(self) -> bool:
@@ -110,7 +125,8 @@ class Fusion:
     """What single methods of merging are told.
 
     statistics: one file of `onebasin statistics` for every model. labels, draws, eps: of `fisher`, see
-    `onebasin.fusion.fisher`. shrink: of `regmean`.
+    `onebasin.fusion.fisher`. shrink: of `regmean`. ground, entropy, residual: of `ot`, see
+    `onebasin.fusion.couplings`.
     """
 
     statistics: Sequence[str | Path] | None = None
@@ -118,6 +134,9 @@ class Fusion:
     draws: int = 1
     eps: float = 1e-6
     shrink: float = 0.9
+    ground: str = "wts"
+    entropy: float = 0.0
+    residual: str = "one"
 
     @classmethod
     def taken(cls, options: dict[str, Any]) -> Fusion:
@@ -144,6 +163,17 @@ class Written:
     def told(self) -> dict[str, Any]:
         """What `write_model` is told."""
         return {"shard_size": self.shard_size, "tokenizer": self.copy_tokenizer, "files": self.files}
+
+
+VERIFY = ("outputs", "tensors", "none")
+
+
+def verification(given: bool | str) -> str:
+    """How to verify: `outputs` (True) runs the models, `tensors` checks the maps that were found, or `none` (False)."""
+    how = ("none", "outputs")[given] if isinstance(given, bool) else given
+    if how not in VERIFY:
+        raise ValueError(f"verify '{how}': choose one of {', '.join(VERIFY)}")
+    return str(how)
 
 
 def shares_of(weights: Sequence[float] | None, count: int) -> list[float]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,16 @@ from onebasin.checkpoint import (
     write_model,
 )
 from onebasin.checkpoint.reader import one_line
+from onebasin.checkpoint.seen import Seen
 from onebasin.checkpoint.verification import runnable
 from onebasin.symmetry import Alignment
+from onebasin.symmetry.coupling import Softened
+from onebasin.symmetry.exactness import departure
 
 from .aligning import Found
-from .options import Options, Tell, stored_dtype
+from .options import Options, Tell, stored_dtype, verification
+
+EXACT = 1e-5  # relative departure of a map from its group that the rounding of float32 explains
 
 
 def rewritten(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[tuple[str, Tensor]]:
@@ -40,20 +46,39 @@ def rewritten(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator
         yield from entry.split(alignment.apply(model.signature, role, tensor))
 
 
+def moved(model: Checkpoint, alignment: Alignment | Softened, opt: Options) -> Checkpoint:
+    """The rewritten model as one that can be read."""
+    return Seen(model, partial(alignment.apply, model.signature), opt.dtype)
+
+
 def refuse_unverifiable(checkpoint: Checkpoint) -> None:
     """Fail before any work where the model could not be verified; a type without a table is told first."""
     assert checkpoint.signature
     runnable(checkpoint)
 
 
-def verified(original: Checkpoint, model: Checkpoint, alignment: Alignment, opt: Options, tell: Tell | None) -> float:
+def verified(
+    original: Checkpoint,
+    model: Checkpoint,
+    alignment: Alignment,
+    opt: Options,
+    tell: Tell | None,
+    how: bool | str = "outputs",
+) -> float | None:
     """The largest output difference between a folder and its rewritten model; CheckpointError where it is not rounding.
 
-    Both run in the precision of the mathematics, the rewritten one from a temporary folder of that precision: weights
-    rounded to 16 bits would need a tolerance that hides real errors.
+    how: see `verification`; None is returned where the models are not run. With `tensors` only the maps are checked,
+    and memory does not depend on the model's size. Else both models are held, and both run in the precision of the
+    mathematics, the rewritten one from a temporary folder of that precision: weights rounded to 16 bits would need a
+    tolerance that hides real errors.
     """
+    if verification(how) == "none":
+        return None
     if tell:
         tell(f"verifying {original.given}")
+    if verification(how) == "tensors":
+        refuse_inexact(model, alignment)
+        return None
     verdicts: list[Verification] = []
     stored = original.stored_dtype
     dtype = opt.dtype if stored.itemsize <= opt.dtype.itemsize else stored
@@ -75,6 +100,17 @@ def verified(original: Checkpoint, model: Checkpoint, alignment: Alignment, opt:
     return verdict.max_difference
 
 
+def refuse_inexact(model: Checkpoint, alignment: Alignment) -> None:
+    """Raise CheckpointError where a map is not one that leaves the function as it is."""
+    try:
+        found = departure(model.signature, alignment.elements)
+    except ValueError as error:
+        raise CheckpointError(f"the rewritten '{model.given}' would not be the same function: {error}") from None
+    if found > EXACT:
+        raise CheckpointError(f"the maps found for '{model.given}' are off by {found:.3g} (allowed {EXACT:.3g}); "
+                              "nothing was written")  # fmt: skip
+
+
 def save_alignment(alignment: Alignment, place: str | Path) -> None:
     try:
         alignment.save(place)
@@ -82,9 +118,11 @@ def save_alignment(alignment: Alignment, place: str | Path) -> None:
         raise CheckpointError(f"cannot write the alignment '{place}': {one_line(error)}") from None
 
 
-def write_canonical(form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool) -> float | None:
+def write_canonical(
+    form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool | str
+) -> float | None:
     opt = Options(precision="float64" if form.dtype == torch.float64 else "float32")
-    difference = verified(form, form, Alignment(), opt, None) if verify else None
+    difference = verified(form, form, Alignment(), opt, None, verify)
     write_model(
         output,
         rewritten(form, Alignment(), opt),
@@ -107,13 +145,15 @@ class Record:
     result: Mapping[str, Any]
     found: Sequence[Found]
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, card: bool = True) -> None:
+        """card: whether README.md is written, too."""
         command = self.command or f"onebasin.{self.job}(...)"
         before, after = [item.before for item in self.found], [item.after for item in self.found]
-        options = {key: value for key, value in asdict(self.options).items() if value is not None}
+        options = {key: value for key, value in self.options.told.items() if value is not None}
         facts = provenance(
             self.inputs, command=command, options=options, result=self.result, before=before, after=after
         )
-        card = model_card(self.inputs, command=command, result=self.result, before=before, after=after)
-        (folder / "README.md").write_text(card, "utf-8")
+        if card:
+            text = model_card(self.inputs, command=command, result=self.result, before=before, after=after)
+            (folder / "README.md").write_text(text, "utf-8")
         (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")

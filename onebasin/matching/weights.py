@@ -8,14 +8,17 @@ set to its exact optimum given the others: block coordinate descent, whose objec
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-from onebasin.engine import in_order, in_parallel
+from onebasin.engine import Store, in_order, in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks, nesting, size
 from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath
@@ -32,12 +35,24 @@ class Matched:
 
     alignment: one element per active space. before: the weighted squared distance before any move, over every tensor
     that an active space touches. objective: the same where the descent starts (coupled spaces are first placed from
-    the tensors anchored in fixed spaces), then after every sweep; it never increases.
+    the tensors anchored in fixed spaces), then after every sweep; it never increases. apart: `before`, by role.
     """
 
     alignment: Alignment
     before: float
     objective: list[float] = field(default_factory=list)
+    apart: dict[str, float] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        notes = {"before": self.before, "objective": self.objective, "apart": self.apart}
+        self.alignment.save(path, {"matched": json.dumps(notes)})
+
+    @classmethod
+    def load(cls, path: Path) -> Matched:
+        """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
+        alignment = Alignment.load(path)
+        with safe_open(str(path), "pt") as file:
+            return cls(alignment, **json.loads(file.metadata()["matched"]))
 
 
 def match_weights(
@@ -55,6 +70,7 @@ def match_weights(
     measure: bool = True,
     workers: int | None = None,
     progress: Callable[[str, float], None] | None = None,
+    store: Store | None = None,
 ) -> Matched:
     """Match a source to an anchor over the spaces in `groups`.
 
@@ -66,7 +82,8 @@ def match_weights(
     spaces, the others add noise to it; the least objective is kept. warm: descend from where the source stands
     instead. measure: False spares closed forms the distance before any move; the objective then starts at 0. workers:
     how many independent pieces run at once (default: one per core); the result does not depend on it. progress:
-    called with a text and the objective after every step.
+    called with a text and the objective after every step. store: where coupled spaces are kept after every sweep, and
+    looked for at the start.
     """
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
     if roles is not None:
@@ -81,7 +98,8 @@ def match_weights(
         for start in range(starts if coupled else 1):
             noise = torch.Generator().manual_seed(seed + start) if start else None
             descent = _Descent(signature, component, read, active, weights, noise, workers)
-            descent.run(tolerance, max_sweeps, warm, progress, measure)
+            kept = None if store is None else (store, f"{component.units[0].root}, start {start}, warm {warm}")
+            descent.run(tolerance, max_sweeps, warm, progress, measure, kept)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
         if coupled and best is not None and best.objective[-1] > sum(best.before.values()):
@@ -106,7 +124,7 @@ def match_weights(
         for i in range(length)
     ]
     batch = {root: signature.spaces[root].batch for root in active}
-    return Matched(Alignment(elements, batch), sum(before.values()), objective)
+    return Matched(Alignment(elements, batch), sum(before.values()), objective, before)
 
 
 @dataclass(frozen=True)
@@ -225,14 +243,19 @@ class _Descent:
         warm: bool,
         progress: Callable[[str, float], None] | None,
         measure: bool = True,
+        kept: tuple[Store, str] | None = None,
     ) -> None:
         units = self.component.units
         closed = len(units) == 1
+        if kept and not closed and (path := kept[0].find(kept[1])):
+            found = Matched.load(path)
+            self.total, self.before, self.objective = found.alignment, found.apart, found.objective
+            return self._sweep(tolerance, max_sweeps, progress, kept)
         self.before = self._distances() if measure or not closed else {}
         self.objective = [sum(self.before.values())]
         if closed:  # what is gained follows from the moments
-            found, gain = self._best(units[0])
-            self.total = Alignment(found, self.batch)
+            elements, gain = self._best(units[0])
+            self.total = Alignment(elements, self.batch)
             self.objective.append(max(self.objective[0] - gain, 0.0) if measure else -gain)
             if progress:
                 progress(units[0].root, self.objective[-1])
@@ -240,14 +263,31 @@ class _Descent:
         if not warm:
             self._start()
             self.objective = [sum(self._distances().values())]
-        for sweep in range(max_sweeps):
+        self._sweep(tolerance, max_sweeps, progress, kept)
+
+    def _sweep(
+        self,
+        tolerance: float,
+        max_sweeps: int,
+        progress: Callable[[str, float], None] | None,
+        kept: tuple[Store, str] | None,
+    ) -> None:
+        """Sweep until the objective stays; every state is kept."""
+
+        def converged() -> bool:
+            return len(self.objective) > 1 and (
+                self.objective[-2] - self.objective[-1] <= tolerance * self.objective[-2]
+            )
+
+        while len(self.objective) <= max_sweeps and not converged():
             for wave in self._waves():
                 self._step(wave)
             self.objective.append(sum(self._distances().values()))
+            if kept:
+                state = Matched(self.total, sum(self.before.values()), self.objective, self.before)
+                kept[0].put(kept[1], state.save)
             if progress:
-                progress(f"sweep {sweep + 1}", self.objective[-1])
-            if self.objective[-2] - self.objective[-1] <= tolerance * self.objective[-2]:
-                break
+                progress(f"sweep {len(self.objective) - 1}", self.objective[-1])
 
     def finish(self) -> None:
         """Project the accumulated elements back onto their groups in float64."""

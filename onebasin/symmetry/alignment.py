@@ -71,8 +71,8 @@ class Alignment:
 
     # --- on disk ------------------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
-        """Write a safetensors file: KEY.index, KEY.scale, KEY.matrix, KEY.dual."""
+    def save(self, path: str | Path, notes: Mapping[str, str] | None = None) -> None:
+        """Write a safetensors file: KEY.index, KEY.scale, KEY.matrix, KEY.dual. notes: more of its metadata."""
         tensors: dict[str, Tensor] = {}
         for key, element in self.elements.items():
             if isinstance(element, Monomial):
@@ -84,7 +84,7 @@ class Alignment:
                 if element.dual is not None:
                     tensors[f"{key}.dual"] = element.dual
         batch = {key: list(self.batch.get(key, ())) for key in self.elements}
-        metadata = {"format": FORMAT, "batch": json.dumps(batch)}
+        metadata = {**(notes or {}), "format": FORMAT, "batch": json.dumps(batch)}
         save_file({key: t.detach().cpu().contiguous() for key, t in tensors.items()}, str(path), metadata)
 
     @classmethod
@@ -113,27 +113,31 @@ def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: 
     entry = signature.tensors[role]
     if not any(signature.root[leaf.space] in elements for leaf in signature.leaves(entry)):
         return tensor
-    cut = blocks(tensor, entry.axes, signature.sizes)
-    out = torch.empty_like(tensor)
-    for (piece, leaves), (target, _) in zip(cut, blocks(out, entry.axes, signature.sizes), strict=True):
+    pieces = []
+    for piece, leaves in blocks(tensor, entry.axes, signature.sizes):
         roots = [signature.root.get(leaf.space, "") for leaf in leaves]
         for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
             element, batch = elements.get(root), signature.spaces[root].batch if root else ()
-            if element is not None and entry.norm is not None:
+            if element is not None and entry.diagonal:
                 # One weight that all heads share stays: only signs act inside them.
                 element = _in_norm(element, entry, tensor) if set(batch) <= set(roots) else None
             if element is not None:
                 piece = act_on(piece, element, tuple(map(roots.index, batch)), dim, leaf.dual)
-        if len(cut) == 1:
-            return piece.reshape(tensor.shape)
+        pieces.append(piece)
+    if len(pieces) == 1:
+        return pieces[0].reshape(tensor.shape)
+    out = torch.empty_like(tensor)
+    if any(piece.requires_grad for piece in pieces):
+        out = out.requires_grad_().clone()  # a view takes a gradient only where what it is a view of has one
+    for (target, _), piece in zip(blocks(out, entry.axes, signature.sizes), pieces, strict=True):
         target.copy_(piece)
     return out
 
 
 def _in_norm(element: Acts, entry: Entry, weight: Tensor) -> Acts | None:
-    """How a norm's weight moves, a diagonal matrix D -> g D g^-1: permuted; a rotation needs a multiple of 1."""
-    if isinstance(element, Monomial):
-        return Monomial(element.index)
+    """How a norm's weight moves, a diagonal matrix D -> g D g^-1: permuted, mixed; a rotation needs a multiple of 1."""
+    if not isinstance(element, Linear):
+        return Monomial(element.index) if isinstance(element, Monomial) else element
     if not bool((weight == weight.flatten()[0]).all()):
         raise ValueError(f"'{entry.name}' must be folded away before a rotation: use the canonical form")
     return None

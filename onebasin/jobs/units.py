@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weight matching of two opened models in units of work: in threads or on a cluster, kept as they are finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from onebasin.checkpoint import Checkpoint, read_pair
+from onebasin.engine import Store, in_order, on_ray
+from onebasin.matching import Matched
+from onebasin.matching.units import Unit, joined, solve, units
+from onebasin.symmetry import Group, acting_groups
+
+from .options import Options, Tell
+
+
+def align_weights(
+    source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options, tell: Tell | None
+) -> Matched:
+    """Match the weights of `source` to those of `anchor`, over the tensors `roles`."""
+    pieces = units(source.signature, roles, groups_of(source, opt))
+    store = None if opt.units is None else Store(Path(opt.units), inputs(source, anchor, roles, opt))
+    paths = {piece: store.find(piece.name) if store else None for piece in pieces}
+    found = {piece: Matched.load(path) for piece, path in paths.items() if path is not None}
+    run = partial(_unit, source, anchor, tuple(roles), opt, store, None if opt.ray else tell)
+    for piece, matched in _run(run, [piece for piece in pieces if piece not in found], opt):
+        found[piece] = matched
+        if store:
+            store.put(piece.name, matched.save)
+        if tell:
+            tell(f"matching {source.given}: {piece.name} of {len(pieces)} units")
+    return joined(found[piece] for piece in pieces)
+
+
+def _run(run: Callable[[Unit], Matched], pieces: Sequence[Unit], opt: Options) -> Iterator[tuple[Unit, Matched]]:
+    if opt.ray:
+        yield from zip(pieces, on_ray(run, pieces, opt.ray), strict=True)
+        return
+    beside = [piece for piece in pieces if not piece.wide]
+    yield from zip(beside, in_order(run, beside, opt.workers), strict=True)
+    yield from ((piece, run(piece)) for piece in pieces if piece.wide)
+
+
+def _unit(
+    source: Checkpoint,
+    anchor: Checkpoint,
+    roles: Sequence[str],
+    opt: Options,
+    store: Store | None,
+    tell: Tell | None,
+    piece: Unit,
+) -> Matched:
+    """One unit of work. Another process can do it: models are opened where they are read."""
+    return solve(
+        source.signature,
+        lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
+        groups_of(source, opt),
+        piece,
+        roles=roles,
+        workers=opt.workers,
+        store=store,
+        progress=tell
+        and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
+        **opt.descent,
+    )
+
+
+def groups_of(model: Checkpoint, opt: Options) -> dict[str, Group]:
+    return acting_groups(model.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers)
+
+
+def inputs(source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options) -> str:
+    """What a match depends on, as text: the files of both models, as they stand now, the tensors and the options."""
+    files = [
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        for model in (source, anchor)
+        for path in sorted({model.folder / "config.json", *model.files.values()})
+    ]
+    told = {key: str(value) for key, value in opt.told.items()}
+    return json.dumps([torch.__version__, files, list(roles), told])
