@@ -20,13 +20,15 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from onebasin.families import named_table, table_for
 from onebasin.symmetry import Signature, resolve
 
+from .shards import CODES, Place, mapped, places
+
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
-_STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_STORED = {CODES[dtype]: dtype for dtype in DTYPES.values()}
 _BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model holds besides weights
 
 
@@ -49,10 +51,11 @@ def _json(path: Path) -> Any:
         raise CheckpointError(f"'{path}' is not valid JSON: {one_line(error)}") from None
 
 
-def locate(model: str | Path) -> Path:
+def locate(model: str | Path, *files: str) -> Path:
     """The local folder of a model: a path, or a hub id `owner/name[@revision]` fetched into the hub's cache.
 
-    Raises CheckpointError where there is neither.
+    files: patterns of what to fetch (default: a model's weights and what lies beside them). Raises CheckpointError
+    where there is neither.
     """
     text = str(model)
     path = Path(text)
@@ -63,6 +66,8 @@ def locate(model: str | Path) -> Path:
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.parent.is_dir():
         raise CheckpointError(f"there is no folder '{text}' (a model on the hub is called 'owner/name')")
     try:
+        if files:
+            return _fetch(text, *files)
         found = _fetch(text, "model*.safetensors")
         return found if any(found.glob("model*.safetensors")) else _fetch(text, "pytorch_model*.bin")
     except Exception as error:  # the client's own errors, and those of whichever transport it uses
@@ -70,9 +75,9 @@ def locate(model: str | Path) -> Path:
         raise CheckpointError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None
 
 
-def _fetch(model: str, weights: str) -> Path:
+def _fetch(model: str, *weights: str) -> Path:
     name, _, revision = model.partition("@")
-    return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_BESIDES, weights]))
+    return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_BESIDES, *weights]))
 
 
 class Checkpoint:
@@ -114,7 +119,7 @@ class Checkpoint:
         try:
             full = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
             names = {new: getattr(full, new, None) for new in getattr(full, "attribute_map", {})}
-            return {**full.to_dict(), **names, **self.raw_config}
+            return _filled(self.raw_config, {**full.to_dict(), **names})
         except Exception as error:  # each config class refuses bad values in its own way
             raise CheckpointError(f"'{self.folder / 'config.json'}': {one_line(error)}") from None
 
@@ -169,6 +174,15 @@ class Checkpoint:
                 raise CheckpointError(f"'{file}' is damaged or cut short: {error}") from None
         return self._handles[file]
 
+    @cached_property
+    def _headers(self) -> dict[Path, dict[str, Place]]:
+        return {}
+
+    def _places(self, file: Path) -> dict[str, Place]:
+        if file not in self._headers:
+            self._headers[file] = places(file)
+        return self._headers[file]
+
     def _names(self, file: Path) -> list[str]:
         return list((self._handle(file) if file.suffix == ".safetensors" else self._pickle(file)).keys())
 
@@ -195,6 +209,13 @@ class Checkpoint:
         """Let go of all files."""
         self._open.close()
         self.__dict__.pop("_handles", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which opens the files itself."""
+        return {key: value for key, value in self.__dict__.items() if key not in ("_open", "_handles", "_kept")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _open=ExitStack(), _kept={})
 
     # --- what matching needs --------------------------------------------------------------------------------
 
@@ -246,11 +267,11 @@ class Checkpoint:
         file = self.files[name]
         if file.suffix != ".safetensors":
             return self._pickle(file)[name]
+        self._handle(file)  # which refuses what is damaged
         try:
-            tensor: Tensor = self._handle(file).get_tensor(name)
-        except (SafetensorError, OSError, KeyError) as error:
+            return mapped(file, self._places(file)[name])
+        except (OSError, KeyError, ValueError) as error:
             raise CheckpointError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
-        return tensor
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         """The tensor `role` of the signature, in the dtype and on the device where the mathematics runs.
@@ -271,3 +292,11 @@ class Checkpoint:
         """Names on disk that the table ignores (buffers)."""
         placed = {name for entry in self.signature.tensors.values() for name in entry.names}
         return (name for name in self.files if name not in placed)
+
+
+def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """What is given, and the defaults of what is not; also inside the configurations of towers."""
+    inner = {key: _filled(value, defaults[key]) for key, value in given.items()
+             if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+             and key.endswith("_config")}  # fmt: skip
+    return {**defaults, **given, **inner}

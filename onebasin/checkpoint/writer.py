@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from onebasin.engine import behind
+
 from .reader import Checkpoint, CheckpointError, one_line
+from .shards import Shard, room_for
 
 # What a model folder holds besides weights and config.json. Code (*.py) and other weights are never copied.
 TOKENIZER = (
@@ -55,7 +57,7 @@ def write_model(
 ) -> None:
     """Write the folder `out`: weights from `tensors`, everything else from `like`.
 
-    tensors: (name on disk, tensor) pairs, consumed lazily; one shard is in memory at a time.
+    tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time.
     dtype: of all floating-point tensors; None keeps what `like` stores under each name.
     config_updates: merged into config.json. files: name -> text, written beside the weights.
     check: called with the finished folder before anyone sees it; what it raises refuses the folder.
@@ -157,36 +159,41 @@ def _weights(
     dtype: torch.dtype | None,
     limit: int,
 ) -> None:
-    """Write the shards into `folder` (`out` in errors); they get their names once their number is known."""
-    shard: dict[str, Tensor] = {}
-    held = total = 0
-    shards: list[list[str]] = []
+    """Write the shards into `folder` (`out` in errors); they get their names once their number is known.
 
-    def flush() -> None:
-        with _clearly(out):
-            path = folder / f"{len(shards)}.safetensors"
-            save_file(shard, str(path), {"format": "pt"})
-            path.chmod((folder / "config.json").stat().st_mode)  # safetensors writes 0600
-        shards.append(list(shard))
-        shard.clear()
-
+    A tensor is written in a thread of its own while the next one is made.
+    """
+    room = room_for(*like.files, *("spare",) * 64)
+    shards: list[Shard] = []
     seen: set[str] = set()
-    for name, tensor in tensors:
-        if name in seen:
-            raise CheckpointError(f"the tensor '{name}' comes twice")
-        seen.add(name)
-        ready = _ready(name, tensor, like, dtype)
-        if shard and held + ready.nbytes > limit:
-            flush()
-            held = 0
-        shard[name] = ready
-        held += ready.nbytes
-        total += ready.nbytes
-    if not seen:
-        raise CheckpointError("there are no tensors to write")
-    flush()
-    with _clearly(out):
-        _name_shards(folder, shards, total)
+
+    def made() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            if name in seen:
+                raise CheckpointError(f"the tensor '{name}' comes twice")
+            seen.add(name)
+            yield name, _ready(name, tensor, like, dtype)
+
+    def write(pair: tuple[str, Tensor]) -> None:
+        name, tensor = pair
+        _refuse_infinite(name, tensor, like)
+        with _clearly(out):
+            if not shards or (shards[-1] and not shards[-1].fits(name, limit, tensor.nbytes)):
+                if shards:
+                    shards[-1].close()
+                shards.append(Shard(folder / f"{len(shards)}.safetensors", max(room, room_for(name, name))))
+            shards[-1].add(name, tensor)
+
+    try:
+        behind(write, made())
+        if not shards:
+            raise CheckpointError("there are no tensors to write")
+        with _clearly(out):
+            shards[-1].close()
+            _name_shards(folder, [[*shard.header][1:] for shard in shards], sum(shard.size for shard in shards))
+    finally:
+        for shard in shards:
+            shard.abandon()
 
 
 def _name_shards(folder: Path, shards: list[list[str]], total: int) -> None:
@@ -205,15 +212,17 @@ def _name_shards(folder: Path, shards: list[list[str]], total: int) -> None:
 def _ready(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | None) -> Tensor:
     """A copy as it is stored: on the CPU, in its dtype, contiguous.
 
-    It has memory of its own, as the format wants it, whether the tensor is a view, a tied or a reused one.
+    It has memory of its own: it is written while the caller goes on, who may use the tensor's memory again.
     """
     wanted = tensor.dtype
     if tensor.is_floating_point():
         wanted = dtype or like.dtypes.get(name, like.stored_dtype)
-    ready = tensor.detach().to("cpu", wanted, copy=True, memory_format=torch.contiguous_format)
-    if wanted.is_floating_point and not bool(torch.isfinite(ready).all()) and name not in set(like.others()):
-        raise CheckpointError(f"the tensor '{name}' is not finite in {_name(wanted)}; write a wider dtype")
-    return ready
+    return tensor.detach().to("cpu", wanted, copy=True, memory_format=torch.contiguous_format)
+
+
+def _refuse_infinite(name: str, tensor: Tensor, like: Checkpoint) -> None:
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()) and name not in set(like.others()):
+        raise CheckpointError(f"the tensor '{name}' is not finite in {_name(tensor.dtype)}; write a wider dtype")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running independent units of work: in line, or in threads of one machine.
+"""Running independent units of work: in line, in threads of one machine, or on a Ray cluster; keeping their results.
 
 A unit is a function call that shares nothing with the others. Nothing here knows what a unit computes, and results
 do not depend on how many run at once.
 """
 
+from .cluster import on_ray
+from .memory import peak_memory
 from .parallel import behind, in_order, in_parallel
+from .store import Store, kept
 
-__all__ = ["behind", "in_order", "in_parallel"]
+__all__ = ["Store", "behind", "in_order", "in_parallel", "kept", "on_ray", "peak_memory"]

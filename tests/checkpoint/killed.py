@@ -41,9 +41,9 @@ def at_call(name: str, number: int, after: bool = False) -> None:
 
 
 MOMENTS: dict[str, Callable[[], None]] = {
-    "before-first-shard": lambda: at_call("save_file", 1),
-    "after-first-shard": lambda: at_call("save_file", 1, after=True),
-    "after-second-shard": lambda: at_call("save_file", 2, after=True),
+    "before-first-shard": lambda: at_call("Shard.close", 1),
+    "after-first-shard": lambda: at_call("Shard.close", 1, after=True),
+    "after-second-shard": lambda: at_call("Shard.close", 2, after=True),
     "before-index": lambda: at_call("_name_shards", 1),
     "before-exchange": lambda: at_call("_exchange", 1),
     "after-exchange": lambda: at_call("_exchange", 1, after=True),

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from onebasin.checkpoint import Checkpoint, CheckpointError, compare, write_model, writer
+from onebasin.checkpoint.shards import Shard, room_for
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -82,27 +84,60 @@ def test_sharded_equals_single(bert: Path, tmp_path: Path) -> None:
             assert sum(sizes) <= 2000 or len(sizes) == 1
 
 
-def test_tensors_are_taken_one_shard_at_a_time(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_are_taken_as_they_are_written(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most one is being written, one waits, and one is made."""
     like = Checkpoint(bert)
     taken = [0]
     ahead = []
-    written = [0]
-    real = writer.save_file
+    real = Shard.add
 
     def counting() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in pairs(like):
-            taken[0] += tensor.nbytes
-            yield name, tensor
+        for pair in pairs(like):
+            taken[0] += 1
+            yield pair
 
-    def save(tensors: dict[str, Tensor], *rest: object) -> None:
-        ahead.append(taken[0] - written[0])
-        written[0] += sum(tensor.nbytes for tensor in tensors.values())
-        real(tensors, *rest)
+    def add(self: Shard, name: str, tensor: Tensor) -> None:
+        time.sleep(0.002)  # a slow disk
+        ahead.append(taken[0] - len(ahead))
+        real(self, name, tensor)
 
-    monkeypatch.setattr(writer, "save_file", save)
-    write_model(tmp_path / "out", counting(), like, shard_size=3000)
-    largest = max(tensor.nbytes for _, tensor in pairs(like))
-    assert max(ahead) <= 3000 + largest < written[0]
+    monkeypatch.setattr(Shard, "add", add)
+    write_model(tmp_path / "out", counting(), like)
+    assert len(ahead) == len(like.files) and max(ahead) <= 3
+
+
+def test_any_reader_takes_the_files(tmp_path: Path) -> None:
+    """Numbers start on whole words, whatever came before them, and nothing stands between them."""
+    given = {
+        "odd": torch.ones(3, dtype=torch.bfloat16),
+        "flags": torch.tensor([True, False, True]),
+        "wide": torch.arange(5.0, dtype=torch.float64),
+        "none": torch.empty(0),
+        "one": torch.tensor(7),
+    }
+    file = tmp_path / "some.safetensors"
+    shard = Shard(file, 1000 + room_for(*given))
+    for name, tensor in given.items():
+        shard.add(name, tensor)
+    shard.close()
+    found = load_file(file)
+    assert found.keys() == given.keys() and found["flags"].tolist() == [True, False, True] and found["one"] == 7
+    raw = file.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    assert size % 8 == 0 and header.pop("__metadata__") == {"format": "pt"}
+    places = sorted(entry["data_offsets"] for entry in header.values())
+    assert [start for start, _ in places] == [0, *(end for _, end in places)][:-1]
+    assert places[-1][1] == len(raw) - 8 - size
+    widths = {"F64": 8, "I64": 8, "F32": 4, "BF16": 2, "BOOL": 1}
+    assert all(entry["data_offsets"][0] % widths[entry["dtype"]] == 0 for entry in header.values())
+
+
+def test_a_dtype_that_the_format_lacks(bert: Path, tmp_path: Path) -> None:
+    like = Checkpoint(bert)
+    with pytest.raises(ValueError, match=r"'x' of torch\.complex64 cannot be stored"):
+        write_model(tmp_path / "out", iter([("x", torch.ones(2, dtype=torch.complex64))]), like)
+    nothing_but(bert)
 
 
 def test_views_transposes_and_tied_tensors(bert: Path, tmp_path: Path) -> None:
@@ -309,15 +344,15 @@ def test_an_interrupted_write_leaves_nothing(
 def test_a_full_disk(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     like = Checkpoint(bert)
     calls = []
-    real = writer.save_file
+    real = Shard.close
 
-    def save(*args: object) -> None:
-        calls.append(args)
+    def close(self: Shard) -> None:
+        calls.append(self)
         if len(calls) == 3:
             raise OSError(code, os.strerror(code))
-        real(*args)
+        real(self)
 
-    monkeypatch.setattr(writer, "save_file", save)
+    monkeypatch.setattr(Shard, "close", close)
     with pytest.raises(CheckpointError, match="the disk is full") as caught:
         write_model(tmp_path / "a" / "out", pairs(like), like, shard_size=2000)
     assert "\n" not in str(caught.value)

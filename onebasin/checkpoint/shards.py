@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A safetensors file read and written tensor by tensor, so that none of it has to be in memory but the one at hand.
+
+The format puts a JSON header with all offsets before the numbers. Room for it is kept free, filled in at the end, and
+padded with spaces, which the format allows.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # fmt: skip
+DTYPES_BY_CODE = {code: dtype for dtype, code in CODES.items()}
+_METADATA = {"__metadata__": {"format": "pt"}}
+_ALIGNED = 8  # bytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a file holds a tensor: its bytes from `start` to `end`, counted from the beginning of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def places(file: Path) -> dict[str, Place]:
+    """The tensors of a file that its format's own reader has found whole; those of unusual dtypes are left out."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["dtype"] in DTYPES_BY_CODE:
+            start, end = (8 + size + offset for offset in entry["data_offsets"])
+            found[name] = Place(DTYPES_BY_CODE[entry["dtype"]], tuple(entry["shape"]), start, end)
+    return found
+
+
+def mapped(file: Path, place: Place) -> Tensor:
+    """A tensor straight from its file. It is mapped by itself, so that its memory is given back with it: a mapping of
+    the whole file would come to hold all of it. Writing into the tensor does not change the file."""
+    if place.start == place.end:
+        return torch.empty(place.shape, dtype=place.dtype)
+    base = place.start - place.start % mmap.ALLOCATIONGRANULARITY
+    with file.open("rb") as opened:
+        pages = mmap.mmap(opened.fileno(), place.end - base, access=mmap.ACCESS_COPY, offset=base)
+    count = (place.end - place.start) // place.dtype.itemsize
+    return torch.frombuffer(pages, dtype=place.dtype, count=count, offset=place.start - base).reshape(place.shape)
+
+
+class Shard:
+    """path: of the file. room: bytes for the header, `room_for` the names that may come."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        self.path, self.room = path, -(-room // _ALIGNED) * _ALIGNED
+        self.header: dict[str, object] = dict(_METADATA)
+        self.size = 0  # bytes of numbers
+        self._late: list[tuple[str, Tensor]] = []
+        self._header_size = len(_encoded(self.header))
+        self._file = path.open("wb")
+        self._file.seek(8 + self.room)
+
+    def __bool__(self) -> bool:
+        return len(self.header) + len(self._late) > 1
+
+    def fits(self, name: str, limit: int, nbytes: int) -> bool:
+        """Whether the file with one more tensor has at most `limit` bytes of numbers, and a header that fits."""
+        return self.size + nbytes <= limit and self._header_size + room_for(name) <= self.room
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """tensor: contiguous, on the CPU. Those that would leave the next one unaligned wait for the end."""
+        self._header_size += room_for(name)
+        self.size += tensor.nbytes
+        if tensor.nbytes % _ALIGNED:
+            self._late.append((name, tensor))
+        else:
+            self._write(name, tensor)
+
+    def close(self) -> None:
+        """Write what waited, then the header."""
+        for name, tensor in sorted(self._late, key=lambda pair: -pair[1].element_size()):
+            self._write(name, tensor)
+        self._late.clear()
+        text = _encoded(self.header)
+        assert len(text) <= self.room
+        self._file.seek(0)
+        self._file.write(self.room.to_bytes(8, "little") + text.ljust(self.room))
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Let go of the file, whatever state it is in."""
+        self._late.clear()
+        with suppress(OSError):
+            self._file.close()
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        if tensor.dtype not in CODES:
+            raise ValueError(f"the tensor '{name}' of {tensor.dtype} cannot be stored; convert it first")
+        start = self._file.tell() - 8 - self.room
+        self._file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        end = start + tensor.nbytes
+        self.header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+
+
+def room_for(*names: str) -> int:
+    """Bytes that suffice for the header entries of tensors with these names."""
+    return sum(len(json.dumps(name)) + 192 for name in names)
+
+
+def _encoded(header: dict[str, object]) -> bytes:
+    return json.dumps(header, separators=(",", ":")).encode()

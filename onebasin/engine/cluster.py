@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units of work as Ray tasks, on any number of nodes that see the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+RETRIES = 3  # of a unit whose worker is lost
+
+
+def on_ray(function: Callable[[T], R], items: Iterable[T], address: str) -> Iterator[R]:
+    """function(item) for every item as a Ray task of one core; results in order.
+
+    address: of a running cluster, or `local` for one on this machine that ends with the program. function: something
+    that can be pickled. A lost worker's units are run again. Raises ValueError where Ray is not installed or the
+    cluster is not there, and what a unit raises.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("--ray needs Ray: pip install 'onebasin[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            # Workers inherit nothing of the caller's working folder: the files are on shared paths.
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            raise ValueError(f"--ray {address}: there is no such cluster ({str(error).splitlines()[0]})") from None
+    task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_alone)
+    shared = ray.put(function)
+    waiting = [task.remote(shared, item) for item in items]
+    for reference in waiting:
+        try:
+            yield ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+
+
+def _alone(function: Callable[[T], R], item: T) -> R:
+    torch.set_num_threads(1)
+    return function(item)
