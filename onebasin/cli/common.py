@@ -23,7 +23,7 @@ R = TypeVar("R")
 # What the help texts list. Written out, since the modules that define these take seconds to import; a test compares.
 LEVELS = "paper, permutation, orthogonal, full, invertible"
 METHODS = "average, norm-preserving, spectrum-preserving, circuit"
-MERGE_METHODS = f"{METHODS}, fisher, regmean, progressive"
+MERGE_METHODS = f"{METHODS}, ot, fisher, regmean, progressive"
 STATISTICS = "fisher, gram"
 TASKS = "image-classification, causal-lm, masked-lm, text-classification, token-classification, speech-recognition"
 
@@ -31,9 +31,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, notes or summary, only errors.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output folder where it exists.")]
 Verify = Annotated[
-    bool,
-    typer.Option(help="Run the rewritten model beside its source on random inputs, and write nothing if they differ."),
+    str,
+    typer.Option(
+        "--verify",
+        help="Before anything appears: outputs runs the rewritten model beside its source on random inputs, holding "
+        "both; tensors checks every map that was found, in little memory; none.",
+    ),
 ]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Threads of weight matching [default: one per core]; they change no result."),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(help="Match weights on a Ray cluster at this address, which sees the same files; or local."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run with this output was killed.")]
 Family = Annotated[
     str | None,
     typer.Option(
@@ -169,3 +183,16 @@ def pairs(items: list[str] | None) -> dict[str, float]:
         except ValueError:
             raise ValueError(f"--tensor-weight '{item}': write NAME=NUMBER") from None
     return found
+
+
+def size(number: int) -> str:
+    """Bytes as people read them: 1.5 GB."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= one:
+            return f"{number / one:.3g} {unit}"
+    return f"{number} B"
+
+
+def print_effort(result: dict[str, Any]) -> None:
+    """What the run took."""
+    print(f"{result['seconds']:.3g} s, at most {size(result['peak_memory'])} of memory")

@@ -36,6 +36,13 @@ def merge(
     draws: c.Draws = 1,
     eps: Annotated[float, typer.Option(help="fisher: least weight of a parameter, as a share of the mean.")] = 1e-6,
     shrink: Annotated[float, typer.Option(help="regmean: factor of the Gram matrices off their diagonal.")] = 0.9,
+    ground: Annotated[str, typer.Option(help="ot: compare weights (wts), or activations on --data (acts).")] = "wts",
+    entropy: Annotated[
+        float, typer.Option(help="ot: softness of the couplings, such as 0.05; 0 gives hard ones (emd).")
+    ] = 0.0,
+    residual: Annotated[
+        str, typer.Option(help="ot: the stream has one plan, or plans after every block: average, weighted.")
+    ] = "one",
     rescale: c.Rescale = "joint",
     match_with: c.MatchWith = "weights",
     start: c.Start = "weights",
@@ -60,7 +67,11 @@ def merge(
     tensor_weight: c.Weight = None,
     family: c.Family = None,
     overwrite: c.Overwrite = False,
-    verify: c.Verify = True,
+    verify: c.Verify = "outputs",
+    no_verify: c.NoVerify = False,
+    workers: c.Workers = None,
+    ray: c.Ray = None,
+    resume: c.Resume = False,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
@@ -81,10 +92,12 @@ def merge(
             device=device, match_with=match_with, start=start, steps=steps, loss=loss,
             permutations=permutations, checkpoint=checkpoint, data=c.datasets(data), samples=samples,
             statistics=c.words(statistics), labels=labels, draws=draws, eps=eps, shrink=shrink,
+            ground=ground, entropy=entropy, residual=residual,
             task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
             starts=starts, seed=seed,
             tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
-            verify=verify, tell=tell, command=c.command_line(),
+            workers=workers, ray=ray, resume=resume,
+            verify="none" if no_verify else verify, tell=tell, command=c.command_line(),
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:
@@ -94,3 +107,4 @@ def merge(
         for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=True):
             print(f"{name}: distance to {models[result['anchor']]} {before:.6g} -> {after:.6g}")
         print(f"{result['output']}: {result['method']} of {len(models)} models, matched at level {result['match']}")
+        c.print_effort(result)

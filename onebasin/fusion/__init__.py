@@ -6,6 +6,6 @@ Nothing here aligns anything, and nothing here knows how an alignment was found.
 
 from .average import METHODS, merged_tensors, nearest_to_mean
 
-MERGE_METHODS = (*METHODS, "fisher", "regmean", "progressive")  # the last three look at data
+MERGE_METHODS = (*METHODS, "ot", "fisher", "regmean", "progressive")  # the last three look at data
 
 __all__ = ["MERGE_METHODS", "METHODS", "merged_tensors", "nearest_to_mean"]

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semi-permutations: neurons split and mixed with non-negative weights.
+"""Semi-permutations: neurons and attention heads split and mixed with non-negative weights.
 
-A ReLU neuron can be split exactly, relu(x) = relu(a x) + relu((1 - a) x), and its shares given to several places. With
-room for all shares that is a symmetry; in a network of the same width, where one place then holds shares of several
-neurons, it is a relaxation of a permutation: a doubly stochastic matrix. So a coupling is not a group element, the
-model that it makes is close to but not the same as the source, and it has a type of its own. The level is that of
-"Generalized Linear Mode Connectivity for Transformers" (NeurIPS 2025); the couplings are those of entropic transport
-(Cuturi, NeurIPS 2013), annealed to the permutation as the temperature goes to zero.
+A ReLU neuron can be split exactly, relu(x) = relu(a x) + relu((1 - a) x), and its shares given to several places. So
+can a head: with the same attention, its value-output circuit is the sum of its shares. With room for all shares that is
+a symmetry; in a network of the same width, where one place then holds shares of several, it is a relaxation of a
+permutation: a doubly stochastic matrix. Two heads that attend differently then become one that attends in between. So a
+coupling is not a group element, the model that it makes is close to but not the same as the source, and it has a type
+of its own. The level is that of "Generalized Linear Mode Connectivity for Transformers" (NeurIPS 2025, its second
+class); the couplings are those of entropic transport (Cuturi, NeurIPS 2013), annealed to the permutation as the
+temperature goes to zero.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,24 +21,55 @@ import torch
 from torch import Tensor
 
 from .alignment import Alignment, move
+from .maps import Element
 from .signature import Signature
 
 
 @dataclass(frozen=True)
 class Coupling:
-    """Doubly stochastic matrix, (*batch, n, n): row i says of which source neurons place i is mixed."""
+    """Non-negative matrix, (*batch, m, n): row i says of which of n source neurons place i of m is mixed.
+
+    dual: what the neurons' readers take, (*batch, m, n); None says that it is the same (doubly stochastic matrices).
+    """
 
     matrix: Tensor
+    dual: Tensor | None = None
 
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
-        """x: (*batch, n, m) -> (*batch, n, m). What reads the neurons is mixed like what writes them."""
-        return self.matrix.to(x) @ x
+        """x: (*batch, n, k) -> (*batch, m, k)."""
+        matrix = self.dual if dual and self.dual is not None else self.matrix
+        return matrix.to(x) @ x
+
+
+@dataclass(frozen=True)
+class Blend:
+    """A coupling of heads, in one space inside them: every share turned into the basis of the head it goes to.
+
+    matrix, dual: (h, h, n, n), for what writes the space and what reads it. Place i becomes sum_j matrix[i, j] x[j],
+    where matrix[i, j] is the weight of source head j times the map that brings it closest to anchor head i.
+    """
+
+    matrix: Tensor
+    dual: Tensor
+
+    def act(self, x: Tensor, dual: bool = False) -> Tensor:
+        """x: (h, n, m) -> (h, n, m)."""
+        return torch.einsum("ijab,jbm->iam", (self.dual if dual else self.matrix).to(x), x)
+
+
+def blend(coupling: Coupling, element: Element, size: int) -> Blend:
+    """The couplings of heads (h, h) with an element for every pair of them, (h, h) of `size` dimensions."""
+    weight = coupling.matrix[..., None, None]
+    eye = torch.eye(size).to(weight).expand(*coupling.matrix.shape, size, size)
+    return Blend(weight * element.act(eye), weight * element.act(eye, dual=True))
 
 
 def soften(score: Tensor, temperature: float, sweeps: int = 200) -> Coupling:
     """argmax over doubly stochastic P of <P, M> + T H(P), by Sinkhorn's iteration in the log domain.
 
-    score: M, (*batch, n, n). temperature: T > 0, in units of the standard deviation of each matrix's entries.
+    score: M, (*batch, n, n). temperature: T > 0, in units of the standard deviation of each matrix's entries; it is
+    reached by halving, each time from the last solution, since the iteration is slow where T is low.
+    sweeps: at every temperature on the way.
     Raises ValueError for a temperature that is not positive.
     """
     if not temperature > 0:
@@ -43,7 +77,11 @@ def soften(score: Tensor, temperature: float, sweeps: int = 200) -> Coupling:
             f"temperature {temperature}: a coupling needs a positive one (a permutation is its limit at 0)"
         )
     spread = score.flatten(-2).std(-1, correction=0)[..., None, None].clamp_min(torch.finfo(score.dtype).tiny)
-    return Coupling(sinkhorn(score / (temperature * spread), sweeps).exp())
+    halvings = max(0, math.ceil(-math.log2(temperature)))
+    log = sinkhorn(score / (temperature * 2**halvings * spread), sweeps)
+    for _ in range(halvings):
+        log = sinkhorn(2 * log, sweeps)
+    return Coupling(log.exp())
 
 
 def sinkhorn(log: Tensor, sweeps: int = 20) -> Tensor:
@@ -62,7 +100,7 @@ class Softened:
     """An alignment, and couplings after it: rewrites tensors like an alignment, but not exactly."""
 
     alignment: Alignment
-    couplings: Mapping[str, Coupling]
+    couplings: Mapping[str, Coupling | Blend]
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
         """The tensor `role`, aligned and then mixed along its coupled axes."""

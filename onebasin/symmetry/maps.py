@@ -138,7 +138,8 @@ def product(second: Element, first: Element) -> Element:
 def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: bool) -> Tensor:
     """Let `element` act on dimension `dim` of x, its batch running over the dimensions `batch`.
 
-    x: any shape -> the same shape. The other dimensions are carried along.
+    x: any shape -> the same shape, but for a coupling of spaces of different sizes. The other dimensions are carried
+    along.
     """
     rest = tuple(d for d in range(x.dim()) if d != dim and d not in batch)
     if isinstance(element, Linear) and dim == x.dim() - 1:
@@ -150,7 +151,8 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
     else:
         order = (*batch, dim, *rest)
         moved = x.permute(order)
-        out = element.act(moved.reshape(*moved.shape[: len(batch) + 1], -1), dual).reshape(moved.shape)
+        out = element.act(moved.reshape(*moved.shape[: len(batch) + 1], -1), dual)
+        out = out.reshape(*moved.shape[: len(batch)], out.shape[-2], *moved.shape[len(batch) + 1 :])
     back = [0] * x.dim()
     for position, original in enumerate(order):
         back[original] = position

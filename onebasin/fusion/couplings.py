@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which neurons of a source go where in an anchor: transport plans, space by space, from weights or activations.
+
+ground: what is compared. `wts`: the weights and biases that touch a space, the source's other spaces carried already.
+`acts`: activations on data, at the output of what writes a space, and for the residual stream at its norms.
+
+residual: how the residual stream is carried, which every block writes. `one`: one plan for all of it, from what is tied
+to spaces that cannot move (embeddings, heads), or from all its norms; the only choice under which hard couplings keep
+the function. `average` and `weighted`: every block's output has a plan of its own, and what comes after a sum takes the
+mean of the plans of its two parts, plain or weighted by their norms (Imfeld et al., ICLR 2024, section 4.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.checkpoint import Checkpoint, CheckpointError
+from onebasin.checkpoint.probes import probe
+from onebasin.checkpoint.stock import Stock, stock_model
+from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
+from onebasin.symmetry import Alignment, Signature
+from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.axes import Axis, Leaf, blocks, nesting
+from onebasin.symmetry.coupling import Coupling
+from onebasin.symmetry.maps import Acts, Monomial
+from onebasin.symmetry.signature import MOVES
+
+from .transport import Evidence, Transport, carried, mixed, plan, resized
+
+GROUNDS = ("wts", "acts")
+RESIDUALS = ("one", "average", "weighted")
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is solved at once: a space, or heads with the spaces inside them."""
+
+    root: str
+    inner: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return (self.root, *self.inner)
+
+
+def transport(
+    source: Checkpoint,
+    anchor: Checkpoint,
+    alignment: Alignment | None = None,
+    *,
+    ground: str = "wts",
+    entropy: float = 0.0,
+    residual: str = "one",
+    batches: Sequence[Batch] = (),
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    tell: Tell | None = None,
+) -> Transport:
+    """How to carry `source`, which `alignment` has rewritten, among the neurons of `anchor`.
+
+    The two may differ in width: neurons, stream, inside of heads. entropy: see `plan`. batches: for `acts`.
+    Raises ValueError for unknown words, `acts` without data, and spaces of different size between which nothing can be
+    carried (classes, heads, vocabulary); CheckpointError for models of different families or numbers of layers.
+    """
+    for what, word, known in (("ground cost", ground, GROUNDS), ("residual policy", residual, RESIDUALS)):
+        if word not in known:
+            raise ValueError(f"unknown {what} '{word}'; choose from {', '.join(known)}")
+    if ground == "acts" and not batches:
+        raise ValueError("a ground cost from activations needs calibration data (--data), or take weights (wts)")
+    mine, theirs = anchor.signature, source.signature
+    if mine.family != theirs.family or mine.layers != theirs.layers:
+        raise CheckpointError(f"'{source.given}' and '{anchor.given}' differ in family or number of layers")
+    finder = _Finder(source, anchor, alignment or Alignment(), entropy, {"dtype": dtype, "device": device})
+    if ground == "acts":
+        finder.measure(batches, tell)
+    if residual == "one":
+        finder.all_at_once(tell)
+    else:
+        finder.block_by_block(residual == "weighted", tell)
+    return Transport(finder.target, finder.maps, finder.own)
+
+
+def units(signature: Signature) -> list[Unit]:
+    """The spaces that can be carried: streams first, then layer by layer, then heads of tasks."""
+    before = {signature.root[name] for entry in signature.tensors.values() for leaf, outer in nesting(entry.axes)
+              for name in outer if not leaf.constant and signature.sizes[leaf.space] > 1}  # fmt: skip
+    permuted = [root for root, kind in signature.kinds.items() if "permute" in MOVES[kind]]
+
+    def order(root: str) -> tuple[int, int]:
+        space = signature.spaces[root]
+        return {"stream": 0, "head": 2}.get(space.part, 1), -1 if space.layer is None else space.layer
+
+    found = []
+    for root in sorted(permuted, key=order):
+        if not signature.spaces[root].batch:
+            inner = [key for key in permuted if signature.spaces[key].batch == (root,) and key not in before]
+            found.append(Unit(root, tuple(inner)))
+    return found
+
+
+class _Finder:
+    """maps: space -> plan, as far as found. own: role -> its own maps, where the stream has several."""
+
+    def __init__(
+        self, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, entropy: float, how: dict[str, Any]
+    ) -> None:
+        self.source, self.anchor, self.alignment, self.entropy, self.how = source, anchor, alignment, entropy, how
+        self.signature = source.signature
+        kept = ("rows", "labels")
+        sizes = {key: space.size for key, space in anchor.signature.spaces.items() if space.kind not in kept}
+        self.target = resized(self.signature, sizes)
+        self.units = units(self.signature)
+        self.maps: dict[str, Acts] = {}
+        self.own: dict[str, dict[str, Acts]] = {}
+        self.measured: dict[tuple[str, tuple[str, ...]], Evidence] | None = None
+        movable = {root for unit in self.units for root in unit.roots if not (unit.inner and root == unit.root)}
+        for key, size in self.signature.sizes.items():
+            if size != self.target.sizes[key] and self.signature.root[key] not in movable:
+                raise ValueError(f"the space '{key}' has {size} entries in '{source.given}' and "
+                                 f"{self.target.sizes[key]} in the anchor, and cannot be carried over")  # fmt: skip
+        # What both models hold in comparable shapes.
+        there = anchor.signature.tensors
+        self.roles = [
+            role for role, entry in self.signature.tensors.items()
+            if entry.alias is None and role in there and self.target.tensors[role].shape == there[role].shape
+        ]  # fmt: skip
+
+    # --- evidence -----------------------------------------------------------------------------------------------
+
+    def measure(self, batches: Sequence[Batch], tell: Tell | None) -> None:
+        """Evidence of activations, for every block of what linear layers and norms give: (role, roots) -> sums."""
+        stocks = [stock_model(self.anchor, **self.how), stock_model(self.source, self.alignment, **self.how)]
+        found: dict[tuple[str, tuple[str, ...]], Evidence] = {}
+        outputs = _outputs(stocks[1], {name: tensor[:2] for name, tensor in batches[0].items()})
+        sizes = (self.anchor.signature.sizes, self.signature.sizes)
+        for number, batch in enumerate(batches, 1):
+            if tell:
+                tell(f"measuring activations: batch {number} of {len(batches)}")
+            seen = [_seen(stock, outputs, batch) for stock in stocks]
+            for role, (_, axis) in outputs.items():
+                for x, y in zip(seen[0].get(role, []), seen[1].get(role, []), strict=True):
+                    ours, theirs = (blocks(t, (Leaf(str(len(t))), axis), s) for t, s in zip((x, y), sizes, strict=True))
+                    for (a, of), (b, _) in zip(ours, theirs, strict=True):
+                        long = [leaf for leaf in of[1:] if not leaf.constant and self.target.sizes[leaf.space] > 1]
+                        roots = tuple(self.signature.root[leaf.space] for leaf in long)
+                        found.setdefault((role, roots), Evidence()).add(a.flatten(1).mT, b.flatten(1).mT)
+        self.measured = found
+
+    def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str]) -> Evidence:
+        """What neurons of a space have in common; of what is inside heads, those of all heads in a row."""
+        total, wanted = Evidence(), list(roles)
+        if self.measured is not None:
+            roots = (unit.root,) if inner is None else (unit.root, inner)
+            for (role, found), one in self.measured.items():
+                if found == roots and role in wanted:
+                    total.join(one, 1 / max(one.energy, 1e-30))  # every layer counts the same
+            return total
+        members = self.signature.members
+        partly = resized(self.target, {key: self.signature.sizes[key] for root in unit.roots for key in members[root]})
+        for role in wanted:
+            maps = {root: act for root, act in self.of(role).items() if root not in unit.roots}
+            tensor = self.alignment.apply(self.signature, role, self.source.read(role, **self.how))
+            moved, fixed = carried(self.signature, partly, role, tensor, maps), self.anchor.read(role, **self.how)
+            of = inner or unit.root
+            pairs = zip(self.target.views(role, fixed, of), partly.views(role, moved, of), strict=True)
+            for (a, _, roots), (b, _, _) in pairs:
+                if inner is None and any(other in roots for other in unit.inner):
+                    continue  # told by what is inside
+                depth = 1 if inner is None else 2
+                total.add(*(view.flatten(0, depth - 1).flatten(1) if view.dim() > depth else view.reshape(-1, 1)
+                            for view in (a, b)))  # fmt: skip
+        return total
+
+    def of(self, role: str) -> dict[str, Acts]:
+        return {**self.maps, **self.own.get(role, {})}
+
+    def ready(self, unit: Unit) -> list[str]:
+        """The tensors that touch a unit, and whose other spaces are carried already."""
+        waiting = {root for other in self.units if other != unit for root in other.roots}
+        found = []
+        for role in self.roles:
+            roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(self.signature.tensors[role])}
+            if roots & set(unit.roots) and not (roots & waiting) - self.of(role).keys():
+                found.append(role)
+        return found
+
+    # --- plans --------------------------------------------------------------------------------------------------
+
+    def solve(self, unit: Unit) -> None:
+        roles = self.ready(unit) if self.measured is None else list(self.roles)
+        if self.measured is not None and self.signature.spaces[unit.root].part == "stream":
+            roles = [role for role in roles if self.signature.tensors[role].norm is not None] or roles
+        if not unit.inner:
+            found = self.evidence(unit, None, roles)
+            if found.cross is not None:
+                self.maps[unit.root] = plan(found.cost, self.entropy)
+                return
+        else:
+            self.solve_heads(unit, roles)
+        for root in unit.roots:
+            if root not in self.maps and self.signature.sizes[root] != self.target.sizes[root]:
+                raise ValueError(f"nothing tells how the space '{root}' is to be carried over")
+
+    def solve_heads(self, unit: Unit, roles: list[str]) -> None:
+        """Heads are assigned as wholes, by the costs of the best plans inside every pair."""
+        h = self.signature.sizes[unit.root]
+        direct = self.evidence(unit, None, roles)
+        total = torch.zeros(h, h, dtype=self.how["dtype"]) if direct.cross is None else direct.cost
+        costs = {}
+        for inner in unit.inner:
+            found = self.evidence(unit, inner, roles)
+            if found.cross is None:
+                continue
+            m, n = self.target.sizes[inner], self.signature.sizes[inner]
+            cost = costs[inner] = found.cost.view(h, m, h, n).transpose(1, 2)
+            total = total.to(cost) + torch.stack([torch.stack([_value(one) for one in row]) for row in cost])
+        index = assignment(-total)
+        self.maps[unit.root] = Monomial(index)
+        for inner, cost in costs.items():
+            self.maps[inner] = _stacked([plan(cost[i, j], self.entropy) for i, j in enumerate(index.tolist())])
+
+    def all_at_once(self, tell: Tell | None) -> None:
+        for unit in self.units:
+            if tell:
+                tell(f"transport of {unit.root}")
+            self.solve(unit)
+
+    def block_by_block(self, weighted: bool, tell: Tell | None) -> None:
+        """Along the forward pass: what a block writes gets a plan of its own, what reads it the mean up to there."""
+        streams = {unit.root: unit for unit in self.units if self.signature.spaces[unit.root].part == "stream"}
+        running: dict[str, Acts] = {}
+        sums: dict[str, Evidence] = {root: Evidence() for root in streams}
+        first: list[tuple[str, str]] = []  # what writes a stream before anything reads it: one plan for all of these
+
+        def start(root: str, readers: Sequence[str] = ()) -> Acts:
+            if root not in running:
+                if sums[root].cross is None:  # embeddings have no measured output: their norm has
+                    sums[root] = self.evidence(streams[root], None, readers)
+                running[root] = _stay(self, root) if sums[root].cross is None else plan(sums[root].cost, self.entropy)
+                self.own.update({role: {root: running[root]} for role, of in first if of == root})
+            return running[root]
+
+        for roles in _order(stock_model(self.anchor, **self.how)):
+            known = [role for role in roles if role in self.roles]
+            touched = {(root, role) for role in known for root in self.roots(role) & streams.keys()}
+            written = {root for root, role in touched if self.writes(role, root)}
+            for root, role in sorted(touched):
+                if root not in written:
+                    self.own[role] = {root: start(root, known)}
+            for unit in self.units:  # what the block holds inside; its readers are all known by now or not looked at
+                inside = any(self.roots(role) & set(unit.roots) for role in known)
+                if inside and unit.root not in streams and written and unit.root not in self.maps:
+                    self.solve(unit)
+            for root in written:
+                mine = [role for of, role in touched if of == root]
+                found = self.evidence(streams[root], None, mine)
+                if root in running and found.cross is not None:
+                    ours, theirs = math.sqrt(found.energy), math.sqrt(sums[root].energy)
+                    share = ours / (ours + theirs) if weighted else 0.5
+                    new = plan(found.cost, self.entropy)
+                    self.own.update({role: {root: new} for role in mine})
+                    running[root] = mixed(running[root], new, share, found.cost)
+                elif root not in running:
+                    first += [(role, root) for role in mine]
+                sums[root].join(found)
+            if tell:
+                tell(f"transport up to {roles[0]}")
+        for root in streams:
+            self.maps.setdefault(root, start(root))
+        for unit in self.units:
+            if unit.root not in self.maps:
+                self.solve(unit)
+
+    def roots(self, role: str) -> set[str]:
+        return {self.signature.root[leaf.space] for leaf in self.signature.leaves(self.signature.tensors[role])}
+
+    def writes(self, role: str, root: str) -> bool:
+        entry = self.signature.tensors[role]
+        leaves = [leaf for leaf in self.signature.leaves(entry) if self.signature.root[leaf.space] == root]
+        return entry.norm is None and len(entry.axes) > 1 and not any(leaf.dual for leaf in leaves)
+
+
+def _stay(finder: _Finder, root: str) -> Acts:
+    size = finder.signature.sizes[root]
+    if size != finder.target.sizes[root]:
+        raise ValueError(f"nothing tells how the space '{root}' is to be carried over")
+    return Monomial(torch.arange(size))
+
+
+def _value(cost: Tensor) -> Tensor:
+    """The cost of the best plan, times the anchor's number of neurons: the sum of squares that stay apart."""
+    best = plan(cost)
+    if isinstance(best, Monomial):
+        return cost.gather(1, best.index.unsqueeze(1)).sum()
+    assert isinstance(best, Coupling)
+    return (best.matrix * cost).sum()
+
+
+def _stacked(plans: Sequence[Acts]) -> Acts:
+    """One map for every head."""
+    if all(isinstance(one, Monomial) for one in plans):
+        return Monomial(torch.stack([one.index for one in plans if isinstance(one, Monomial)]))
+    couplings = [one for one in plans if isinstance(one, Coupling)]
+    matrix = torch.stack([one.matrix for one in couplings])
+    return Coupling(matrix, torch.stack([one.matrix if one.dual is None else one.dual for one in couplings]))
+
+
+# --- running models ---------------------------------------------------------------------------------------------
+
+
+def _outputs(stock: Stock, example: Batch) -> dict[str, tuple[str, Axis]]:
+    """Role of a weight -> its module, and the axis of the module's output: linear layers and norms."""
+    found: dict[str, tuple[str, Axis]] = {}
+    for call in linear_layers(stock, example):
+        found[call.weight] = call.module, call.axes(stock)[1]
+    for role, entry in stock.signature.tensors.items():
+        if entry.norm is not None and role in stock.owner:
+            found[role] = stock.owner[role], Leaf(entry.norm.target)
+    return found
+
+
+def _seen(stock: Stock, outputs: dict[str, tuple[str, Axis]], batch: Batch) -> dict[str, list[Tensor]]:
+    """Role -> outputs of its module, (samples, neurons), without padding."""
+    found: dict[str, list[Tensor]] = {}
+    mask = batch.get("attention_mask")
+
+    def look(role: str) -> Callable[[Tensor, Tensor], None]:
+        def record(_: Tensor, y: Tensor) -> None:
+            kept = mask is not None and y.shape[: mask.dim()] == mask.shape
+            rows = y[mask.bool()] if kept and mask is not None else y
+            found.setdefault(role, []).append(rows.detach().reshape(-1, y.shape[-1]).clone())
+
+        return record
+
+    with hooks(stock, {module: look(role) for role, (module, _) in outputs.items()}):
+        run(stock, batch)
+    return found
+
+
+def _order(stock: Stock) -> list[list[str]]:
+    """The roles of every module that holds any, in the order in which the modules first return."""
+    owned: dict[str, list[str]] = {}
+    for role, name in stock.owner.items():
+        owned.setdefault(name, []).append(role)
+    order: dict[str, None] = {}
+
+    def returned(name: str) -> Callable[..., None]:
+        return lambda *_: order.setdefault(name)
+
+    handles = [stock.model.get_submodule(name).register_forward_hook(returned(name)) for name in owned]
+    try:
+        run(stock, probe(stock.model, stock.model, 2, 8, 0))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [owned[name] for name in order]

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fusion by optimal transport: every neuron of a source is carried to the neurons of the anchor that it resembles.
+
+A plan T between m neurons of the anchor and n of the source has uniform masses and least cost <T, C>, less entropy.
+What writes the neurons takes m T (rows that sum to 1: each place is a mean of source neurons), what reads them n T
+(columns that sum to 1: each source neuron's effect is shared out). For m = n both are the same, and without entropy a
+permutation. Singh and Jaggi, "Model Fusion via Optimal Transport", NeurIPS 2020, Algorithm 1; for transformers Imfeld
+et al., ICLR 2024. They give readers m T as well, which loses effect where m < n. Here biases move too, and heads stay
+heads: they are assigned as wholes, and what is inside a head is carried within its pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.symmetry import Alignment, Signature
+from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.axes import blocks, size
+from onebasin.symmetry.coupling import Coupling
+from onebasin.symmetry.maps import Acts, Linear, Monomial, act_on
+
+ITERATIONS = 10_000
+
+
+def plan(cost: Tensor, entropy: float = 0.0) -> Acts:
+    """The transport plan as a map from source to anchor.
+
+    cost: (m, n) [anchor, source]. entropy: weight of the plan's entropy in units of the costs' standard deviation; 0
+    gives the exact plan, which for m = n is an assignment and solved as one. Other plans are POT's.
+    Raises ValueError for a negative entropy, a cost that is not finite, and where POT is needed and not installed.
+    """
+    if not 0 <= entropy < math.inf:
+        raise ValueError(f"entropy must be 0 (hard) or a positive number, not {entropy}")
+    m, n = cost.shape
+    if entropy == 0 and m == n:
+        return Monomial(assignment(-cost))
+    if not bool(cost.isfinite().all()):
+        raise ValueError("optimal transport needs finite costs; check the weights behind them")
+    try:
+        import ot
+    except ImportError:
+        raise ValueError("soft couplings, and different widths, need POT: pip install 'onebasin[ot]'") from None
+    wide = cost.detach().double()
+    a, b = wide.new_full((m,), 1 / m), wide.new_full((n,), 1 / n)
+    if entropy == 0:
+        found = ot.emd(a, b, wide, numItermax=10**7)
+    else:
+        spread = float(wide.std(correction=0)) or 1.0
+        found = ot.sinkhorn(a, b, wide - wide.min(), entropy * spread, method="sinkhorn_log", numItermax=ITERATIONS,
+                            warn=False)  # fmt: skip
+    matrix: Tensor = (found * m).to(cost.dtype)
+    return Coupling(matrix, None if m == n else matrix * (n / m))
+
+
+def mixed(first: Acts, second: Acts, share: float, like: Tensor) -> Coupling:
+    """(1 - share) first + share second."""
+
+    def both(one: Acts) -> tuple[Tensor, Tensor]:
+        if isinstance(one, Monomial):
+            one = one.dense(like.dtype)
+        assert isinstance(one, Coupling | Linear)
+        return one.matrix.to(like), (one.matrix if one.dual is None else one.dual).to(like)
+
+    pairs = zip(both(first), both(second), strict=True)
+    return Coupling(*((1 - share) * a + share * b for a, b in pairs))
+
+
+@dataclass
+class Evidence:
+    """How much neurons of the anchor, x (m, features), and of the source, y (n, features), have in common, summed."""
+
+    cross: Tensor | None = None
+    ours: Tensor | None = None
+    theirs: Tensor | None = None
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        self.join(Evidence(x @ y.mT, x.square().sum(-1), y.square().sum(-1)))
+
+    def join(self, other: Evidence, scale: float = 1.0) -> None:
+        if other.cross is None or other.ours is None or other.theirs is None:
+            return
+        cross, ours, theirs = scale * other.cross, scale * other.ours, scale * other.theirs
+        if self.cross is None or self.ours is None or self.theirs is None:
+            self.cross, self.ours, self.theirs = cross, ours, theirs
+        else:
+            self.cross, self.ours, self.theirs = self.cross + cross, self.ours + ours, self.theirs + theirs
+
+    @property
+    def energy(self) -> float:
+        return 0.0 if self.ours is None else float(self.ours.sum())
+
+    @property
+    def cost(self) -> Tensor:
+        """Squared distances, (m, n)."""
+        assert self.cross is not None and self.ours is not None and self.theirs is not None
+        return self.ours.unsqueeze(1) + self.theirs - 2 * self.cross
+
+
+def resized(signature: Signature, sizes: Mapping[str, int]) -> Signature:
+    """The same signature with other sizes of spaces, and the shapes that follow."""
+    spaces = {key: replace(space, size=sizes.get(key, space.size)) for key, space in signature.spaces.items()}
+    lengths = {key: space.size for key, space in spaces.items()}
+    tensors = {
+        role: replace(entry, shape=tuple(size(axis, lengths) for axis in entry.axes))
+        for role, entry in signature.tensors.items()
+    }
+    return replace(signature, spaces=spaces, tensors=tensors)
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Maps by space, and for single tensors of the residual stream their own; target: the signature that they lead to.
+
+    Rewrites tensors as an alignment does, but not exactly, and perhaps into other shapes.
+    """
+
+    target: Signature
+    maps: Mapping[str, Acts]
+    own: Mapping[str, Mapping[str, Acts]] = field(default_factory=dict)
+
+    def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
+        """The tensor `role` of `signature`'s model among the anchor's neurons."""
+        return carried(signature, self.target, role, tensor, {**self.maps, **self.own.get(role, {})})
+
+
+def carried(signature: Signature, target: Signature, role: str, tensor: Tensor, maps: Mapping[str, Acts]) -> Tensor:
+    """A tensor of `signature`'s model with the spaces in `maps` carried to their sizes in `target`."""
+    entry = signature.tensors[role]
+    shape = [size(axis, target.sizes) for axis in entry.axes]
+    pieces = []
+    for piece, leaves in blocks(tensor, entry.axes, signature.sizes):
+        roots = [signature.root.get(leaf.space, "") for leaf in leaves]
+        for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
+            batch = signature.spaces[root].batch if root else ()
+            if root in maps and set(batch) <= set(roots):
+                before = piece.shape[dim]
+                piece = act_on(piece, maps[root], tuple(map(roots.index, batch)), dim, leaf.dual)
+                if signature.spaces[leaf.space].name in signature.temperature and not leaf.dual:
+                    piece = piece * math.sqrt(piece.shape[dim] / before)  # logits are divided by the root of the size
+        pieces.append(piece)
+    if len(pieces) == 1:
+        return pieces[0].reshape(shape)
+    out = tensor.new_empty(shape)
+    for (place, _), piece in zip(blocks(out, entry.axes, target.sizes), pieces, strict=True):
+        place.copy_(piece)
+    return out
+
+
+class Transported(Checkpoint):
+    """A model carried among the neurons of an anchor; reads like a checkpoint of the anchor's widths.
+
+    alignment: acts first, exactly.
+    """
+
+    def __init__(self, source: Checkpoint, alignment: Alignment, transport: Transport, anchor: Checkpoint) -> None:
+        super().__init__(source.folder, source._family)
+        self.given, self.notes, self.config_updates = source.given, list(source.notes), dict(source.config_updates)
+        self.source, self.alignment, self.transport = source, alignment, transport
+        self.__dict__["signature"] = transport.target
+        if transport.target.sizes != source.signature.sizes:
+            sizes = {key: value for key, value in anchor.raw_config.items() if isinstance(value, int)}
+            self.config_updates = {**sizes, **self.config_updates}
+
+    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        signature = self.source.signature
+        tensor = self.alignment.apply(signature, role, self.source.read(role, dtype, device))
+        return self.transport.apply(signature, role, tensor)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transport plans against permutations and marginals; whole models against planted copies of other widths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, GPT2, TEXT, build, inputs, named_outputs, save
+from torch import Tensor
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.stock import stock_model
+from onebasin.fusion.couplings import transport, units
+from onebasin.fusion.transport import Transport, Transported, plan
+from onebasin.symmetry import Alignment, acting_groups
+from onebasin.symmetry.coupling import Coupling
+from onebasin.symmetry.maps import Monomial
+
+CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
+
+
+def planted(case: str, folder: Path, seed: int = 0) -> tuple[Checkpoint, Checkpoint, Alignment]:
+    """A model, and the copy of it whose neurons, heads, head dimensions and stream were permuted."""
+    anchor = Checkpoint(save(CASES[case]().double(), folder / "anchor"))
+    signature, generator = anchor.signature, torch.Generator().manual_seed(seed)
+    roots = {root for unit in units(signature) for root in unit.roots}
+    elements = {
+        root: group.random(signature.spaces[root].size,
+                           tuple(signature.sizes[outer] for outer in signature.spaces[root].batch), generator)
+        for root, group in acting_groups(signature, "permutation").items() if root in roots
+    }  # fmt: skip
+    moved = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
+    stock_model(anchor, moved, dtype=torch.float64).model.save_pretrained(folder / "source")
+    return anchor, Checkpoint(folder / "source"), moved
+
+
+def functions(checkpoint: Checkpoint, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return named_outputs(stock_model(checkpoint, dtype=torch.float64).model, batch)
+
+
+@pytest.mark.parametrize("ground", ["wts", "acts"])
+@pytest.mark.parametrize("case", CASE)
+def test_hard_transport_recovers_a_planted_permutation(case: str, ground: str, tmp_path: Path) -> None:
+    anchor, source, _ = planted(case, tmp_path)
+    batches = [inputs(CASES[case]().double(), seed) for seed in range(4)]
+    found = transport(source, anchor, ground=ground, batches=batches, dtype=torch.float64)
+    moved = Transported(source, Alignment(), found, anchor)
+    for role in anchor.signature.tensors:
+        assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
+
+
+@pytest.mark.parametrize("case", CASE)
+def test_hard_transport_between_any_two_models_keeps_the_function(case: str, tmp_path: Path) -> None:
+    """One plan for the stream, no entropy: permutations of everything, so the carried model is the source's copy."""
+    anchor, source, _ = planted(case, tmp_path)
+    torch.manual_seed(5)
+    other = CASES[case]().double()
+    for parameter in other.parameters():
+        parameter.data = 0.3 * torch.randn_like(parameter)
+    source = Checkpoint(save(other, tmp_path / "other"))
+    found = transport(source, anchor, dtype=torch.float64)
+    assert all(isinstance(one, Monomial) for one in found.maps.values())
+    assert any(not one.is_identity() for one in found.maps.values())  # type: ignore[union-attr]
+    batch = inputs(other, 7)
+    ours = functions(Transported(source, Alignment(), found, anchor), batch)
+    for name, value in functions(source, batch).items():
+        assert torch.allclose(ours[name], value, atol=1e-9), name
+
+
+def test_without_entropy_and_with_equal_masses_a_plan_is_the_best_permutation() -> None:
+    """Against POT's own exact solver on the same problem, and against all 120 permutations."""
+    import itertools
+
+    import ot
+
+    cost = torch.rand(5, 5).double()
+    found = plan(cost)
+    assert isinstance(found, Monomial)
+    mass = torch.full((5,), 0.2).double()
+    assert torch.allclose(5 * ot.emd(mass, mass, cost), found.dense().matrix)
+    best = min(sum(float(cost[i, j]) for i, j in enumerate(p)) for p in itertools.permutations(range(5)))
+    assert sum(float(cost[i, j]) for i, j in enumerate(found.index)) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 6), (6, 3)])
+def test_plans_have_their_marginals_and_tend_to_the_exact_one(shape: tuple[int, int]) -> None:
+    cost = torch.rand(shape).double()
+    values = []
+    for entropy in (1.0, 0.3, 0.1, 0.0):
+        found = plan(cost, entropy)
+        if isinstance(found, Monomial):
+            found = Coupling(found.dense().matrix)
+        assert isinstance(found, Coupling)
+        dual = found.matrix if found.dual is None else found.dual
+        assert (found.matrix >= 0).all()
+        assert torch.allclose(found.matrix.sum(1), torch.ones(shape[0]).double(), atol=1e-5)
+        assert torch.allclose(dual.sum(0), torch.ones(shape[1]).double(), atol=1e-5)
+        values.append(float((found.matrix * cost).sum() / shape[0]))
+    assert values == sorted(values, reverse=True)
+    assert values[0] > values[-1] + 1e-3 and values[2] == pytest.approx(values[3], abs=5e-2)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "GPT2LMHeadModel"])
+def test_a_model_whose_neurons_were_all_doubled_is_carried_exactly(kind: str, tmp_path: Path) -> None:
+    """Doubled neurons with halved effect are the same function; transport merges each pair, and splits them again."""
+    config, width = (TEXT, "intermediate_size") if "Bert" in kind else (GPT2, "n_inner")
+    narrow, wide = (build(kind, **{**config, width: size}).double() for size in (10, 20))
+    state = narrow.state_dict()
+    order = torch.randperm(20) % 10
+    for name, tensor in wide.state_dict().items():
+        mine = state[name]
+        for dim in range(tensor.dim()):
+            if mine.shape[dim] == 10 and tensor.shape[dim] == 20:
+                mine = mine.index_select(dim, order)
+                if "output.dense.weight" in name or "c_proj.weight" in name:
+                    mine = mine / 2
+        tensor.copy_(mine)
+    models = [Checkpoint(save(model, tmp_path / str(i))) for i, model in enumerate((narrow, wide))]
+    batch = inputs(narrow, 3)
+    for source, anchor in (models, reversed(models)):
+        found = transport(source, anchor, dtype=torch.float64)
+        moved = Transported(source, Alignment(), found, anchor)
+        assert moved.signature.sizes == anchor.signature.sizes
+        for role in anchor.signature.tensors:
+            assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
+        ours = functions(moved, batch)
+        assert all(torch.allclose(ours[n], v, atol=1e-9) for n, v in functions(source, batch).items())
+
+
+@pytest.mark.parametrize("residual", ["average", "weighted"])
+@pytest.mark.parametrize("ground", ["wts", "acts"])
+@pytest.mark.parametrize("case", CASE)
+def test_plans_block_by_block(case: str, ground: str, residual: str, tmp_path: Path) -> None:
+    """A model carried to itself stays; what reads the stream after a sum takes a mean of plans, whose rows sum to 1."""
+    anchor, source, _ = planted(case, tmp_path)
+    batches = [inputs(CASES[case]().double(), seed) for seed in range(4)]
+    how = dict(ground=ground, batches=batches, dtype=torch.float64, residual=residual)
+    same = Transported(anchor, Alignment(), transport(anchor, anchor, **how), anchor)
+    for role in anchor.signature.tensors:
+        assert torch.allclose(same.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
+    found: Transport = transport(source, anchor, **how)
+    own = [act for maps in found.own.values() for act in maps.values() if isinstance(act, Coupling)]
+    assert own
+    for act in own:
+        assert torch.allclose(act.matrix.sum(-1), torch.ones(12).double())
+    moved = Transported(source, Alignment(), found, anchor)
+    for role in anchor.signature.tensors:  # the copy is planted: every plan is the same permutation, and so is a mean
+        assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
+
+
+def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
+    made = [
+        Checkpoint(save(build("BertForMaskedLM", **{**TEXT, **changes}), tmp_path / str(number)))
+        for number, changes in enumerate(({}, {"num_attention_heads": 2}, {"vocab_size": 20}, {"num_hidden_layers": 1}))
+    ]
+    reasons = ("head' has 2 entries", "vocab' has 20 entries", "number of layers")
+    for source, reason in zip(made[1:], reasons, strict=True):
+        with pytest.raises(ValueError, match=reason):
+            transport(source, made[0])
+    with pytest.raises(ValueError, match="unknown ground cost"):
+        transport(made[0], made[0], ground="weights")
+    with pytest.raises(ValueError, match="unknown residual policy"):
+        transport(made[0], made[0], residual="mean")
+    with pytest.raises(ValueError, match="needs calibration data"):
+        transport(made[0], made[0], ground="acts")
+    with pytest.raises(ValueError, match="entropy must be"):
+        plan(torch.rand(3, 3), -1)
