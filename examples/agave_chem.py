@@ -2,8 +2,10 @@
 """Merge two reaction transformers that were trained independently, and count the masked atoms they get right.
 
     python examples/agave_chem.py REACTIONS.jsonl[.gz] -o agave
+    python examples/agave_chem.py REACTIONS.jsonl[.gz] -o agave --calibrate OTHERS.jsonl[.gz]
 
-REACTIONS holds one reaction SMILES a row, in the column `text`. The models are the ALBERTs of agave-chem 0.1.0 and
+REACTIONS holds one reaction SMILES a row, in the column `text`; OTHERS holds reactions that are not evaluated, on which
+the ways to merge that look at data may measure. The models are the ALBERTs of agave-chem 0.1.0 and
 0.2.0 (MIT licence, 3 MB each), which pip fetches from the package index: 12 layers that share one set of weights,
 hidden size 256, one vocabulary. What is special about them stands here: how a package becomes a model folder, and how a
 reaction becomes token ids. All else is `onebasin`'s.
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import onebasin
 from onebasin.data import evaluate, load_model, load_task
@@ -30,6 +33,14 @@ CONSTANTS = "agave_chem/mappers/neural/constants.py"
 TOKEN = re.compile(r"\[[^\]]+\]|Br|Cl|%\d\d|>>|.")  # bracket atoms, two-letter elements, ring closures, the arrow
 ATOM = re.compile(r"\[[^\]]+\]|Br|Cl|[BCNOSPFIbcnops]")
 LEVELS = ("none", "paper", "permutation", "full")
+WITH_DATA: dict[str, dict[str, Any]] = {
+    "activations": {"match_with": "activations"},
+    "none, progressive": {"match": "none", "method": "progressive"},
+    "weights, progressive": {"method": "progressive"},
+    "activations, progressive": {"match_with": "activations", "method": "progressive"},
+    "learned": {"match_with": "learned", "start": "activations"},
+    "learned, progressive": {"match_with": "learned", "start": "activations", "method": "progressive"},
+}
 
 
 def fetch(version: str, work: Path) -> Path:
@@ -68,11 +79,24 @@ def encode(reaction: str, ids: dict[str, int]) -> list[int]:
     return [ids.get(token, ids["[UNK]"]) for token in ("^", *TOKEN.findall(reaction), "$")]
 
 
+def tokens_of(reactions: Path, ids: dict[str, int], file: Path, by_length: bool = False) -> Path:
+    """The rows of `reactions` as token ids in `file`; sorted by length, batches need little padding."""
+    encoded = [encode(row["text"], ids) for row in read_rows(reactions, ("text",))]
+    lines = [json.dumps({"input_ids": one}) for one in (sorted(encoded, key=len) if by_length else encoded)]
+    file.write_text("\n".join(lines) + "\n", "utf-8")
+    return file
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("reactions", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("agave"))
-    parser.add_argument("--levels", nargs="+", default=LEVELS, choices=("none", *onebasin.symmetry.LEVELS))
+    parser.add_argument("--levels", nargs="*", default=LEVELS, choices=("none", *onebasin.symmetry.LEVELS))
+    parser.add_argument("--calibrate", type=Path, help="other reactions, without which nothing looks at data")
+    parser.add_argument("--ways", nargs="*", default=list(WITH_DATA), choices=list(WITH_DATA))
+    parser.add_argument("--samples", type=int, default=128, help="reactions to calibrate on")
+    parser.add_argument("--steps", type=int, default=200, help="of learning, and of distillation")
+    parser.add_argument("--refine", nargs="*", default=[], help="merged models to distil, such as merged-none")
     given = parser.parse_args()
     work: Path = given.output
     work.mkdir(parents=True, exist_ok=True)
@@ -80,25 +104,36 @@ def main() -> None:
     models = [model_folder(wheel, work / f"model-{version}") for wheel, version in zip(wheels, VERSIONS, strict=True)]
 
     ids = vocabulary(wheels[0])
-    rows = read_rows(given.reactions, ("text",))
-    encoded = sorted((encode(row["text"], ids) for row in rows), key=len)  # batches of near lengths need little padding
-    lines = [json.dumps({"input_ids": one}) for one in encoded]
-    tokens = work / "reactions.jsonl"
-    tokens.write_text("\n".join(lines) + "\n", "utf-8")
     # The models learned to predict atoms only.
     atoms = [number for token, number in ids.items() if ATOM.fullmatch(token) and token != "[UNK]"]
-    task = load_task("masked-lm", tokens, models[0], batch=16, mask_id=ids["[MASK]"], maskable=atoms)
+    masks: dict[str, Any] = {"mask_id": ids["[MASK]"], "maskable": atoms}
+    tokens = tokens_of(given.reactions, ids, work / "reactions.jsonl", by_length=True)
+    task = load_task("masked-lm", tokens, models[0], batch=16, **masks)
 
-    def show(name: str, folder: Path, distance: str = "") -> None:
+    def show(name: str, folder: Path, more: str = "") -> None:
         scores = evaluate(load_model(folder, "masked-lm"), task)
-        print(f"{name:<28} accuracy {scores.accuracy:.3f}  cross-entropy {scores.loss:6.3f}  {distance}", flush=True)
+        print(f"{name:<34} accuracy {scores.accuracy:.3f}  cross-entropy {scores.loss:6.3f}  {more}", flush=True)
+
+    def merged(name: str, folder: Path, **how: Any) -> None:
+        result = onebasin.merge(models, folder, anchor=0, overwrite=True, **how)
+        before, after = result["distance_before"][0], result["distance_after"][0]
+        show(name, folder, f"distance {before:.1f} -> {after:.1f}  {result['seconds']:.0f} s")
 
     for version, model in zip(VERSIONS, models, strict=True):
         show(version, model)
     for level in given.levels:
-        result = onebasin.merge(models, work / f"merged-{level}", match=level, anchor=0, overwrite=True)
-        before, after = result["distance_before"][0], result["distance_after"][0]
-        show(f"average, match {level}", work / f"merged-{level}", f"distance {before:.1f} -> {after:.1f}")
+        merged(f"average, match {level}", work / f"merged-{level}", match=level)
+    if given.calibrate is None:
+        return
+    data = {"data": str(tokens_of(given.calibrate, ids, work / "others.jsonl")), "samples": given.samples, **masks}
+    for way in given.ways:
+        how = {"match": "full", "steps": given.steps, **WITH_DATA[way]}
+        merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)
+    for name in given.refine:
+        result = onebasin.refine(
+            work / name, models, work / f"{name}-refined", overwrite=True, steps=given.steps, **data
+        )
+        show(f"{name}, distilled", work / f"{name}-refined", f"{result['seconds']:.0f} s")
 
 
 if __name__ == "__main__":

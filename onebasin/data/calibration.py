@@ -75,7 +75,7 @@ def _causal(model: PreTrainedModel) -> None:
         raise ValueError(kind)
 
 
-def recut(batches: Sequence[Batch], size: int) -> list[Batch]:
+def recut(batches: Sequence[Mapping[str, Tensor]], size: int) -> list[Batch]:
     """The same examples in the same order, `size` in a batch (the last may have fewer)."""
     rows = [row for batch in batches for row in _examples(batch)]
     return [_stacked(rows[start : start + size]) for start in range(0, len(rows), size)]
@@ -119,7 +119,7 @@ def from_file(
 def _inputs(data: str, model: str | Path, task: str, split: str | None, options: dict[str, Any]) -> Sequence[Batch]:
     if data == "builtin:digits":
         return [{"pixel_values": digits(split or "train")[0]}]
-    if task in ("text-classification", "token-classification"):
+    if task in ("text-classification", "text-regression", "token-classification"):
         task = "causal-lm"  # the inputs of a classifier are those of any text; what differs are the labels
     if task == "image-classification":
         folder, config = _open(model)

@@ -177,9 +177,9 @@ def table(results: Mapping[str, Any]) -> str:
         if "changed" in stream:
             lines.append(f"{root}: {stream['changed']:.1%} of the dimensions have another partner")
         else:
-            turned = torch.tensor(stream["angles"])
-            lines.append(f"{root}: angles of {turned.mean():.1f} degrees in the mean, {turned.median():.1f} in the "
-                         f"median, {turned.max():.1f} at most")  # fmt: skip
+            found = torch.tensor(stream["angles"])
+            lines.append(f"{root}: angles of {found.mean():.1f} degrees in the mean, {found.median():.1f} in the "
+                         f"median, {found.max():.1f} at most")  # fmt: skip
     one, two = (each["distance"] for each in results["distances"])
     lines += [f"distance: {one:.2f} and {two:.2f}", ""]
     spaces = list(dict.fromkeys(_inside(root) for row in results["layers"] for root in row["turned"]))
