@@ -88,7 +88,11 @@ onebasin merge A B -o plain --match none
 ```
 
 JSON: as `match`, with `anchor` a number and lists over the other models in `distance_before`, `distance_after` and
-`max_output_difference`; also `method`, `match` and `weights`.
+`max_output_difference`; also `method`, `match` and `weights`. Progressive merging adds `ridge` and `held_back_losses`.
+
+`--quality` settles level, matching and method, so these options are then left alone. JSON: `quality` with `level`,
+`chosen`, `why`, `candidates` (each with its loss on data held back, in nats) and `next`: the next level, and what it
+would cost in forward passes over the calibration data and in seconds, estimated from one batch.
 
 Task heads that differ (number of classes, names of labels) are not averaged. They are copied from the anchor, or from
 the model that `--heads-from` names, and a note says so.
