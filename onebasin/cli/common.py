@@ -97,6 +97,20 @@ Samples = Annotated[int, typer.Option(help="Calibration sequences or images.")]
 Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
 Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]
 Vocabulary = Annotated[str | None, typer.Option(help="JSON file character -> id, for a character-level model.")]
+ShardSize = Annotated[str, typer.Option("--out-shard-size", help="Most that one weight file holds: 5GB, 500MB, 5B.")]
+CopyTokenizer = Annotated[
+    bool, typer.Option("--copy-tokenizer/--no-copy-tokenizer", help="Copy the tokenizer's files to the output.")
+]
+WriteCard = Annotated[
+    bool,
+    typer.Option(
+        "--write-model-card/--no-write-model-card", help="Write README.md, and with --config mergekit_config.yml."
+    ),
+]
+Push = Annotated[
+    str | None, typer.Option("--push-to-hub", metavar="REPO", help="Upload the output to owner/name on the hub, too.")
+]
+Verbose = Annotated[int, typer.Option("-v", count=True, help="Print every step as a line.", show_default=False)]
 Weight = Annotated[
     list[str] | None,
     typer.Option("--tensor-weight", help="NAME=W: tensors whose name contains NAME count W times. Repeatable."),
@@ -125,13 +139,36 @@ def _escape(text: str) -> str:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], None] | None]:
-    """A status line on stderr that shows what is going on; None when quiet."""
+def progress(quiet: bool, verbose: int = 0) -> Iterator[Callable[[str], None] | None]:
+    """A status line on stderr that shows what is going on, or a line for every step; None when quiet."""
     if quiet:
         yield None
         return
+    if verbose:
+        yield lambda text: console.print(_escape(text), soft_wrap=True)
+        return
     with console.status("") as status:
         yield lambda text: status.update(_escape(text))
+
+
+def given_options(context: typer.Context) -> dict[str, str]:
+    """What was typed, not left to its default: parameter -> its option."""
+    names = {str(param.name): param.opts[0] for param in context.command.params}
+    return {
+        name: option
+        for name, option in names.items()
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+
+
+def push(output: str, repository: str | None, result: dict[str, Any], tell: Callable[[str], None] | None) -> None:
+    """Upload the output where a repository is named; its address is in the result then."""
+    if repository is not None:
+        from onebasin.checkpoint.hub import upload
+
+        if tell:
+            tell(f"uploading to {repository}")
+        result["hub"] = upload(output, repository)
 
 
 def command_line() -> str:

@@ -3,17 +3,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from . import common as c
 from . import tasks as t
 
+BESIDE_CONFIG = {"config", "output", "device", "precision", "family", "overwrite", "verify", "no_verify", "json",
+                 "quiet", "verbose", "out_shard_size", "copy_tokenizer", "write_model_card", "push_to_hub"}  # fmt: skip
+
 
 def merge(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Two or more models: folders or hub ids.")],
+    context_: typer.Context,
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Two or more models: folders or hub ids.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(help="A file in mergekit's schema, instead of MODEL... and how to merge them.")
+    ] = None,
     method: Annotated[str, typer.Option(help=f"How to merge: {c.MERGE_METHODS}.")] = "average",
     quality: c.Quality = None,
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
@@ -43,6 +53,10 @@ def merge(
     residual: Annotated[
         str, typer.Option(help="ot: the stream has one plan, or plans after every block: average, weighted.")
     ] = "one",
+    tokenizer_source: Annotated[
+        str | None,
+        typer.Option(help="For models of different vocabularies: union, base (the anchor's), or one of the models."),
+    ] = None,
     rescale: c.Rescale = "joint",
     match_with: c.MatchWith = "weights",
     start: c.Start = "weights",
@@ -72,19 +86,39 @@ def merge(
     workers: c.Workers = None,
     ray: c.Ray = None,
     resume: c.Resume = False,
+    out_shard_size: c.ShardSize = "5GB",
+    copy_tokenizer: c.CopyTokenizer = True,
+    write_model_card: c.WriteCard = True,
+    push_to_hub: c.Push = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
+    verbose: c.Verbose = 0,
 ) -> None:
     """Match models to one of them and merge all into one."""
     import onebasin
 
+    look = {"shard_size": out_shard_size, "copy_tokenizer": copy_tokenizer, "write_model_card": write_model_card}
+    how = "none" if no_verify else verify
+    if config is not None:
+        idle = [option for name, option in c.given_options(context_).items() if name not in BESIDE_CONFIG]
+        if idle:
+            raise ValueError(f"{idle[0]} does not go with --config: the file says what is merged and how")
+        with c.progress(quiet, verbose) as tell:
+            result = onebasin.merge_config(
+                config, output, device=device, precision=precision, family=family, overwrite=overwrite, verify=how,
+                tell=tell, command=c.command_line(), **look,
+            )  # fmt: skip
+            c.push(output, push_to_hub, result, tell)
+        _print(result, result["models"], json, quiet)
+        return
+    models = models or []
     try:
         shares = None if weights is None else [float(word) for word in weights.split(",")]
     except ValueError:
         raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
     if anchor != "auto" and not anchor.isdigit():
         raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
-    with c.progress(quiet) as tell:
+    with c.progress(quiet, verbose) as tell:
         result = onebasin.merge(
             models, output, method=method, quality=quality, weights=shares, match=match, anchor=anchor,
             heads_from=heads_from, soft=soft, rescale=rescale,
@@ -97,14 +131,19 @@ def merge(
             starts=starts, seed=seed,
             tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
             workers=workers, ray=ray, resume=resume,
-            verify="none" if no_verify else verify, tell=tell, command=c.command_line(),
+            verify=how, tokenizer_source=tokenizer_source, tell=tell, command=c.command_line(), **look,
         )  # fmt: skip
+        c.push(output, push_to_hub, result, tell)
+    _print(result, models, json, quiet)
+
+
+def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: bool) -> None:
     c.print_notes(result, quiet)
     if json:
         c.print_json(result)
     elif not quiet:
-        others = [name for i, name in enumerate(models) if i != result["anchor"]]
-        for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=True):
+        others = [name for i, name in enumerate(models) if i != result.get("anchor")]
+        for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=False):
             print(f"{name}: distance to {models[result['anchor']]} {before:.6g} -> {after:.6g}")
         print(f"{result['output']}: {result['method']} of {len(models)} models, matched at level {result['match']}")
         c.print_effort(result)

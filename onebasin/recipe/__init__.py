@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mergekit's YAML: what a file may say (`schema`), and which value it gives a tensor (`values`).
+
+Words and numbers only: no tensor, no model folder and no algorithm lives here. The meaning of every key is that of
+mergekit's documentation; `align` is the one addition, which mergekit itself passes over.
+"""
+
+from .schema import Align, Reference, Recipe, Slice, Source, read_recipe
+from .values import number, truth
+
+__all__ = ["Align", "Recipe", "Reference", "Slice", "Source", "number", "read_recipe", "truth"]

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schema of a merge file: mergekit's keys, checked strictly, and the block `align`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+
+Scalar = bool | int | float | str
+Dtype = Literal["float32", "float16", "bfloat16", "float64"]
+
+
+class Strict(BaseModel):
+    """A block of the file. Keys that it does not know are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Conditional(Strict):
+    """A value for the tensors whose name contains `filter`; for all others where it is absent or `*`."""
+
+    value: Scalar | list[Scalar]
+    filter: str | None = None
+
+
+Setting = Scalar | list[Scalar] | Conditional | list[Conditional]
+Settings = Annotated[dict[str, Setting], BeforeValidator(lambda given: {} if given is None else given)]
+
+
+class Place(Strict):
+    """A folder or a hub id, and its revision: `path@revision`."""
+
+    path: str
+    revision: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        path, *revision = given.split("@")
+        if not path or len(revision) > 1:
+            raise ValueError(f"'{given}' is no model; write path or path@revision")
+        return {"path": path, "revision": revision[0] if revision else None}
+
+    def __str__(self) -> str:
+        return f"{self.path}@{self.revision}" if self.revision else self.path
+
+
+class Reference(Strict):
+    """A model, and the LoRA adapter to be merged into it first: `path@revision+lora@revision`."""
+
+    model: Place
+    lora: Place | None = None
+    override_architecture: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        model, *lora = given.split("+")
+        if len(lora) > 1:
+            raise ValueError(f"'{given}' is no model; write path or path+adapter")
+        return {"model": model, "lora": lora[0] if lora else None}
+
+    def __str__(self) -> str:
+        return f"{self.model}+{self.lora}" if self.lora else str(self.model)
+
+
+class Source(Strict):
+    """One model of a merge. layer_range: first layer and the one after the last, inside a slice."""
+
+    model: Reference
+    parameters: Settings = {}
+    layer_range: tuple[int, int] | None = None
+
+
+class Slice(Strict):
+    """Consecutive layers of the output, and where they come from."""
+
+    sources: list[Source]
+    base_model: Reference | None = None
+    residual_weight: float | None = None
+    parameters: Settings = {}
+
+
+class Module(Strict):
+    """A part of a model with several (a text and a vision tower)."""
+
+    slices: list[Slice] | None = None
+    models: list[Source] | None = None
+    parameters: Settings = {}
+
+
+class Tokenizer(Strict):
+    """The long form of `tokenizer_source`; only mergekit's own methods take it."""
+
+    source: Literal["union", "base"] | Reference = "union"
+    tokens: dict[str, Any] | None = None
+    pad_to_multiple_of: int | None = None
+
+
+class Align(Strict):
+    """Match the models before they are merged. anchor: `base`, `auto`, or one of the models as it is written above.
+
+    All other keys are the options of `onebasin merge` of the same names.
+    """
+
+    symmetry: str = "full"
+    anchor: str = "base"
+    rescale: str = "joint"
+    parts: list[str] | None = None
+    layers: list[int] | None = None
+    match_with: str = "weights"
+    start: str = "weights"
+    steps: int = 200
+    data: str | list[str] | None = None
+    task: str | None = None
+    samples: int = 256
+    context: int | None = None
+    vocabulary: str | None = None
+    starts: int = 1
+    seed: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """The fields of `Options` that stand here."""
+        return self.model_dump(exclude={"anchor"})
+
+
+class Recipe(Strict):
+    """A merge file. Exactly one of models, slices and modules says what is merged."""
+
+    merge_method: str
+    models: list[Source] | None = None
+    slices: list[Slice] | None = None
+    modules: dict[str, Module] | None = None
+    base_model: Reference | None = None
+    parameters: Settings = {}
+    dtype: Dtype | None = None
+    out_dtype: Dtype | None = None
+    tokenizer_source: Literal["union", "base"] | Reference | None = None
+    tokenizer: Tokenizer | None = None
+    chat_template: str | None = None
+    align: Align | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Recipe:
+        given = [name for name in ("models", "slices", "modules") if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError("say what is merged by exactly one of models, slices and modules")
+        for source in self.models or []:
+            if source.layer_range is not None:
+                raise ValueError("layer_range belongs to the sources of slices, not to models")
+        for piece in self.slices or []:
+            ranges = [source.layer_range for source in piece.sources]
+            if not ranges or any(pair is None or not 0 <= pair[0] < pair[1] for pair in ranges):
+                raise ValueError("every source of a slice needs a layer_range [first, one after the last]")
+            if len({pair[1] - pair[0] for pair in ranges if pair}) > 1:
+                raise ValueError("the sources of one slice must have equally many layers")
+        if self.tokenizer and self.tokenizer_source:
+            raise ValueError("tokenizer_source and tokenizer say the same; write one of them")
+        return self
+
+    @property
+    def references(self) -> list[Reference]:
+        """Every model that is named, in the order of the file, once; the base model of the whole merge first."""
+        modules = list((self.modules or {}).values())
+        pieces = [*(self.slices or []), *(piece for module in modules for piece in module.slices or [])]
+        sources = [*(self.models or []), *(source for module in modules for source in module.models or [])]
+        sources += [source for piece in pieces for source in piece.sources]
+        bases = [self.base_model, *(piece.base_model for piece in pieces)]
+        named = [*(base for base in bases if base), *(source.model for source in sources)]
+        return list({str(reference): reference for reference in named}.values())
+
+
+def read_recipe(path: str | Path) -> tuple[Recipe, str]:
+    """The file's content, and its text as it stands.
+
+    Raises ValueError with one sentence for what is no YAML, an unknown key (with the nearest known one), and a value
+    of a wrong type.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise ValueError(f"the config '{path}' cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"'{path}' is not a merge file: it must hold keys such as merge_method and models")
+    try:
+        return Recipe.model_validate(content), text
+    except ValidationError as error:
+        raise ValueError(f"'{path}': {_sentence(error)}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first mistake in words; an unknown key goes before all others."""
+    mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
+    first = mistakes[0]
+    where = [str(piece) for piece in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        known = sorted(_known(where[:-1]))
+        near = get_close_matches(where[-1], known, 1, 0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+        inside = f" in {_path(where[:-1])}" if len(where) > 1 else ""
+        return f"unknown key '{where[-1]}'{inside}; {hint}"
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{_path(where)}: {what}" if where else what
+
+
+def _path(where: list[str]) -> str:
+    """`models[0].parameters`; what pydantic adds to tell the members of a union apart is left out."""
+    pieces = [piece for piece in where if piece.isidentifier() and piece not in _TYPES or piece.isdigit()]
+    return "".join(f"[{piece}]" if piece.isdigit() else f".{piece}" for piece in pieces).lstrip(".")
+
+
+_TYPES = {"bool", "int", "float", "str", "Conditional", "Reference", "Place"}
+
+
+def _known(where: list[str]) -> set[str]:
+    """The keys of the block at a place of the file."""
+    blocks: list[type[Strict]] = [Recipe]
+    for piece in where:
+        inside = [found for block in blocks if piece in block.model_fields for found in
+                  _blocks(block.model_fields[piece].annotation)]  # fmt: skip
+        blocks = inside or blocks
+        blocks = [block for block in blocks if block.__name__ == piece] or blocks
+    return {key for block in blocks for key in block.model_fields}
+
+
+def _blocks(annotation: Any) -> Iterator[type[Strict]]:
+    """The blocks inside a type such as `list[Source] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, Strict):
+        yield annotation
+    for inside in get_args(annotation):
+        yield from _blocks(inside)
+
+
+def parameter_names(recipe: Recipe) -> Mapping[str, str]:
+    """Every name under a `parameters` of the file -> the place of its first use."""
+    found: dict[str, str] = {}
+
+    def add(settings: Settings, place: str) -> None:
+        for name in settings:
+            found.setdefault(name, place)
+
+    add(recipe.parameters, "parameters")
+    modules = list((recipe.modules or {}).values())
+    owners: list[Recipe | Module] = [recipe, *modules]
+    for owner in owners:
+        for i, source in enumerate(owner.models or []):
+            add(source.parameters, f"models[{i}].parameters")
+        for i, piece in enumerate(owner.slices or []):
+            add(piece.parameters, f"slices[{i}].parameters")
+            for j, source in enumerate(piece.sources):
+                add(source.parameters, f"slices[{i}].sources[{j}].parameters")
+    for module in modules:
+        add(module.parameters, "modules")
+    return found
