@@ -33,7 +33,7 @@ def _threads() -> None:
 # Families that compute norms, softmaxes or scores in float32 whatever the model's dtype.
 ROTARY = ["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "olmo2", "gpt_neox", "gptj",
           "falcon", "stablelm", "starcoder2", "cohere", "opt", "bloom", "mpt",
-          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "modernbert"]  # fmt: skip
+          "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "modernbert", "deepseek_v2", "deepseek_v3"]  # fmt: skip
 
 
 def _modeling(name: str) -> Any:
@@ -52,7 +52,7 @@ class _Wide(types.ModuleType):
 @pytest.fixture(scope="session", autouse=True)
 def _float64_throughout() -> None:
     """What the models do in float32 by name they do in float64; so do the norms of Gemma and DeBERTa, the rotary
-    embeddings of Cohere and ModernBERT, and Mixtral's router."""
+    embeddings of Cohere, ModernBERT and DeepSeek-V2, and Mixtral's router."""
 
     def layer_norm(self: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.variance_epsilon)
@@ -70,6 +70,11 @@ def _float64_throughout() -> None:
 
         return apply
 
+    def turn_pairs(q: torch.Tensor, k: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
+        q, k = (torch.view_as_real(pair * turns.unsqueeze(1)).flatten(3) for pair in pairs)
+        return q, k
+
     def route(self: torch.nn.Module, x: torch.Tensor) -> Any:
         logits = x.flatten(0, -2) @ self.weight.T
         best, chosen = logits.softmax(-1).topk(self.top_k)
@@ -78,6 +83,7 @@ def _float64_throughout() -> None:
     _modeling("mixtral").MixtralTopKRouter.forward = route
     for name in ("cohere", "modernbert"):
         _modeling(name).apply_rotary_pos_emb = apply_rotary(_modeling(name).rotate_half)
+    _modeling("deepseek_v2").apply_rotary_emb = turn_pairs
     for name in ROTARY:
         _modeling(name).torch = _Wide("torch")
     ExpertsInterface.get_interface = lambda self, name, default: default  # the grouped product knows no float64

@@ -67,6 +67,8 @@ def build(kind: str, **config: Any) -> PreTrainedModel:
             for name, parameter in module.named_parameters(recurse=False):
                 centre = float(name == "weight" and is_norm(module) and "Gemma" not in type(module).__name__)
                 parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
+            if hasattr(module, "e_score_correction_bias"):  # learned by other means than gradients
+                module.e_score_correction_bias.normal_(generator=generator)
     return model
 
 
@@ -313,8 +315,42 @@ _add("BeitForMaskedImageModeling", "shared", **_BEIT, use_shared_relative_positi
      use_absolute_position_embeddings=True)  # fmt: skip
 _add("SiglipModel SiglipForImageClassification", text_config={**_WORDS, "hidden_size": 12}, vision_config=_SIGHT,
      num_labels=LABELS)  # fmt: skip
+# Five patches a side: the windows of two, and the groups of four, are padded.
+_SWIN = dict(image_size=10, patch_size=2, num_channels=2, embed_dim=6, depths=[2, 1], num_heads=[2, 3], window_size=2,
+             mlp_ratio=1.5, num_labels=LABELS, encoder_stride=4, drop_path_rate=0.0)  # fmt: skip
+_add("SwinModel SwinForImageClassification", **_SWIN)
+_add("SwinForMaskedImageModeling", **{**_SWIN, "image_size": 8})
+_add("SwinForImageClassification", "positions", **_SWIN, use_absolute_embeddings=True)
+_add("SwinForImageClassification", "no-bias", **_SWIN, qkv_bias=False)
+_add("SwinForImageClassification", "three", **{**_SWIN, "depths": [1, 2, 1], "num_heads": [2, 2, 3]}, hidden_act="relu")
 _add("CLIPTextModel CLIPTextModelWithProjection", **_WORDS, projection_dim=8)
+_READER = {**ROTARY, "max_position_embeddings": 32, "model_type": "llama"}  # 4 patches of a picture, and words
+_LLAVA = dict(text_config=_READER, vision_config=dict(**_SIGHT, model_type="clip_vision_model"), image_token_index=22)
+_add("LlavaForConditionalGeneration", **_LLAVA)
+_add("LlavaNextForConditionalGeneration", **_LLAVA, image_grid_pinpoints=[[6, 6]])
+_add("LlavaForConditionalGeneration", "qwen2", **{**_LLAVA, "text_config": {
+    **_READER, "model_type": "qwen2", "hidden_size": 24}}, projector_hidden_act="relu")  # fmt: skip
+_add("Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration", text_config=_READER, vision_config={
+     **_SIGHT, "num_channels": 3}, image_token_id=22, scale_factor=2)  # fmt: skip
+_LATENT = dict(
+    **{key: value for key, value in _SIXTEEN.items() if key != "num_key_value_heads"}, num_key_value_heads=4,
+    q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=3, qk_rope_head_dim=4, v_head_dim=5, moe_intermediate_size=6,
+    n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1, n_group=1, topk_group=1,
+)  # fmt: skip
+_add("DeepseekV3ForCausalLM", **_LATENT)
+_add("DeepseekV3ForCausalLM", "half-biases", **_LATENT, rope_interleave=False, attention_bias=True)
+_add("DeepseekV3ForCausalLM", "groups", **{**_LATENT, "n_group": 2, "q_lora_rank": None})
+_add("DeepseekV2ForCausalLM", **_LATENT, topk_method="greedy")
+_add("DeepseekV2ForCausalLM", "groups", **{**_LATENT, "n_group": 2, "q_lora_rank": None},
+     topk_method="group_limited_greedy")  # fmt: skip
 _add("CLIPVisionModel CLIPVisionModelWithProjection", **_SIGHT, projection_dim=8)
+
+
+# How a picture is given, and how many tokens it takes: its patches, with a new line after each row, or groups of them.
+PICTURES: dict[str, tuple[tuple[int, ...], int]] = {
+    "LlavaForConditionalGeneration": ((), 4), "LlavaNextForConditionalGeneration": ((2,), 10),
+    "Idefics3ForConditionalGeneration": ((1,), 1), "SmolVLMForConditionalGeneration": ((1,), 1),
+}  # fmt: skip
 
 
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
@@ -327,6 +363,13 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     """Random valid inputs in the model's dtype: two rows, the second padded where the model takes a mask."""
     generator = torch.Generator().manual_seed(seed)
     config, name = model.config, type(model).__name__
+    if hasattr(config, "image_token_id") and name in PICTURES:  # an image before a text
+        channels, (shape, tokens) = config.vision_config.num_channels, PICTURES[name]
+        picture = torch.randn(BATCH, *shape, channels, 6, 6, generator=generator).to(model.dtype)
+        words = torch.randint(3, VOCAB - 1, (BATCH, LENGTH), generator=generator)
+        image = torch.full((BATCH, tokens), config.image_token_id)
+        given = {"pixel_values": picture, "input_ids": torch.cat([words[:, :1], image, words[:, 1:]], 1)}
+        return {**given, "image_sizes": torch.full((BATCH, 2), 6)} if "Next" in name else given
     if hasattr(config, "vision_config") and "Image" not in name:  # an image and a text, compared
         picture = torch.randn(BATCH, 2, 6, 6, generator=generator).to(model.dtype)
         words = torch.randint(3, VOCAB, (BATCH, LENGTH), generator=generator)
@@ -376,7 +419,9 @@ def named_outputs(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str,
     """All floating-point tensors of the output, by name; no cache."""
     cache = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
     found = model(**given, **cache, return_dict=True)
-    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    # What goes from a tower into the stream is not put out, nor are embeddings that are only compared.
+    inner = ("hidden_states", "_embeds") if "logits_per_image" in found else ("hidden_states",)
+    tensors = {key: value for key, value in found.items() if isinstance(value, Tensor) and not key.endswith(inner)}
     if getattr(model.config, "is_encoder_decoder", False):
         tensors.pop("encoder_last_hidden_state", None)  # what stands between encoder and decoder
     return {key: value for key, value in tensors.items() if value.is_floating_point()}

@@ -221,10 +221,17 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
         raise CheckpointError(f"{_kind(model)} cannot be run on random inputs: {one_line(error)}") from None
     finally:
         model.train(training)
+    return outward(found)
+
+
+def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What counts of a model's output: the floating-point tensors, without what stands between its parts."""
+    # Embeddings of texts and images are compared with each other alone (CLIP): they may turn together.
+    internal = (*_INTERNAL, "_embeds") if "logits_per_image" in found else _INTERNAL
     return {
         name: value
         for name, value in found.items()
-        if isinstance(value, Tensor) and value.is_floating_point() and not any(word in name for word in _INTERNAL)
+        if isinstance(value, Tensor) and value.is_floating_point() and not any(word in name for word in internal)
     }
 
 

@@ -165,7 +165,10 @@ def _sum(root: str, terms: Iterable[Term]) -> Moments:
     sums: dict[bool, list[Tensor]] = {}
     for reads, weight, *statistics in terms:
         term = [statistic if weight == 1 else weight * statistic for statistic in statistics if statistic is not None]
-        sums[reads] = [old + new for old, new in zip(sums[reads], term, strict=True)] if reads in sums else term
+        if reads in sums:  # the first, cross, is our own and large: added in place
+            (cross, *others), (more, *rest) = sums[reads], term
+            term = [cross.add_(more), *(old + new for old, new in zip(others, rest, strict=True))]
+        sums[reads] = term
     if not sums:
         raise ValueError(f"no tensor touches the space '{root}'")
     for side in (False, True):

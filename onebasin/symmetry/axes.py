@@ -6,6 +6,7 @@
     [(head qk) | (head qk') | ...]    brackets concatenate; both nest, as in (head [qk | qk' | vo])
     patch' 2 stream                   a prime marks the dual: the axis *reads* from its space
                                       a number is an axis of that size on which nothing acts
+    stream.next (4 merged')           a dot says which of several: see `stage` in the tables
 
 A space that stands after others inside a flattened axis is batched over them: `qk` in `(head qk)`
 has its own map for every `head`.
@@ -48,7 +49,7 @@ class Cat:
 
 Axis = Leaf | Flat | Cat
 
-_TOKEN = re.compile(r"\s*([A-Za-z_]\w*'?|\d+|[()\[\]|])")
+_TOKEN = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)?'?|\d+|[()\[\]|])")
 
 
 def parse(expression: str) -> tuple[Axis, ...]:

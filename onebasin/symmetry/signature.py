@@ -67,12 +67,14 @@ class Norm:
     """A norm `source -> target`; its weight is diagonal in `target`. A norm over several spaces, as in
     `rmsnorm: (head qk) -> (head qk)`, is known by the innermost.
 
-    kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does).
+    kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does). copies: how many vectors side by side are
+    normalised as one, as in `layernorm: (4 stream) -> (4 merged)`.
     """
 
     kind: str
     source: str
     target: str
+    copies: int = 1
 
     @property
     def unit(self) -> float:
@@ -106,6 +108,16 @@ class Entry:
     stored: bool = True
     pieces: tuple[str, ...] = ()
     joint: int = 0
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether it multiplies entry by entry: the weight of a norm, or a factor per channel (LayerScale)."""
+        return self.norm is not None or "scales" in self.notes
+
+    @property
+    def scaled(self) -> list[str]:
+        """The tensors whose output it multiplies, where it is such a factor."""
+        return self.notes.get("scales", "").split()
 
     @property
     def names(self) -> tuple[str, ...]:

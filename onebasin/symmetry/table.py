@@ -15,7 +15,9 @@ A table has a header, a list of spaces, and one line per tensor:
     temperature qk                        attention divides logits by the root of this space's size
     eps    layer_norm_epsilon             config key of the norms' eps
 
-    spaces                                name, kind, part, `layer` where every layer has its own
+    still  vision_tower.                  names that begin so are kept, and nothing acts on them
+
+    spaces                                name, kind, part, `layer` where every layer has its own, or `stage`
         vocab   fixed
         stream  linear       stream
         head    permutation  attention  layer
@@ -31,28 +33,36 @@ A table has a header, a list of spaces, and one line per tensor:
     heads                                 never carry the base-model prefix
         lm_head.weight?                   vocab final'                  ; tied wte.weight
 
+A space of every `stage` belongs to the first index of a block `layer stages.{}.blocks.{}`. There `stream` is the
+stage's own and `stream.next` that of the next; elsewhere are `stream.first` and `stream.last`. A size that the config
+lists is that of each stage. A name that begins with `/` is given in full, without the prefix.
+
 `{a|b}` in a name are spellings of one tensor; the first is its role. A kind `act KEY` reads the activation
 function's name from the config (relu -> relu, tanh -> odd, else permutation). Spaces that occur only as
 the target of a norm need no declaration. `ignore PATTERN` names buffers that hold no parameters.
 
 `experts.{expert}.w1.weight  (expert ffn) mlp_in'` stands for a tensor of every expert, joined along the axis in
-which `expert` stands first. `rmsnorm: qk -> qk` normalises inside every head, with one weight for all heads;
-`rmsnorm: (head qk) -> (head qk)` all heads at once. A part of a concatenated axis may be empty.
+which `expert` stands, before all but what groups experts. `rmsnorm: qk -> qk` normalises inside every head, with one
+weight for all heads; `rmsnorm: (head qk) -> (head qk)` all heads at once; `layernorm: (4 stream) -> (4 merged)` four
+vectors side by side as one. A part of a concatenated axis may be empty.
 
 Notes after `;`
     tied ROLE            holds the same numbers as ROLE when the config ties embeddings
     part NAME            counts to this part of the model (for a bias whose axes do not say)
     when KEY=VALUE, ...  the line holds only for such configs (`!=` for all others; for a list: a part of an item)
-    from N               the first N layers lack this tensor
+    from N, until N      the first N layers lack this tensor, or no others have it (a number, or a config key)
     else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
     invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
+    softmax              a softmax over the first axis follows, which does not see what all its entries share
     passes [SPACE]       a constant that attention passes on unchanged: a value bias
     into ROLE ...        what all rows share can move into each ROLE: summed embedding tables
     rows ROLE ...        except the first rows: one each for the ROLEs that are there (class token)
 
-    unused               the model reads these numbers only through what is tied to them
+    unused [SPACE]       the model reads these numbers only through what is tied to them, or never
     beside ROLE          where this tensor is, so is ROLE, even where a tie leaves it out of the file
     nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads
+    scales NAME ...      multiplies channel by channel what these tensors of its block write (LayerScale)
+    padded               zeros may stand beside what this norm puts out, so its bias cannot move into what reads it
 
 The lines stand in the order of execution: a tensor's place among the norms says which of them its output meets.
 """
@@ -65,7 +75,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from .axes import Axis, leaves, nesting, parse, rename, show, size
+from .axes import Axis, Flat, Leaf, leaves, nesting, parse, rename, show, size
 from .signature import MOVES, Entry, Norm, Signature, Space, batches
 
 
@@ -78,6 +88,7 @@ class Declared:
     kind: str
     part: str = ""
     per_layer: bool = False
+    per_stage: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class Line:
     notes: Mapping[str, str]
     heading: str
     head: bool
+    absolute: bool = False  # given in full
 
     @property
     def full(self) -> str:
@@ -105,6 +117,7 @@ class Table:
     layers: list[list[str]] = field(default_factory=list)
     sizes: dict[str, list[str]] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    still: list[str] = field(default_factory=list)
     included: str = ""
     temperature: tuple[str, ...] = ()
     eps: str = ""
@@ -114,7 +127,7 @@ class Table:
 
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
 _NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
-          "from"}  # fmt: skip
+          "from", "until", "scales", "padded", "softmax"}  # fmt: skip
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -169,6 +182,8 @@ def _header(table: Table, word: str, rest: str) -> None:
         table.layers = [_keys(factor) for factor in rest.split("*")]
     elif word == "ignore":
         table.ignored += rest.split()
+    elif word == "still":
+        table.still += rest.split()
     elif word == "temperature":
         table.temperature = tuple(rest.split())
     elif word == "eps":
@@ -178,7 +193,7 @@ def _header(table: Table, word: str, rest: str) -> None:
         table.sizes[name.strip()] = _keys(keys)
     else:
         raise TableError(f"'{word}' is no heading; known are family, types, prefix, include, layers, size, "
-                         "temperature, eps, ignore, spaces, tensors, layer, heads")  # fmt: skip
+                         "temperature, eps, ignore, still, spaces, tensors, layer, heads")  # fmt: skip
 
 
 def _keys(text: str) -> list[str]:
@@ -202,6 +217,7 @@ def _inherit(table: Table, base: Table) -> Table:
         layers=table.layers or base.layers,
         sizes={**base.sizes, **table.sizes},
         ignored=base.ignored + table.ignored,
+        still=base.still + table.still,
         temperature=table.temperature or base.temperature,
         eps=table.eps or base.eps,
         spaces={**base.spaces, **table.spaces},
@@ -217,11 +233,11 @@ def _space(table: Table, name: str, words: list[str]) -> None:
         kind = f"act {words.pop(0)}"
     elif kind not in MOVES:
         raise TableError(f"'{kind}' is no kind of space; known are {', '.join(MOVES)} and 'act KEY'")
-    per_layer = "layer" in words
-    parts = [word for word in words if word != "layer"]
+    per_layer, per_stage = "layer" in words, "stage" in words
+    parts = [word for word in words if word not in ("layer", "stage")]
     if name in table.spaces:
         raise TableError(f"space '{name}' is declared twice")
-    table.spaces[name] = Declared(kind, parts[0] if parts else "", per_layer)
+    table.spaces[name] = Declared(kind, parts[0] if parts else "", per_layer, per_stage)
 
 
 def _tensor(name: str, rest: str, heading: str, head: bool) -> Line:
@@ -235,7 +251,9 @@ def _tensor(name: str, rest: str, heading: str, head: bool) -> Line:
     norm = _NORM.match(expression)
     axes = parse(norm[3] if norm else expression)
     through = (norm[1], _innermost(parse(norm[2])), _innermost(axes)) if norm else None
-    return Line(name.removesuffix("?"), name.endswith("?"), axes, through, notes, heading, head)
+    absolute = head or name.startswith("/")
+    pattern = name.removesuffix("?").removeprefix("/")
+    return Line(pattern, name.endswith("?"), axes, through, notes, heading, head, absolute)
 
 
 def _innermost(axes: tuple[Axis, ...]) -> str:
@@ -245,14 +263,17 @@ def _innermost(axes: tuple[Axis, ...]) -> str:
 def _declare_norm_targets(table: Table, origin: str) -> None:
     """A space that is only ever the target of a norm is linear, and per layer where its norm is."""
     for line in table.lines:
-        if line.norm and line.norm[2] not in table.spaces:
+        if line.norm and line.norm[2].partition(".")[0] not in table.spaces:
             table.spaces[line.norm[2]] = Declared("linear", "", bool(line.heading))
     for line in table.lines:
         for leaf in leaves(line.axes):
-            if not leaf.constant and leaf.space not in table.spaces:
-                raise TableError(
-                    f"{origin}: '{line.full}  {show(line.axes)}' names the undeclared space '{leaf.space}'"
-                )
+            name, _, which = leaf.space.partition(".")
+            where = f"{origin}: '{line.full}  {show(line.axes)}'"
+            if not leaf.constant and name not in table.spaces:
+                raise TableError(f"{where} names the undeclared space '{name}'")
+            known = ("first", "last", *(["next", ""] if line.heading else []))
+            if not leaf.constant and which not in (known if table.spaces[name].per_stage else ("",)):
+                raise TableError(f"{where}: '{leaf.space}' is of no stage here; see 'stage'")
 
 
 # --- a table meets a checkpoint -------------------------------------------------------------------------------
@@ -300,7 +321,7 @@ def _join(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str
     matchers = []
     for line, word in indexed:
         before, after = (_regex(part).pattern for part in line.full.split("{" + word + "}"))
-        joint = next(i for i, axis in enumerate(line.axes) if next(leaves(axis)).space == word)
+        joint = next(i for i, axis in enumerate(line.axes) if word in (leaf.space for leaf in leaves(axis)))
         matchers.append((re.compile(f"((?:{prefixes}){before})(?P<index>\\d+)({after})"), word, joint))
     whole: dict[str, tuple[int, ...]] = {}
     pieces: dict[str, _Pieces] = {}
@@ -375,7 +396,9 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     shapes: tensor name on disk -> shape. config: the model's configuration as a dictionary.
     Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape.
     """
-    table = replace(table, lines=[line for line in table.lines if _holds(line.notes.get("when", ""), config)])
+    lines = [_counted(line, config) for line in table.lines if _holds(line.notes.get("when", ""), config)]
+    table = replace(table, lines=lines)
+    entries, shapes = _kept(table, shapes)
     shapes, pieces = _join(table, shapes)
     prefix = next((p for p in table.prefixes if any(name.startswith(p) for name in shapes)), "")
     found = _locate(table, shapes, prefix)
@@ -384,29 +407,34 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
 
     found = dict(sorted(found.items(), key=lambda item: _order(table, *item[1][1:])))
     same = _spared(table, found)
-    entries: dict[str, Entry] = {}
-    declared: dict[str, tuple[str, Declared, int | None]] = {}  # key -> name in the table, declaration, layer
+    stages = 1 + max((int(indices[0]) for _, _, indices in found.values() if indices), default=0)
+    placed: dict[str, _Placed] = {}
     for role, (name, line, indices) in found.items():
         layer = numbers[line.heading][indices] if line.heading else None
         here = same | _spared_here(table, line.heading, indices)
         keys = {}
         mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list((line.norm or ())[1:])
         for space in dict.fromkeys(mentioned):
-            word = here.get(space, space)
-            declaration = table.spaces[word]
-            if declaration.per_layer and line.heading:
-                keys[space] = f"{_role(line.heading, indices)}.{word}"
-                declared[keys[space]] = (word, declaration, layer)
+            word, _, which = here.get(space, space).partition(".")
+            declaration, stage = table.spaces[word], int(indices[0]) if indices else 0
+            if declaration.per_stage:
+                stage = {"": stage, "next": stage + 1, "first": 0, "last": stages - 1}[which]
+                keys[space], where = f"{word}.{stage}", None
+            elif declaration.per_layer and line.heading:
+                keys[space], where = f"{_role(line.heading, indices)}.{word}", layer
             else:
-                keys[space] = word
-                declared[word] = (word, declaration, None)
-        norm = line.norm and Norm(line.norm[0], keys[line.norm[1]], keys[line.norm[2]])
+                keys[space], where = word, None
+            placed[keys[space]] = _Placed(word, declaration, where, stage)
+        norm = line.norm and Norm(line.norm[0], keys[line.norm[1]], keys[line.norm[2]], _copies(line.axes))
+        notes = dict(line.notes)
+        if "scales" in notes:
+            notes["scales"] = " ".join(f"{_role(line.heading, indices)}.{other}" for other in notes["scales"].split())
         entries[role] = Entry(role, name, tuple(shapes[name]), tuple(rename(axis, keys) for axis in line.axes),
-                              layer, norm or None, None, line.head, line.notes)  # fmt: skip
+                              layer, norm or None, None, line.head, notes)  # fmt: skip
 
-    sizes = _solve(entries, declared, table, config)
-    absent = _absent(table, entries, same, declared, config, prefix)
-    root, aliases = _unite(entries, absent, list(declared), config)
+    sizes = _solve(entries, placed, table, config)
+    absent = _absent(table, entries, same, placed, config, prefix)
+    root, aliases = _unite(entries, absent, list(placed), config)
     for role, entry in entries.items():
         if entry.name in pieces:
             each = pieces[entry.name]
@@ -417,32 +445,75 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
         entries[role] = Entry(entry.role, entry.name, entry.shape, entry.axes, entry.layer, entry.norm,
                               entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
 
-    kind = {
-        key: _kind(declaration.kind, config) if sizes[key] else "fixed" for key, (_, declaration, _) in declared.items()
-    }
+    kind = {key: _kind(place.declared.kind, config) if sizes[key] else "fixed" for key, place in placed.items()}
     outputs = _outputs(table, [*entries.values(), *absent.values()], same)
     batch = batches(entries, root)
     spaces = {
-        key: Space(key, name, sizes[key], kind[key], declaration.part, layer, batch.get(root[key], ()), key in outputs)
-        for key, (name, declaration, layer) in declared.items()
+        key: Space(
+            key, at.name, sizes[key], kind[key], at.declared.part, at.layer, batch.get(root[key], ()), key in outputs
+        )
+        for key, at in placed.items()
     }
     return Signature(table.family, entries, spaces, root, absent, table.temperature, table.eps)
 
 
-def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[int, tuple[int, ...], int]:
-    """The table's order is that of execution: blocks as they stand, a layer after the other, then line by line."""
+@dataclass(frozen=True)
+class _Placed:
+    """A space of the model: its name in the table, its declaration, the layer it belongs to and the stage it is in."""
+
+    name: str
+    declared: Declared
+    layer: int | None
+    stage: int
+
+
+def _counted(line: Line, config: Mapping[str, Any]) -> Line:
+    """The line with the numbers that its notes `from` and `until` take from the config."""
+    numbers = {word: lookup(config, [line.notes[word]]) for word in ("from", "until") if word in line.notes}
+    lacking = next((word for word, number in numbers.items() if not isinstance(number, int)), None)
+    if lacking:
+        raise TableError(f"the config lacks '{line.notes[lacking]}' (which layers have '{line.full}')")
+    return replace(line, notes={**line.notes, **{word: str(number) for word, number in numbers.items()}})
+
+
+def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Entry], dict[str, tuple[int, ...]]]:
+    """Entries, on which nothing acts, of the tensors that stand still; and the shapes of all others."""
+    entries, rest = {}, {}
+    for name, shape in shapes.items():
+        found = next(((p, match) for p in table.still if (match := _regex(p).match(name))), None)
+        if found is None:
+            rest[name] = tuple(shape)
+            continue
+        role = _role(found[0], ()) + name[found[1].end() :]
+        entries[role] = Entry(role, name, tuple(shape), tuple(Leaf(str(length)) for length in shape))
+    return entries, rest
+
+
+def _copies(axes: tuple[Axis, ...]) -> int:
+    """How many vectors a norm takes side by side: 4 in `(4 merged)`."""
+    first = axes[0].parts[0] if isinstance(axes[0], Flat) else axes[0]
+    return int(first.space) if isinstance(first, Leaf) and first.constant else 1
+
+
+def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[Any, ...]:
+    """The table's order is that of execution: blocks as they stand, a layer after the other, then line by line. Blocks
+    whose names begin alike take turns, a stage after the other."""
     number = next(i for i, other in enumerate(table.lines) if other is line)
-    start = number
-    while start and table.lines[start - 1].heading == line.heading:
+    stem, start = line.heading.partition("{}")[0], number
+    while start and table.lines[start - 1].heading.partition("{}")[0] == stem:
         start -= 1
-    return start, tuple(map(int, indices)), number
+    section = number
+    while section and table.lines[section - 1].heading == line.heading:
+        section -= 1
+    where = tuple(map(int, indices))
+    return start, where[:1], section, where, number
 
 
 def _absent(
     table: Table,
     entries: Mapping[str, Entry],
     same: Mapping[str, str],
-    declared: Mapping[str, object],
+    declared: Collection[str],
     config: Mapping[str, Any],
     prefix: str,
 ) -> dict[str, Entry]:
@@ -503,8 +574,8 @@ def _locate(
         if any(pattern.fullmatch(bare) for pattern in ignored):
             continue
         for matcher, line in matchers:
-            candidate = name if line.head else bare
-            if not line.head and prefix and bare == name:
+            candidate = name if line.absolute else bare
+            if not line.absolute and prefix and bare == name:
                 continue  # outside the base model: only a head can be meant
             match = matcher.fullmatch(candidate)
             if match:
@@ -529,7 +600,8 @@ def _layer_numbers(
         indices = {where for _, line, where in found.values() if line.heading == heading}
         ordered = sorted(indices, key=lambda where: tuple(map(int, where)))
         numbers[heading] = {where: number for number, where in enumerate(ordered)}
-    factors = [lookup(config, keys) for keys in table.layers]
+    given = (lookup(config, keys) for keys in table.layers)
+    factors = [sum(each) if isinstance(each, (list, tuple)) else each for each in given]  # Swin: layers of each stage
     first = next(iter(numbers), None)
     if factors and None not in factors and first is not None and len(numbers[first]) != prod(factors):
         raise TableError(f"the config counts {prod(factors)} layers, the weights hold {len(numbers[first])}")
@@ -545,14 +617,14 @@ def _require(
     """Every tensor that must be there is; one that may be absent is so in all layers or in none."""
     early = [name for name, line, where in found.values() if _lacks(line, where)]
     if early:
-        raise TableError(f"{table.family}: the table knows {_some(early)} only in later layers")
+        raise TableError(f"{table.family}: the table knows {_some(early)} only in other layers")
     missing = []
     for line in table.lines:
         if line.head:
             continue
         where = numbers[line.heading] if line.heading else [()]
         roles = [_role(line.full, indices) for indices in where if not _lacks(line, indices)]
-        absent = [prefix + role for role in roles if role not in found]
+        absent = [role if line.absolute else prefix + role for role in roles if role not in found]
         if not line.optional or len(absent) < len(roles):
             missing += absent
     if missing:
@@ -580,21 +652,26 @@ def _otherwise(line: Line) -> Iterator[tuple[str, str]]:
 
 
 def _lacks(line: Line, indices: tuple[str, ...]) -> bool:
-    """Whether this layer comes before the first that has the tensor."""
-    return bool(indices) and int(indices[-1]) < int(line.notes.get("from", 0))
+    """Whether this layer comes before the first that has the tensor, or after the last."""
+    if not indices:
+        return False
+    layer = int(indices[-1])
+    return layer < int(line.notes.get("from", 0)) or layer >= int(line.notes.get("until", layer + 1))
 
 
 def _solve(
     entries: Mapping[str, Entry],
-    declared: Mapping[str, tuple[str, Declared, int | None]],
+    placed: Mapping[str, _Placed],
     table: Table,
     config: Mapping[str, Any],
 ) -> dict[str, int]:
     """Sizes of all spaces from the config's counts and the tensors' shapes."""
     sizes: dict[str, int] = {}
-    for key, (name, _, _) in declared.items():
-        if name in table.sizes:
+    for key, place in placed.items():
+        if (name := place.name) in table.sizes:
             value = lookup(config, table.sizes[name])
+            if isinstance(value, (list, tuple)):
+                value = value[place.stage] if place.stage < len(value) else None
             if not isinstance(value, int) or value < 1:
                 raise TableError(f"the config lacks '{' or '.join(table.sizes[name])}' (number of '{name}')")
             sizes[key] = value

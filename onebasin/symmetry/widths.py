@@ -76,7 +76,7 @@ def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> 
         if role not in wide.tensors:
             continue
         mine, theirs = narrow.tensors[role], wide.tensors[role]
-        if mine.norm is not None:
+        if mine.diagonal:
             found[role] = _norm_weight(narrow, wide, mine, tensor, grown)
             continue
         shape = [old if old == new or _rows(narrow, axis) else new
@@ -114,17 +114,19 @@ def eps_factor(narrow: Signature, wide: Signature) -> float:
 def _norm_weight(
     narrow: Signature, wide: Signature, entry: Entry, tensor: Tensor, grown: Mapping[str, tuple[int, int]]
 ) -> Tensor:
-    assert entry.norm is not None
-    root = narrow.root[entry.norm.source]
+    root = narrow.root[list(narrow.leaves(entry))[-1].space]
     if root not in grown:
         return tensor
     n, w = grown[root]
-    gain = (tensor + (1 - entry.norm.unit)) * math.sqrt(n / w)
+    unit = entry.norm.unit if entry.norm else 1.0  # LayerScale divides by nothing
+    gain = (tensor + (1 - unit)) * (math.sqrt(n / w) if entry.norm else 1.0)
     # A constant weight stays a multiple of 1, which any rotation commutes with; others are padded like vectors.
     constant = bool((gain == gain.flatten()[0]).all())
+    if entry.norm and entry.norm.copies > 1 and not constant:
+        raise ValueError(f"'{entry.name}' normalises several vectors as one; it must be folded to be widened")
     out = gain.new_full(wide.tensors[entry.role].shape, float(gain.flatten()[0]) if constant else 0.0)
     out[tuple(slice(0, length) for length in gain.shape)] = gain
-    return out.sub(1 - entry.norm.unit)
+    return out.sub(1 - unit)
 
 
 def _rows(signature: Signature, axis: object) -> bool:

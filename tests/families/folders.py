@@ -81,9 +81,11 @@ def read_all(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> dict
 
 
 def with_unit_norms(signature: Signature, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Norms that read the stream do nothing but normalise: what is left of them commutes with rotations."""
+    """Norms that read the stream do nothing but normalise, and LayerScale nothing: what is left of them commutes with
+    rotations."""
     entries = signature.tensors.items()
     free = {role: entry.norm.unit for role, entry in entries if entry.norm and not entry.norm.writes_back}
+    free |= {role: 1.0 for role, entry in entries if entry.scaled}
     return {role: torch.full_like(value, free[role]) if role in free else value for role, value in tensors.items()}
 
 

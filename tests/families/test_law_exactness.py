@@ -20,7 +20,7 @@ Saved = Callable[[str], Checkpoint]
 
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
 FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
-         "pixel", "output", "frame", "patch", "register", "shared", "hidden", "code", "value", "quantised",
+         "pixel", "output", "frame", "patch", "register", "shared", "hidden", "code", "value", "quantised", "feature",
          *(f"tap{layer}" for layer in range(7))}  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def relative_error(
     rewritten = {role: alignment.apply(signature, role, value) for role, value in tensors.items()}
     for role, entry in signature.tensors.items():
         acts = any(signature.root[leaf.space] in alignment.elements for leaf in signature.leaves(entry))
-        trivial = entry.norm is not None and not moves_norm(signature, entry, alignment, tensors[role])
+        trivial = entry.diagonal and not moves_norm(signature, entry, alignment, tensors[role])
         assert trivial or acts != torch.equal(rewritten[role], tensors[role]), f"{role}: acts is {acts}"
     before = run(case, write(folder / "before", checkpoint, tensors))
     after = run(case, write(folder / "after", checkpoint, {r: v.to(dtype) for r, v in rewritten.items()}))
@@ -45,7 +45,7 @@ def relative_error(
 
 
 def moves_norm(signature: Signature, entry: Entry, alignment: Alignment, weight: Tensor) -> bool:
-    """Whether a norm's weight is permuted: signs leave it alone, and all that is one number."""
+    """Whether a norm's weight, or LayerScale, is permuted: signs leave it alone, and all that is one number."""
     found = (alignment.elements.get(signature.root[leaf.space]) for leaf in signature.leaves(entry))
     permutes = any(isinstance(g, Monomial) and not Monomial(g.index).is_identity() for g in found)
     return permutes and not bool((weight == weight.flatten()[0]).all())
@@ -90,7 +90,7 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
         if signature.kinds[signature.root[key]] not in still
     }
     present = {space.name for space in signature.spaces.values()}
-    expected = present & {"head", "kv", "qk", "rot", "flat", "cut_qk", "vo", "cut_vo", "ffn"}
+    expected = present & {"head", "kv", "qk", "rot", "half", "flat", "cut_qk", "vo", "cut_vo", "ffn"}
     if case.endswith("qk-norm"):
         expected -= {"qk"}  # a norm that removes the mean and rotary embeddings leave nothing
     assert len(expected) == 4 - (not present & {"head", "kv"}) - case.endswith("qk-norm")
