@@ -17,7 +17,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; p
        color: light-dark(#1c1f23, #e4e6ea); background: light-dark(#ffffff, #15181c); }
 h1 { font-size: 1.6rem; } h2 { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 nav a { margin-right: 1rem; } a { color: light-dark(#0b5cad, #7db8f0); }
-.wide { overflow-x: auto; } figure { margin: 1.5rem 0; } figure svg { width: 100%; height: auto; }
+.wide { overflow-x: auto; } figure { margin: 1.5rem 0; } figure svg { width: 100%; max-width: 48rem; height: auto; }
 table { border-collapse: collapse; font-size: .9rem; min-width: 60%; }
 caption { text-align: left; font-weight: 600; padding: .5rem 0; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
