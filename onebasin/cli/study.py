@@ -85,6 +85,43 @@ def anatomy(
         print(table(results), end="")
 
 
+@app.command()
+@c.exits_with_2
+def simplex(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Three models, matched to one another.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write simplex.json and simplex.png in.")],
+    task: t.Name,
+    data: t.Data,
+    points: Annotated[int, typer.Option(help="Models on an edge, both ends included.")] = 6,
+    split: t.Split = None,
+    limit: t.Limit = None,
+    batch: t.Batch = 64,
+    context: t.Context = None,
+    vocabulary: t.Vocabulary = None,
+    mask_id: t.MaskId = None,
+    mask_share: t.MaskShare = 0.15,
+    maskable: t.Maskable = None,
+    seed: t.Seed = 0,
+    overwrite: c.Overwrite = False,
+    json: c.Json = False,
+    quiet: c.Quiet = False,
+) -> None:
+    """Measure and draw the loss over all averages of three models."""
+    from onebasin.studies.simplex import study_simplex
+
+    examples = t.load(
+        task, data, models[0], split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
+        mask_id=mask_id, mask_share=mask_share, maskable=maskable, seed=seed,
+    )  # fmt: skip
+    with c.progress(quiet) as tell:
+        results = study_simplex(models, examples, output, points=points, overwrite=overwrite, tell=tell)
+    if json:
+        c.print_json(results)
+    elif not quiet:
+        ends = ", ".join(f"{loss:.4g}" for loss in results["end_losses"])
+        print(f"barrier {results['barrier']:.4g} over the losses {ends}")
+
+
 def _from_file(name: str, text: str) -> None:
     """Adds the command of a study that a YAML file describes."""
 

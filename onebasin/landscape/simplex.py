@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss over all averages of three models: the triangle of their shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.data import Task, evaluate, load_model
+
+from .line import interpolate
+
+
+@torch.no_grad()
+def simplex(
+    models: Sequence[str | Path], task: Task, points: int = 6, *, tell: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Losses of sum_i w_i model_i over a regular grid of shares w, `points` on each edge of the triangle.
+
+    models: three folders, already matched to one another. Returns `shares` (a list of triples), `losses`, `accuracies`,
+    `end_losses` (of each model) and `barrier`: the largest excess of a loss over the same average of the end losses, as
+    on a line. Theus et al., 2025 draw this surface for three models.
+    Raises ValueError for another number of models, fewer than 2 points, and models that cannot be averaged.
+    """
+    if len(models) != 3 or points < 2:
+        raise ValueError("a triangle of losses needs three models, and at least 2 points on an edge")
+    loaded = [load_model(folder, task.name) for folder in models]
+    states = [{name: tensor.clone() for name, tensor in one.state_dict().items()} for one in loaded]
+    model = max(loaded, key=lambda one: len(list(one.parameters())))  # one that ties no two tensors can hold all
+    steps = points - 1
+    shares = [(i / steps, j / steps, (steps - i - j) / steps) for i in range(points) for j in range(points - i)]
+    losses, accuracies = [], []
+    for number, share in enumerate(shares, 1):
+        if tell:
+            tell(f"evaluating average {number} of {len(shares)}")
+        model.load_state_dict(average(states, share))
+        scores = evaluate(model, task)
+        losses.append(scores.loss)
+        accuracies.append(scores.accuracy)
+    corners = [shares.index(corner) for corner in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))]
+    ends = [losses[corner] for corner in corners]
+    flat = [sum(w * end for w, end in zip(share, ends, strict=True)) for share in shares]
+    return {
+        "shares": [list(share) for share in shares],
+        "losses": losses,
+        "accuracies": accuracies,
+        "end_losses": ends,
+        "barrier": max(loss - level for loss, level in zip(losses, flat, strict=True)),
+    }
+
+
+def average(states: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """sum_i w_i state_i of three states, exactly the state of a model whose share is 1."""
+    first, second, third = shares
+    pair = interpolate(states[0], states[1], second / (first + second) if first + second else 0.0)
+    return interpolate(pair, states[2], third)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simplex study: loss and accuracy over all averages of three models, measured and drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from onebasin.data import Task
+from onebasin.landscape import simplex
+from onebasin.landscape.plots import plot_simplex, require_matplotlib
+
+
+def study_simplex(
+    models: Sequence[str | Path],
+    task: Task,
+    output: str | Path,
+    *,
+    points: int = 6,
+    overwrite: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """What `landscape.simplex` returns, with `models`; written as simplex.json and simplex.png under `output`.
+
+    Raises ValueError as it does, for an output that exists, and where matplotlib is not installed.
+    """
+    require_matplotlib()
+    folder = Path(output)
+    if (folder / "simplex.json").exists() and not overwrite:
+        raise ValueError(f"the output '{folder / 'simplex.json'}' exists; choose another folder or pass --overwrite")
+    results = {"models": [str(model) for model in models], **simplex(models, task, points, tell=tell)}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "simplex.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    first, second, third = (Path(model).name for model in results["models"])
+    plot_simplex(results, folder / "simplex.png", title=task.name, names=(first, second, third))
+    return results
