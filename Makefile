@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo test test-real lint format bench clean
+.PHONY: install demo docs test test-real lint format bench clean
 
 install: $(INSTALLED)
 
@@ -39,6 +39,12 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+
+# The site, in build/site. --strict: a broken link or reference fails it.
+docs: $(INSTALLED)
+	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
 
 # Leaves .venv, which is slow to make again.
 clean:

@@ -124,7 +124,7 @@ onebasin barrier demo/model-0 demo/model-1 -o line --task image-classification -
 ```
 
 JSON, also written as barrier.json beside barrier.png: `lambdas`, `losses`, `accuracies`, `barrier`, `end_losses`. It
-needs `pip install 'onebasin[plot]'`, and scikit-learn for `builtin:digits`.
+needs `pip install 'onebasin[plot]'`.
 """,
     "families": """\
 ```sh
@@ -138,8 +138,8 @@ JSON: family -> `types` (the `model_type` of config.json) and `spaces` (those th
 onebasin demo -o demo
 ```
 
-JSON, also written as results.json: `models`, `pair`, `all`, `curves`, `picture`, `seconds`. It needs
-`pip install 'onebasin[demo]'` and no network.
+JSON, also written as results.json: `models`, `pair`, `all`, `curves`, `picture`, `seconds`. It needs no
+network, and for the picture `pip install 'onebasin[plot]'`.
 """,
 }
 

@@ -31,7 +31,8 @@ def demo(
         return
     console = Console()
     console.print(_table(results))
-    files = f"{results['picture']} and {output}/results.json"
+    picture = results["picture"] or "no picture (pip install 'onebasin[plot]')"
+    files = f"{picture} and {output}/results.json"
     console.print(f"{results['seconds']:.0f} seconds; wrote {files}", highlight=False, markup=False)
 
 

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
 from onebasin.data.tasks import quiet
 from onebasin.landscape import curve
-from onebasin.landscape.plots import plot_curves, require_matplotlib
+from onebasin.landscape.plots import plot_curves
 
 LEVELS = ("paper", "full")
 EPOCHS = 30
@@ -77,9 +78,9 @@ def demo(
     Returns the object of results.json: `models` (loss, accuracy, seed and seconds of each), `pair` (none and
     each level -> loss, accuracy, distances and barrier of the merge of models 0 and 1), `all` (the same
     without barrier for the merge of all, where there are more than two), `curves` (as `landscape.curve`),
-    `picture` and `seconds`.
+    `picture` (None where matplotlib is not installed) and `seconds`.
     tell: called with a line about each step.
-    Raises ValueError for fewer than two models, and where scikit-learn or matplotlib is not installed.
+    Raises ValueError for fewer than two models.
     """
     if models < 2:
         raise ValueError(f"the demo needs at least 2 models, not {models}")
@@ -95,8 +96,6 @@ def demo(
         if tell:
             tell(f"step {done} of {steps}: {what}")
 
-    require_matplotlib()
-    digits()  # needs scikit-learn: what is missing is said before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     folders = [folder / f"model-{i}" for i in range(models)]
     ends = []
@@ -132,14 +131,16 @@ def demo(
         results["pair"][level]["barrier"] = results["curves"][level]["barrier"]
         results["pair"][level]["curve_seconds"] = _seconds(start)
 
-    names = {level: SETTINGS.get(level, level) for level in settings}
-    plot_curves(
-        {names[level]: results["curves"][level] for level in settings},
-        folder / "curves.png",
-        title="Two digit ViTs trained apart: test loss and accuracy on the line between them",
-        ends=("model 0", "model 1, matched to it"),
-    )
-    results["picture"] = str(folder / "curves.png")
+    results["picture"] = None
+    if find_spec("matplotlib") is not None:
+        names = {level: SETTINGS.get(level, level) for level in settings}
+        plot_curves(
+            {names[level]: results["curves"][level] for level in settings},
+            folder / "curves.png",
+            title="Two digit ViTs trained apart: test loss and accuracy on the line between them",
+            ends=("model 0", "model 1, matched to it"),
+        )
+        results["picture"] = str(folder / "curves.png")
     results["seconds"] = _seconds(started)
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
     return results

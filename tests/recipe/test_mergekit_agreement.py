@@ -214,7 +214,7 @@ def test_mergekit_gives_the_same(file: Path, there: Path, tmp_path: Path) -> Non
 # --- matched --------------------------------------------------------------------------------------------------
 
 
-MATCHED = [file for file in FILES if file.stem not in ("lora", "union", "slices")]
+MATCHED = [file for file in FILES if file.stem not in ("lora", "union", "slices", "dtype")]
 
 
 @pytest.mark.parametrize("file", MATCHED, ids=lambda file: file.stem)
@@ -231,7 +231,7 @@ def test_copies_of_one_function_merge_into_it(file: Path, there: Path, tmp_path:
     assert verify(tmp_path / "base", tmp_path / "out").same
 
 
-@pytest.mark.parametrize("file", ["union", "slices"])
+@pytest.mark.parametrize("file", ["union", "slices", "dtype"])
 def test_other_merges_of_matched_models_run(file: str, there: Path, tmp_path: Path) -> None:
     for name in ("a", "b", "other"):
         shutil.copytree(there / name, tmp_path / name)
