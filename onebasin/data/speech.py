@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speech: recordings as a recogniser's inputs, what it writes down, and how many words of that are wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.io import wavfile
+from scipy.signal import resample_poly
+from torch import Tensor
+from transformers import AutoFeatureExtractor, PreTrainedModel
+
+Samples = NDArray[np.float32]
+LONGEST = 64  # tokens of a transcript
+
+
+def recording(file: str | Path, rate: int) -> Samples:
+    """A WAV file as samples in [-1, 1], `rate` of them a second, its channels averaged. Raises ValueError."""
+    try:
+        own, samples = wavfile.read(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the recording '{file}' (a WAV file is needed): {error}") from None
+    if not len(samples):
+        raise ValueError(f"the recording '{file}' is empty")
+    if samples.dtype == np.uint8:
+        samples = (samples.astype(np.float32) - 128) / 128
+    elif np.issubdtype(samples.dtype, np.integer):
+        samples = samples / -float(np.iinfo(samples.dtype).min)
+    if samples.ndim == 2:
+        samples = samples.mean(1)
+    common = gcd(own, rate)
+    return resample_poly(samples, rate // common, own // common).astype(np.float32)
+
+
+def features(folder: Path, files: Sequence[Path]) -> Tensor:
+    """What the model in `folder` hears: (recordings, bins, frames). Longer recordings are cut at its limit."""
+    if not (folder / "preprocessor_config.json").is_file():
+        raise ValueError(f"'{folder}' has no preprocessor_config.json, which recordings need")
+    extractor: Any = AutoFeatureExtractor.from_pretrained(folder)  # type: ignore[no-untyped-call]
+    rate = extractor.sampling_rate
+    heard: Tensor = extractor([recording(file, rate) for file in files], sampling_rate=rate, return_tensors="pt")[
+        "input_features"
+    ]
+    return heard
+
+
+@torch.inference_mode()
+def transcribe(model: PreTrainedModel, heard: Tensor, prompt: Sequence[int], end: int) -> Iterator[list[int]]:
+    """Greedily, token ids for every recording (recordings, bins, frames); neither `prompt` nor `end` among them."""
+    longest = min(LONGEST, model.config.max_target_positions - len(prompt))
+    for one in heard.split(1):
+        encoded = model.get_encoder()(one.to(model.device))
+        written, cache, given = list[int](), None, list(prompt)
+        while len(written) < longest:
+            ids = torch.tensor([given], device=model.device)
+            output = model(encoder_outputs=encoded, decoder_input_ids=ids, past_key_values=cache, use_cache=True)
+            cache, given = output.past_key_values, [int(output.logits[0, -1].argmax())]
+            if given[0] == end:
+                break
+            written += given
+        yield written
+
+
+def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
+    """Words to insert, delete or replace, divided by the words said; case and punctuation do not count.
+
+    It exceeds 1 where more words are heard than said. Raises ValueError for no words said, or unequal lengths.
+    """
+    pairs = [(_words(one), _words(other)) for one, other in zip(said, heard, strict=True)]
+    total = sum(len(one) for one, _ in pairs)
+    if not total:
+        raise ValueError("there are no words to get wrong")
+    return sum(_edits(one, other) for one, other in pairs) / total
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+(?:'[^\W_]+)*", text.lower().replace("’", "'"))
+
+
+def _edits(one: Sequence[str], other: Sequence[str]) -> int:
+    """Levenshtein distance."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        last, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))
+    return row[-1]
