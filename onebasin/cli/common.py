@@ -25,7 +25,10 @@ LEVELS = "paper, permutation, orthogonal, full, invertible"
 METHODS = "average, norm-preserving, spectrum-preserving, circuit"
 MERGE_METHODS = f"{METHODS}, ot, fisher, regmean, progressive"
 STATISTICS = "fisher, gram"
-TASKS = "image-classification, causal-lm, masked-lm, text-classification, token-classification, speech-recognition"
+TASKS = (
+    "image-classification, causal-lm, masked-lm, text-classification, text-regression, token-classification, "
+    "speech-recognition"
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, notes or summary, only errors.")]
@@ -87,7 +90,10 @@ Quality = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(help="Calibration data: self (causal language models write them) or a file, without labels."),
+    typer.Option(
+        help="Calibration data: self (causal language models write them), or what onebasin evaluate takes; labels are "
+        "not needed. Several, separated by commas, share the samples, or are each model's own (fisher, regmean)."
+    ),
 ]
 Labels = Annotated[
     str, typer.Option(help="fisher: labels sampled from the model (the true Fisher information), or given by the data.")

@@ -16,6 +16,7 @@ def statistics(
     output: Annotated[str, typer.Option("--output", "-o", help="The file to write.")],
     kind: Annotated[str, typer.Option(help=f"What to measure: {c.STATISTICS}.")] = "fisher",
     data: c.Data = None,
+    columns: t.Columns = None,
     samples: c.Samples = 256,
     labels: c.Labels = "sampled",
     draws: c.Draws = 1,
@@ -41,8 +42,8 @@ def statistics(
 
     with c.progress(quiet) as tell:
         result = measure(
-            model, output, kind, data=c.datasets(data), samples=samples, labels=labels, draws=draws,
-            canonical=canonical, task=task, context=context, vocabulary=vocabulary, mask_id=mask_id,
+            model, output, kind, data=c.datasets(data), columns=t.renamed(columns), samples=samples, labels=labels,
+            draws=draws, canonical=canonical, task=task, context=context, vocabulary=vocabulary, mask_id=mask_id,
             maskable=t.ids(maskable), precision=precision, device=device, seed=seed, family=family,
             overwrite=overwrite, tell=tell,
         )  # fmt: skip

@@ -13,10 +13,20 @@ if TYPE_CHECKING:
     from onebasin.data import Task
 
 Name = Annotated[str, typer.Option("--task", help=f"What is measured: {c.TASKS}.")]
-Data = Annotated[str, typer.Option(help="A file (.txt, .jsonl, .csv, also .gz), builtin:digits or builtin:stdlib.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="A file (.txt, .jsonl, .csv, also .gz, .parquet), a folder of images by class or of the datasets library, "
+        "a dataset of the hub, builtin:digits or builtin:stdlib."
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(help="What our columns are called in the data, such as text=sentence1,text_pair=sentence2."),
+]
 Split = Annotated[
     str | None,
-    typer.Option(help="train, validation, test or all [default: digits test, text validation, rows all]."),
+    typer.Option(help="train, validation, test or all [default: digits and datasets test, text validation, rows all]."),
 ]
 Limit = Annotated[int | None, typer.Option(help="Only the first so many images, rows or sequences.")]
 Batch = Annotated[int, typer.Option(help="Examples in a batch; changes the speed, not the result.")]
@@ -48,4 +58,15 @@ def ids(text: str | None) -> set[int] | None:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"--maskable: '{piece.strip()}' is neither a token id nor a range such as 5-80")
         found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def renamed(text: str | None) -> dict[str, str]:
+    """`text=sentence,label=class` -> both. Raises ValueError quoting what is not of that form."""
+    found = {}
+    for piece in c.words(text) or []:
+        ours, equals, theirs = piece.partition("=")
+        if not (ours and equals and theirs):
+            raise ValueError(f"--columns '{piece}': write OURS=THEIRS, such as text=sentence")
+        found[ours] = theirs
     return found

@@ -101,9 +101,10 @@ def from_file(
     Raises ValueError as `load_task` does, and where nothing is left.
     """
     text = str(data)
-    split = split or ("train" if text.startswith("builtin:") or kind(text) == "txt" else None)
+    split = split or ("train" if text.startswith("builtin:") or kind(text) in ("txt", "datasets", "hub") else None)
     banned = set() if evaluation is None else {_key(row) for b in evaluation.batches for row in _examples(b)}
     kept: list[Batch] = []
+    options = {"limit": None if banned or text.endswith(".txt") else count, **options}
     batches = load_task(task, text, model, split=split, **options).batches if labels else None
     for inputs in batches or _inputs(text, model, task, split, options):
         kept += [row for row in _examples(inputs) if _key(row) not in banned]
@@ -119,11 +120,13 @@ def from_file(
 def _inputs(data: str, model: str | Path, task: str, split: str | None, options: dict[str, Any]) -> Sequence[Batch]:
     if data == "builtin:digits":
         return [{"pixel_values": digits(split or "train")[0]}]
-    if task in ("text-classification", "text-regression", "token-classification"):
+    if task == "token-classification" and (kind(data) == "txt" or "tokens" in read_rows(data, (), limit=1)[0]):
+        split = None if kind(data) == "txt" else split  # CoNLL columns: words are told from their tags
+    elif task in ("text-classification", "text-regression", "token-classification"):
         task = "causal-lm"  # the inputs of a classifier are those of any text; what differs are the labels
     if task == "image-classification":
         folder, config = _open(model)
-        rows = read_rows(data, ("image",))
+        rows = read_rows(data, ("image",), split=split, limit=options["limit"], renamed=options.get("columns"))
         return [{"pixel_values": _pixels(Source(data, folder, config, None, None, 2, None, None, None, 0.15, 0), rows)}]
     return load_task(task, data, model, split=split, **options).batches
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local data files: plain text, rows in JSONL or CSV, sentences in CoNLL columns; each also as `.gz`."""
+"""Data: plain text, rows in JSONL or CSV, sentences in CoNLL columns, each also as `.gz`; and what `tables` reads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import csv
 import gzip
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from .tables import Row, read_table, table_kind
 
 
 def read_text(file: str | Path) -> str:
@@ -28,25 +28,52 @@ def read_text(file: str | Path) -> str:
 
 
 def kind(file: str | Path) -> str:
-    """`txt`, `jsonl` or `csv`, by the file's ending. Raises ValueError for any other."""
+    """`txt`, `jsonl` or `csv`, by the file's ending, or the kind of a table. Raises ValueError for anything else."""
+    table = table_kind(file)
+    if table is not None:
+        return table
     ending = Path(str(file).removesuffix(".gz")).suffix
     kinds = {".txt": "txt", ".jsonl": "jsonl", ".csv": "csv"}
     if ending not in kinds:
-        raise ValueError(f"'{file}' is none of .txt, .jsonl and .csv (or these with .gz)")
+        raise ValueError(
+            f"'{file}' is none of .txt, .jsonl, .csv (or these with .gz) and .parquet, no folder, and no dataset of "
+            "the hub (owner/name)"
+        )
     return kinds[ending]
 
 
-def read_rows(file: str | Path, columns: tuple[str, ...]) -> list[Row]:
-    """The rows of a JSONL or CSV file, each with `columns` at least. Raises ValueError naming what lacks."""
-    text = read_text(file)
-    if kind(file) == "csv":
-        rows: list[Row] = list(csv.DictReader(io.StringIO(text)))
-    elif kind(file) == "jsonl":
-        rows = [_object(file, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    else:
+def read_rows(
+    file: str | Path,
+    columns: tuple[str, ...],
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """The rows of a JSONL or CSV file, or of a table, each with `columns` at least.
+
+    split: of datasets that have splits. limit: only the first so many. renamed: our name of a column -> theirs.
+    Raises ValueError naming what lacks.
+    """
+    form = kind(file)
+    if form == "csv":
+        rows: list[Row] = list(csv.DictReader(io.StringIO(read_text(file))))[:limit]
+    elif form == "jsonl":
+        lines = enumerate(read_text(file).split("\n"), 1)
+        rows = [_object(file, number, line) for number, line in lines if line.strip()][:limit]
+    elif form == "txt":
         raise ValueError(f"'{file}' is plain text; this task needs a .jsonl or .csv file with {_names(columns)}")
+    else:
+        rows = read_table(file, split, limit)
     if not rows:
         raise ValueError(f"the data file '{file}' has a header but no rows")
+    theirs = dict(renamed or {})
+    for ours, other in theirs.items():
+        if other not in rows[0]:
+            raise ValueError(f"'{file}' has no column '{other}' to read as '{ours}'; it has {_names(tuple(rows[0]))}")
+    if theirs:
+        kept = {name: name for name in rows[0] if name not in theirs} | theirs
+        rows = [{ours: row.get(other) for ours, other in kept.items()} for row in rows]
     for number, row in enumerate(rows, 1):
         missing = tuple(name for name in columns if row.get(name) is None)
         if missing:
@@ -54,13 +81,19 @@ def read_rows(file: str | Path, columns: tuple[str, ...]) -> list[Row]:
     return rows
 
 
-def read_sentences(file: str | Path) -> list[Row]:
-    """Sentences with `tokens` and `tags`: a JSONL file with these columns, or a text file in CoNLL columns.
+def read_sentences(
+    file: str | Path,
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> list[Row]:
+    """Sentences with `tokens` and `tags`: rows with these columns, or a text file in CoNLL columns.
 
     CoNLL: one token a line, columns parted by blanks, the tag last; a blank line ends a sentence.
     """
     if kind(file) != "txt":
-        rows = read_rows(file, ("tokens", "tags"))
+        rows = read_rows(file, ("tokens", "tags"), split=split, limit=limit, renamed=renamed)
         for number, row in enumerate(rows, 1):
             lists = isinstance(row["tokens"], list) and isinstance(row["tags"], list)
             if not lists or len(row["tokens"]) != len(row["tags"]):
@@ -77,7 +110,7 @@ def read_sentences(file: str | Path) -> list[Row]:
         elif tokens:
             rows.append({"tokens": tokens, "tags": tags})
             tokens, tags = [], []
-    return rows
+    return rows[:limit]
 
 
 def _object(file: str | Path, number: int, line: str) -> Row:

@@ -1,34 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks: a dataset becomes batches of a model's inputs, and batches give a mean loss and an accuracy."""
+"""Tasks: a dataset becomes batches of a model's inputs, and batches give a mean loss, an accuracy and other metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from onebasin.checkpoint import Checkpoint
 
-from . import text
+from . import metrics, speech, text
 from .digits import digits
 from .files import Row, kind, read_rows, read_sentences, read_text
+from .tables import Class
 
 TASKS = {  # task -> the class of transformers that loads a model for it
     "image-classification": "AutoModelForImageClassification",
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
     "text-classification": "AutoModelForSequenceClassification",
+    "text-regression": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
+    "speech-recognition": "AutoModelForSpeechSeq2Seq",
 }
 IGNORED = -100  # the label of a position that does not count
 TOKENIZER_FILES = (  # one of these holds the vocabulary
@@ -52,11 +56,28 @@ class Task:
     batches: tuple[dict[str, Tensor], ...]
 
 
-class Scores(NamedTuple):
-    """loss: mean cross-entropy in nats over all labels that count. accuracy: share of these predicted."""
+@dataclass(frozen=True)
+class Scores:
+    """loss: mean over all labels that count, of the cross-entropy in nats, or of the squared error (regression).
+    accuracy: share of the labels predicted; NaN for regression.
+
+    metrics: further ones by name, also as attributes: macro_f1, micro_f1, matthews (classification), entity_f1 (tags
+    such as B-PER), pearson, spearman (regression), perplexity (language models).
+    """
 
     loss: float
     accuracy: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> float:
+        """Raises ValueError for a metric that the task lacks, or whose library is not installed."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self.metrics:
+            known = ", ".join(["loss", "accuracy", *self.metrics])
+            hint = f"; it needs the package {metrics.NEEDS[name]}" if name in metrics.NEEDS else ""
+            raise ValueError(f"these examples have no metric '{name}'{hint}; they have {known}")
+        return self.metrics[name]
 
 
 @dataclass(frozen=True)
@@ -74,6 +95,8 @@ class Source:
     maskable: Collection[int] | None
     mask_share: float
     seed: int
+    columns: Mapping[str, str] = field(default_factory=dict)
+    by_length: bool = False
 
 
 # --- the public functions ----------------------------------------------------------------------------------
@@ -93,23 +116,32 @@ def load_task(
     maskable: Collection[int] | None = None,
     mask_share: float = 0.15,
     seed: int = 0,
+    columns: Mapping[str, str] | None = None,
+    by_length: bool = False,
 ) -> Task:
     """The examples of `data` in batches, for models with `model`'s tokenizer, labels and image processor.
 
-    data: `builtin:digits`, `builtin:stdlib` or a file.
+    data: `builtin:digits`, `builtin:stdlib`; a file in .txt, .jsonl, .csv (also .gz) or .parquet; a folder with one
+    subfolder of images for every class; a folder of the `datasets` library; or a dataset of the hub, owner/name or
+    owner/name:configuration.
       image-classification  builtin:digits; rows with `image` (a path beside the file) and `label`
       causal-lm, masked-lm  builtin:stdlib or a .txt, cut into consecutive sequences of `context` tokens
                             without special tokens; rows with `text` or ready `input_ids`, one sequence each
-      text-classification   rows with `text`, perhaps `text_pair`, and `label`
+      text-classification   rows with `text`, perhaps `text_pair`, and `label`; text-regression: a number as `label`
       token-classification  rows with lists `tokens` and `tags`, or a .txt in CoNLL columns; of each word the
                             first token counts
-    split: digits have train, test (default), all; running text has train, validation (default), all; row
-    files are taken whole. limit: only the first so many examples. batch: examples in a batch.
-    context: longest sequence in tokens (default: what the model takes, at most 512).
+      speech-recognition    rows with `audio` (a WAV file beside the file) and `text`; what the tokenizer puts
+                            before every text is given, the tokens of the text and its end count
+    split: digits have train, test (default), all; running text has train, validation (default), all; datasets have
+    their own (default: the only one, else test, else validation); files are taken whole. limit: only the first so many
+    examples. batch: examples in a batch. context: longest sequence in tokens (default: what the model takes, at most
+    512).
     vocabulary: character -> id, or its JSON file, instead of the model's tokenizer.
     mask_id, maskable, mask_share, seed (masked-lm): in each sequence this share of the tokens whose id is in
     `maskable` (default: all but special tokens), and at least one, is replaced by `mask_id` (default: the
     tokenizer's) and must be predicted. Which ones depends on `seed` and the order of the sequences alone.
+    columns: our name of a column -> its name in the data, such as {"text": "sentence"}. by_length: examples of like
+    length share a batch, which saves padding but changes their order.
     Raises ValueError in one sentence for a dataset that cannot be read or does not fit the model.
     """
     if name not in TASKS:
@@ -135,6 +167,8 @@ def load_task(
         maskable,
         mask_share,
         seed,
+        columns or {},
+        by_length,
     )
     return Task(name, tuple(_BATCHES[name](source, batch)))
 
@@ -174,8 +208,8 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def evaluate(model: PreTrainedModel, task: Task) -> Scores:
-    """Loss and accuracy of `model`, in eval mode, over all batches.
+def evaluate(model: PreTrainedModel, task: Task, tell: Callable[[str], None] | None = None) -> Scores:
+    """Loss, accuracy and the task's other metrics of `model`, in eval mode, over all batches, on the model's device.
 
     The loss is the mean over labels, not over batches, so it does not depend on the batch size. A causal
     model predicts each token but the first from those before it.
@@ -183,19 +217,55 @@ def evaluate(model: PreTrainedModel, task: Task) -> Scores:
     """
     model.train(False)
     loss, right, count = 0.0, 0, 0
-    for batch in task.batches:
+    answers: list[tuple[list[Any], list[Any]]] = []  # of every row: predicted, right
+    keeps = task.name.endswith(("-classification", "-regression"))
+    for number, batch in enumerate(task.batches, 1):
+        if tell:
+            tell(f"evaluating: batch {number} of {len(task.batches)}")
         inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
         labels = inputs.pop("labels")
         logits = model(**inputs, output_attentions=False, output_hidden_states=False).logits.float()
-        if task.name == "causal-lm":
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
-        loss += float(cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
-        right += int((logits.argmax(-1) == labels).sum())
-        count += int((labels != IGNORED).sum())
+        if task.name == "text-regression":
+            guesses = logits.reshape(labels.shape)
+            loss += float(mse_loss(guesses, labels.to(guesses), reduction="sum"))
+        else:
+            if task.name == "causal-lm":
+                logits, labels = logits[:, :-1], labels[:, 1:]
+            guesses = logits.argmax(-1)
+            flat = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+            loss += float(cross_entropy(*flat, ignore_index=IGNORED, reduction="sum"))
+            right += int((guesses == labels).sum())
+        counts = labels != IGNORED
+        count += int(counts.sum())
+        if keeps:
+            rows = zip(guesses, labels, counts, strict=True)
+            answers += [(guess[kept].tolist(), label[kept].tolist()) for guess, label, kept in rows]
     if not count:
         raise ValueError("the data leave nothing to predict")
-    return Scores(loss / count, right / count)
+    accuracy = float("nan") if task.name == "text-regression" else right / count
+    return Scores(loss / count, accuracy, _metrics(model, task.name, loss / count, answers))
+
+
+def _metrics(
+    model: PreTrainedModel, task: str, loss: float, answers: list[tuple[list[Any], list[Any]]]
+) -> dict[str, float]:
+    if task.endswith("-lm"):
+        return {"perplexity": metrics.perplexity(loss)}
+    predicted, right = ([value for row in answers for value in _listed(row[side])] for side in (0, 1))
+    if task == "text-regression":
+        return metrics.of_numbers(predicted, right)
+    if not task.endswith("-classification"):
+        return {}
+    found = metrics.of_classes(predicted, right)
+    if task == "token-classification":
+        names = model.config.id2label or {}
+        tags = ([[str(names.get(value, value)) for value in row[side]] for row in answers] for side in (0, 1))
+        found |= metrics.of_entities(*tags)
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 # --- images ------------------------------------------------------------------------------------------------
@@ -218,18 +288,26 @@ def _images(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _pixels(source: Source, rows: list[Row]) -> Tensor:
+    """Of images as paths beside the data, as the bytes of a file, or decoded."""
     try:
         from PIL import Image
     except ImportError:
-        raise ValueError("image files need Pillow: pip install 'onebasin[plot]'") from None
+        raise ValueError("image files need Pillow: pip install 'onebasin[data]'") from None
     mode = "L" if getattr(source.config, "num_channels", 3) == 1 else "RGB"
+    beside = Path(source.data) if Path(source.data).is_dir() else Path(source.data).parent
     images = []
     for number, row in enumerate(rows, 1):
+        given = row["image"]
+        raw = given.get("bytes") if isinstance(given, dict) else None
+        place = given.get("path") if isinstance(given, dict) else given
         try:
-            with Image.open(Path(source.data).parent / row["image"]) as image:
+            if isinstance(given, Image.Image):
+                images.append(given.convert(mode))
+                continue
+            with Image.open(io.BytesIO(raw) if raw else beside / str(place)) as image:
                 images.append(image.convert(mode))
         except OSError as error:
-            raise ValueError(f"row {number} of '{source.data}': cannot read '{row['image']}': {error}") from None
+            raise ValueError(f"row {number} of '{source.data}': cannot read '{place}': {error}") from None
     if not (source.model / "preprocessor_config.json").is_file():
         raise ValueError(f"'{source.model}' has no preprocessor_config.json, which image files need")
     with quiet():
@@ -243,7 +321,7 @@ def _pixels(source: Source, rows: list[Row]) -> Tensor:
 
 def _causal_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
     features, _ = _token_sequences(source)
-    yield from _padded([{**one, "labels": one["input_ids"]} for one in features], batch)
+    yield from _padded([{**one, "labels": one["input_ids"]} for one in features], batch, source.by_length)
 
 
 def _masked_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
@@ -262,7 +340,7 @@ def _masked_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
         inputs = [mask_id if i in chosen else id_ for i, id_ in enumerate(ids)]
         labels = [id_ if i in chosen else IGNORED for i, id_ in enumerate(ids)]
         masked.append({**one, "input_ids": inputs, "labels": labels})
-    yield from _padded(masked, batch)
+    yield from _padded(masked, batch, source.by_length)
 
 
 def _token_sequences(source: Source) -> tuple[list[Features], int | None]:
@@ -271,9 +349,7 @@ def _token_sequences(source: Source) -> tuple[list[Features], int | None]:
         features, tokenizer = _running_text(source)
     else:
         features, tokenizer = _row_texts(source)
-    largest, known = max(max(one["input_ids"]) for one in features), source.config.vocab_size
-    if largest >= known:
-        raise ValueError(f"the data have token id {largest}, but the model's vocabulary has {known}")
+    _refuse_tokens(source, features)
     own_mask = getattr(tokenizer, "mask_token_id", None)
     return features, own_mask if source.mask_id is None else source.mask_id
 
@@ -306,7 +382,9 @@ def _row_texts(source: Source) -> tuple[list[Features], Any]:
         return [{"input_ids": text.encode(one, source.vocabulary)[: source.context]} for one in texts], None
     tokenizer = _tokenizer(source)
     options = {"truncation": True, "max_length": source.context, "return_special_tokens_mask": True}
-    encoded = tokenizer(texts, **options)
+    paired = "text_pair" in rows[0]
+    pairs = [_text(source, row, i, "text_pair") for i, row in enumerate(rows, 1)] if paired else None
+    encoded = tokenizer(texts, pairs, **options)
     return [{key: encoded[key][i] for key in encoded} for i in range(len(texts))], tokenizer
 
 
@@ -315,18 +393,39 @@ def _row_texts(source: Source) -> tuple[list[Features], Any]:
 
 def _text_classification(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
     rows = _rows(source, "text", "label")
+    labels = [_label(source, row, number) for number, row in enumerate(rows, 1)]
+    yield from _labelled_texts(source, rows, labels, batch)
+
+
+def _text_regression(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+    if source.config.num_labels != 1:
+        raise ValueError(f"text-regression needs a model with one output, and this has {source.config.num_labels}")
+    rows = _rows(source, "text", "label")
+    labels = []
+    for number, row in enumerate(rows, 1):
+        try:
+            labels.append(float(row["label"]))
+        except (TypeError, ValueError):
+            raise ValueError(f"the label {row['label']!r} in row {number} of '{source.data}' is no number") from None
+    yield from _labelled_texts(source, rows, labels, batch)
+
+
+def _labelled_texts(
+    source: Source, rows: list[Row], labels: list[int] | list[float], batch: int
+) -> Iterator[dict[str, Tensor]]:
     tokenizer = _tokenizer(source)
     features = []
-    for number, row in enumerate(rows, 1):
+    for number, (row, label) in enumerate(zip(rows, labels, strict=True), 1):
         pair = _text(source, row, number, "text_pair") if "text_pair" in row else None
         given = tokenizer(_text(source, row, number), pair, truncation=True, max_length=source.context)
-        features.append({**given, "labels": [_label(source, row, number)]})
-    yield from ({**one, "labels": one["labels"][:, 0]} for one in _padded(features, batch))
+        features.append({**given, "labels": [label]})
+    _refuse_tokens(source, features)
+    yield from ({**one, "labels": one["labels"][:, 0]} for one in _padded(features, batch, source.by_length))
 
 
 def _token_classification(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
     _no_split(source)
-    rows = read_sentences(source.data)[: source.limit]
+    rows = read_sentences(source.data, split=source.split, limit=source.limit, renamed=source.columns)
     tokenizer = _tokenizer(source)
     if not tokenizer.is_fast:
         raise ValueError(f"token-classification needs a tokenizer.json, which '{source.model}' lacks")
@@ -338,15 +437,50 @@ def _token_classification(source: Source, batch: int) -> Iterator[dict[str, Tens
         first = [word is not None and word not in words[:i] for i, word in enumerate(words)]
         labels = [tags[word] if first[i] else IGNORED for i, word in enumerate(words)]
         features.append({**given, "labels": labels})
-    yield from _padded(features, batch)
+    _refuse_tokens(source, features)
+    yield from _padded(features, batch, source.by_length)
+
+
+# --- speech ------------------------------------------------------------------------------------------------
+
+
+def _speech_recognition(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+    rows = _rows(source, "audio", "text")
+    tokenizer = _tokenizer(source)
+    longest = min(source.context, getattr(source.config, "max_target_positions", None) or source.context)
+    given = len(tokenizer("")["input_ids"]) - 1  # tokens before every text; one more stands after it
+    sequences = []
+    for number, row in enumerate(rows, 1):
+        ids = tokenizer(_text(source, row, number))["input_ids"][: longest + 1]
+        sequences.append({"input_ids": ids[:-1], "labels": [IGNORED] * (given - 1) + ids[given:]})
+    for start, padded in zip(range(0, len(rows), batch), _padded(sequences, batch), strict=True):
+        files = [Path(source.data).parent / row["audio"] for row in rows[start : start + batch]]
+        yield {
+            "input_features": speech.features(source.model, files),
+            "decoder_input_ids": padded["input_ids"],
+            "labels": padded["labels"],
+            **({"decoder_attention_mask": padded["attention_mask"]} if "attention_mask" in padded else {}),
+        }
 
 
 # --- what the tasks share ----------------------------------------------------------------------------------
 
 
-def _padded(features: list[Features], batch: int) -> Iterator[dict[str, Tensor]]:
+def _refuse_tokens(source: Source, features: list[Features]) -> None:
+    """Raises ValueError for an example without tokens, and for tokens that the model does not know."""
+    for number, one in enumerate(features, 1):
+        if not one["input_ids"]:
+            raise ValueError(f"row {number} of '{source.data}' has no tokens that the model's tokenizer knows")
+    largest, known = max(max(one["input_ids"]) for one in features), source.config.vocab_size
+    if largest >= known:
+        raise ValueError(f"the data have token id {largest}, but the model's vocabulary has {known}")
+
+
+def _padded(features: list[Features], batch: int, by_length: bool = False) -> Iterator[dict[str, Tensor]]:
     """Sequences of one batch filled up at the right; without an attention mask where all have one length."""
     fill = {"labels": IGNORED}
+    if by_length:
+        features = sorted(features, key=lambda one: len(one["input_ids"]))
     for start in range(0, len(features), batch):
         some = features[start : start + batch]
         lengths = {len(one["input_ids"]) for one in some}
@@ -365,7 +499,7 @@ def _width(features: list[Features], key: str) -> int:
 
 def _rows(source: Source, *columns: str) -> list[Row]:
     _no_split(source)
-    return read_rows(source.data, columns)[: source.limit]
+    return read_rows(source.data, columns, split=source.split, limit=source.limit, renamed=source.columns)
 
 
 def _no_split(source: Source) -> None:
@@ -374,7 +508,7 @@ def _no_split(source: Source) -> None:
             f"'{source.data}' does not fit this task; builtin:digits is for image-classification, "
             "builtin:stdlib for causal-lm and masked-lm"
         )
-    if source.split not in (None, "all"):
+    if source.split not in (None, "all") and kind(source.data) in ("txt", "jsonl", "csv"):
         raise ValueError(f"'{source.data}' is taken whole; give the file of the split '{source.split}' instead")
 
 
@@ -395,6 +529,8 @@ def _ids(source: Source, row: Row, number: int) -> list[int]:
 def _label(source: Source, row: Row, number: int) -> int:
     """The model's class id of a label, given by its name or its number."""
     label, known = row["label"], {name: index for index, name in source.config.id2label.items()}
+    if isinstance(label, Class):  # by its name where the model knows it, else by its number
+        label = label.name if label.name in known else label.number
     if label in known:
         return int(known[label])
     number_given = type(label) is int or (isinstance(label, str) and label.isdecimal())
@@ -427,5 +563,7 @@ _BATCHES = {
     "causal-lm": _causal_lm,
     "masked-lm": _masked_lm,
     "text-classification": _text_classification,
+    "text-regression": _text_regression,
     "token-classification": _token_classification,
+    "speech-recognition": _speech_recognition,
 }

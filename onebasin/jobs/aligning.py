@@ -197,7 +197,7 @@ def calibration(
     files = [opt.data] if isinstance(opt.data, str) else list(opt.data)
     share = -(-opt.samples // len(files))
     options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary, "mask_id": opt.mask_id,
-                               "maskable": opt.maskable}  # fmt: skip
+                               "maskable": opt.maskable, "columns": opt.columns}  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
     batches: list[Batch] = []
     for file in files:
@@ -214,6 +214,8 @@ def calibration(
 def task_of(model: Checkpoint) -> str:
     """The task that a model's class is for. Raises ValueError where it has no head."""
     names = " ".join(model.config.get("architectures") or [])
+    if "SequenceClassification" in names and len(model.config.get("id2label") or "two") == 1:
+        return "text-regression"
     for ending, task in (
         ("MaskedLM", "masked-lm"),
         ("LM", "causal-lm"),

@@ -62,6 +62,7 @@ class Options:
     vocabulary: str | None = None
     mask_id: int | None = None
     maskable: Collection[int] | None = None
+    columns: Mapping[str, str] | None = None
     workers: int | None = None
     ray: str | None = None
     resume: bool = False

@@ -58,7 +58,8 @@ def test_text_keeps_its_line_ends(tmp_path: Path) -> None:
         ("rows.jsonl", '{"text": "a", "label": 1}\n{"text"\n', "line 2 of '.*' is not valid JSON"),
         ("rows.jsonl", "[1]\n", "line 1 of '.*' is not a JSON object"),
         ("rows.txt", "some text", "needs a .jsonl or .csv file with the columns 'text', 'label'"),
-        ("rows.parquet", "some text", "is none of .txt, .jsonl and .csv"),
+        ("rows.parquet", "some text", "cannot read the data file '.*rows.parquet'"),
+        ("rows.xml", "some text", r"is none of .txt, .jsonl, .csv \(or these with .gz\) and .parquet"),
     ],
 )
 def test_bad_rows(tmp_path: Path, name: str, content: str, sentence: str) -> None:
