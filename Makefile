@@ -44,7 +44,7 @@ bench: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Leaves .venv, which is slow to make again.
 clean:

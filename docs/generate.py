@@ -88,7 +88,9 @@ onebasin merge A B -o plain --match none
 ```
 
 JSON: as `match`, with `anchor` a number and lists over the other models in `distance_before`, `distance_after` and
-`max_output_difference`; also `method`, `match` and `weights`. Progressive merging adds `ridge` and `held_back_losses`.
+`max_output_difference`; also `method`, `match` and `weights`. Progressive merging adds `ridge` and `held_back_losses`,
+RegMean `jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are explained in
+[methods.md](methods.md).
 
 `--quality` settles level, matching and method, so these options are then left alone. JSON: `quality` with `level`,
 `chosen`, `why`, `candidates` (each with its loss on data held back, in nats) and `next`: the next level, and what it
@@ -96,6 +98,29 @@ would cost in forward passes over the calibration data and in seconds, estimated
 
 Task heads that differ (number of classes, names of labels) are not averaged. They are copied from the anchor, or from
 the model that `--heads-from` names, and a note says so.
+
+`--config FILE` merges as a file in [mergekit's schema](mergekit.md) says. JSON then has `models` too, and `anchor` and
+distances where the file has a block `align`.
+
+Models whose vocabularies differ are refused unless `--tokenizer-source` says which to take. `--push-to-hub owner/name`
+uploads the finished folder, with the token that `hf auth login` or `HF_TOKEN` gives; JSON then has `hub`, its address.
+""",
+    "statistics": """\
+```sh
+onebasin statistics demo/model-0 --kind fisher --data builtin:digits --samples 32 -o model-0.fisher
+```
+
+JSON: `output`, `kind`, `samples` (examples measured), `tensors` (their number), `notes`. See [methods.md](methods.md).
+""",
+    "evaluate": """\
+```sh
+onebasin evaluate demo/model-0 demo/model-1 --task image-classification --data builtin:digits
+```
+
+JSON: `task`, `data`, and `results`, for every model `model`, `loss`, `accuracy` and the metrics of the task: `macro_f1`,
+`micro_f1`, `matthews` (classification), `entity_f1` (tags such as B-PER), `pearson`, `spearman` (regression, which has no
+accuracy), `perplexity` (language models). F1 and Matthews need scikit-learn, entities seqeval:
+`pip install 'onebasin[data]'`. A metric that the examples leave undefined is left out.
 """,
     "verify": """\
 ```sh
@@ -125,6 +150,13 @@ onebasin barrier demo/model-0 demo/model-1 -o line --task image-classification -
 
 JSON, also written as barrier.json beside barrier.png: `lambdas`, `losses`, `accuracies`, `barrier`, `end_losses`. It
 needs `pip install 'onebasin[plot]'`.
+""",
+    "env": """\
+```sh
+onebasin env
+```
+
+JSON: the same facts, by name.
 """,
     "families": """\
 ```sh

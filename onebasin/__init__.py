@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .jobs.compare import distance, verify
     from .jobs.match import match
     from .jobs.merge import merge
-    from .jobs.options import Options
+    from .jobs.options import Options, StateDict
     from .jobs.recipe import merge_config
     from .jobs.refine import refine
     from .jobs.statistics import statistics
@@ -29,6 +29,7 @@ __all__ = [
     "CheckpointError",
     "Options",
     "Signature",
+    "StateDict",
     "TableError",
     "__version__",
     "canonical",
@@ -45,7 +46,7 @@ __all__ = [
 _ROOM = {
     **{name: f".jobs.{name}" for name in ("canonical", "check", "match", "merge", "refine", "statistics")},
     **dict.fromkeys(("distance", "verify"), ".jobs.compare"),
-    "Options": ".jobs.options",
+    **dict.fromkeys(("Options", "StateDict"), ".jobs.options"),
     "merge_config": ".jobs.recipe",
     **dict.fromkeys(("Checkpoint", "CheckpointError"), ".checkpoint"),
     **dict.fromkeys(("METHODS",), ".fusion"),

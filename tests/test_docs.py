@@ -24,7 +24,7 @@ from onebasin.symmetry.signature import MOVES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"make demo", ".venv/bin/onebasin merge demo/model-0 demo/model-1 -o merged", "onebasin demo -o demo"}
 
 

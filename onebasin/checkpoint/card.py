@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,21 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
+
+
+def environment() -> dict[str, str]:
+    """What a bug report needs: versions, the machine, and what torch can compute on."""
+    libraries = ("numpy", "scipy", "safetensors", "huggingface_hub", "mergekit", "peft", "matplotlib", "POT", "ray")
+    found = dict(versions())
+    for name in libraries:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    devices = [f"cpu ({os.cpu_count()} cores, {torch.get_num_threads()} threads)"]
+    devices += [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
+    return {**found, "platform": platform.platform(), "devices": ", ".join(devices)}
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from . import (
     check,
     demo,
     distance,
+    env,
     evaluate,
     families,
     inspect,
@@ -75,6 +76,7 @@ for command in (
     evaluate.evaluate,
     barrier.barrier,
     families.families,
+    env.env,
     demo.demo,
 ):
     app.command()(exits_with_2(command))

@@ -54,7 +54,12 @@ def match(
     tensor_weight: c.Weight = None,
     family: c.Family = None,
     overwrite: c.Overwrite = False,
-    verify: c.Verify = True,
+    verify: c.Verify = "outputs",
+    no_verify: c.NoVerify = False,
+    workers: c.Workers = None,
+    ray: c.Ray = None,
+    resume: c.Resume = False,
+    push_to_hub: c.Push = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
@@ -70,8 +75,10 @@ def match(
             permutations=permutations, checkpoint=checkpoint, data=data, samples=samples,
             task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
             starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), family=family, overwrite=overwrite,
-            verify=verify, tell=tell, command=c.command_line(),
+            workers=workers, ray=ray, resume=resume,
+            verify="none" if no_verify else verify, tell=tell, command=c.command_line(),
         )  # fmt: skip
+        c.push(output, push_to_hub, result, tell)
     c.print_notes(result, quiet)
     if json:
         c.print_json(result)
@@ -84,3 +91,4 @@ def match(
             print(f"{result['anchor_output']}: the anchor in canonical form; merge with this one")
         if "adapter_output" in result:
             print(f"{result['adapter_output']}: the adapter of {result['output']}")
+        c.print_effort(result)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,28 +15,47 @@ from transformers import PreTrainedModel
 
 from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
 from onebasin.checkpoint.vocabulary import Unified, refuse_other_vocabularies, unify
+from onebasin.checkpoint.writer import copy_companions
 from onebasin.engine import kept
 from onebasin.symmetry.widths import widening
 
-from .options import STREAM_LEVELS, Model, Options, Tell
+from .options import STREAM_LEVELS, Model, Options, StateDict, Tell
+
+
+def placed(model: Model, folder: Path) -> tuple[str | Path, str]:
+    """Where a model lies, and what to call it; one that lies in no folder of its own is written to `folder`."""
+    if isinstance(model, PreTrainedModel):
+        model.save_pretrained(folder)
+        return folder, model.name_or_path or type(model).__name__
+    if isinstance(model, StateDict):
+        model.write(folder)
+        return folder, model.name
+    path = Path(str(model))
+    if path.suffix == ".safetensors" and path.is_file():
+        if not path.with_name("config.json").is_file():
+            raise CheckpointError(f"'{path}' has no config.json beside it, which says what model it is")
+        folder.mkdir()
+        (folder / "model.safetensors").symlink_to(path.resolve())
+        shutil.copyfile(path.with_name("config.json"), folder / "config.json")
+        copy_companions(path.parent, folder)
+        return folder, str(path)
+    return path if isinstance(model, Path) else str(model), str(model)
 
 
 @contextmanager
 def opened(models: Sequence[Model], family: str | None) -> Iterator[list[Checkpoint]]:
-    """Open every model; `PreTrainedModel` objects go through a temporary folder. All are closed afterwards."""
+    """Open every model; what is no folder goes through a temporary one. All are closed afterwards."""
     with tempfile.TemporaryDirectory() as temporary:
         checkpoints: list[Checkpoint] = []
         try:
             for number, model in enumerate(models):
-                if isinstance(model, PreTrainedModel):
-                    folder = Path(temporary) / f"model-{number}"
-                    model.save_pretrained(folder)
-                    checkpoints.append(Checkpoint(folder, family))
-                    checkpoints[-1].given = model.name_or_path or type(model).__name__
-                elif isinstance(model, Checkpoint):
+                if isinstance(model, Checkpoint):
                     checkpoints.append(model)
-                else:
-                    checkpoints.append(Checkpoint(model, family))
+                    continue
+                place, name = placed(model, Path(temporary) / f"model-{number}")
+                table = model.table if isinstance(model, StateDict) else None
+                checkpoints.append(Checkpoint(place, table or family))
+                checkpoints[-1].given = name
             yield checkpoints
         finally:
             for checkpoint in checkpoints:

@@ -3,18 +3,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from onebasin.checkpoint import DTYPES, Checkpoint
 from onebasin.matching.latents import PERMUTATIONS
 
-Model = str | Path | PreTrainedModel | Checkpoint
+
+@dataclass(frozen=True)
+class StateDict:
+    """A model as a dictionary: tensors by the names that its table knows, and the config that the table reads.
+
+    config: as in config.json; `model_type` chooses the table unless one is named. table: a family, or the file of a
+    table. name: what messages and cards call it.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
+    table: str | None = None
+    name: str = "state dict"
+
+    def write(self, folder: Path) -> None:
+        """Write the folder that stands for it: config.json and model.safetensors."""
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(dict(self.config)), "utf-8")
+        owned = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.tensors.items()}
+        save_file(owned, folder / "model.safetensors", {"format": "pt"})
+
+
+Model = str | Path | PreTrainedModel | Checkpoint | StateDict
 Tell = Callable[[str], None]
 
 MATCH_WITH = ("weights", "activations", "learned")
