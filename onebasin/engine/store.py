@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Write = Callable[[Path], None]
@@ -45,11 +45,15 @@ class Store:
 def kept(folder: Path, resume: bool) -> Iterator[Path]:
     """A folder for results: with `resume` what is there is used, else it is removed first. It goes away with the end of
     the block or an error; only a process that is killed or interrupted leaves it."""
+    made = [parent for parent in folder.parents if not parent.exists()]
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     try:
         yield folder
     except Exception:
         shutil.rmtree(folder, ignore_errors=True)
+        for parent in made:  # innermost first
+            with suppress(OSError):
+                parent.rmdir()
         raise
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory of jobs on models of different depth. Run as: footprint.py FOLDER; prints a JSON object.
+
+Every job runs in a fork of this process, which has imported everything and computed nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+import onebasin
+from onebasin.checkpoint import Checkpoint, write_model
+from onebasin.engine import peak_memory
+
+DEPTHS = (2, 4, 8)
+SHAPE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
+         "vocab_size": 500}  # fmt: skip
+
+
+def make(folder: Path, layers: int, seed: int, **shape: Any) -> Path:
+    """A Llama of random weights, written tensor by tensor."""
+    config = LlamaConfig(num_hidden_layers=layers, architectures=["LlamaForCausalLM"], **{**SHAPE, **shape})
+    bare = folder.with_name(f"{folder.name}-config")
+    config.save_pretrained(bare)
+    d, f = config.hidden_size, config.intermediate_size
+    kv = d // config.num_attention_heads * config.num_key_value_heads
+    sizes = {"model.embed_tokens.weight": (config.vocab_size, d), "model.norm.weight": (d,),
+             "lm_head.weight": (config.vocab_size, d)}  # fmt: skip
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        for name, rows, columns in (("q", d, d), ("k", kv, d), ("v", kv, d), ("o", d, d)):
+            sizes[f"{at}self_attn.{name}_proj.weight"] = (rows, columns)
+        for name, rows, columns in (("gate", f, d), ("up", f, d), ("down", d, f)):
+            sizes[f"{at}mlp.{name}_proj.weight"] = (rows, columns)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            sizes[f"{at}{name}.weight"] = (d,)
+    generator = torch.Generator().manual_seed(seed)
+    like = Checkpoint(bare)
+    like.__dict__["files"] = {}
+    tensors = ((name, 0.02 * torch.randn(size, generator=generator)) for name, size in sizes.items())
+    write_model(folder, tensors, like, dtype=torch.float32)
+    return folder
+
+
+def alone(job: Callable[[], object]) -> int:
+    """The peak memory of a job in bytes, measured in a process of its own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            Path("/proc/self/clear_refs").write_text("5", "utf-8")  # Linux: a new high-water mark from here
+            torch.set_num_threads(1)
+            job()
+            os.write(writing, str(peak_memory()).encode())
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as result:
+        text = result.read()
+    os.waitpid(child, 0)
+    if not text:
+        raise RuntimeError("the job failed")
+    return int(text)
+
+
+def jobs(folder: Path, layers: int) -> dict[str, Callable[[], object]]:
+    pair = [folder / f"{layers}-{seed}" for seed in range(2)]
+    how: dict[str, Any] = {"verify": "tensors", "rescale": "none", "workers": 2, "max_sweeps": 1}
+    return {
+        "make": lambda: [make(model, layers, seed) for seed, model in enumerate(pair)],
+        "paper": lambda: onebasin.merge(pair, folder / f"paper-{layers}", match="paper", **how),
+        "full": lambda: onebasin.match(*pair, folder / f"full-{layers}", symmetry="full", **how),
+        "canonical": lambda: onebasin.canonical(pair[0], folder / f"canonical-{layers}", verify="none"),
+        "distance": lambda: onebasin.distance(*pair),
+        "verify": lambda: onebasin.verify(*pair, tensors=True),
+    }
+
+
+def main(folder: Path) -> None:
+    peaks: dict[str, dict[int, int]] = {}
+    for layers in DEPTHS:
+        for name, job in jobs(folder, layers).items():
+            peaks.setdefault(name, {})[layers] = alone(job)
+    print(json.dumps(peaks))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peak memory is a matter of width, not of depth."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import footprint
+import pytest
+
+from onebasin.engine import peak_memory
+
+
+@pytest.fixture(scope="module")
+def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, int]]:
+    folder = tmp_path_factory.mktemp("footprint")
+    script = [sys.executable, footprint.__file__, str(folder)]
+    # Tensors this small would stay in the allocator's pools, where peaks depend on what else was freed when.
+    how = {"PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env={**os.environ, **how}, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    return {job: {int(depth): peak for depth, peak in by.items()} for job, by in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("job", ["paper", "full", "canonical", "distance", "verify"])
+def test_depth_does_not_matter(peaks: dict[str, dict[int, int]], job: str) -> None:
+    """Six more layers of both models are 22 MB: holding a quarter of them would show."""
+    of = peaks[job]
+    assert max(of.values()) < 1.1 * min(of.values())
+    width = footprint.SHAPE["hidden_size"]
+    added = 2 * 6 * 4 * (4 * width**2 + 3 * width * footprint.SHAPE["intermediate_size"])
+    assert of[8] - of[2] < added / 4, of
+
+
+def test_the_peak_counts_what_was_let_go() -> None:
+    before = peak_memory()
+    block = bytearray(1 << 20) * 64
+    del block
+    assert peak_memory() >= max(before, 64 << 20)

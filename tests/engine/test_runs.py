@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers, clusters and interruptions change no byte of a result; a full disk leaves nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import interrupted
+import pytest
+import torch
+from footprint import make
+
+import onebasin
+from onebasin.checkpoint import CheckpointError
+from onebasin.engine import Store, behind, in_order, kept, on_ray
+from onebasin.matching import Matched
+from onebasin.matching.units import units
+from onebasin.symmetry import acting_groups
+
+QUICK = {"verify": "tensors", "rescale": "none", "max_sweeps": 2}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    return [make(folder / str(seed), 3, seed, **interrupted.SHAPE) for seed in range(2)]
+
+
+# --- the same bytes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["paper", "full"])
+def test_any_number_of_workers(pair: list[Path], tmp_path: Path, level: str) -> None:
+    for workers in (1, 2, 5):
+        onebasin.merge(pair, tmp_path / str(workers), match=level, workers=workers, **QUICK)
+    one, *others = (interrupted.weights(tmp_path / str(workers)) for workers in (1, 2, 5))
+    assert one and all(other == one for other in others)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.parametrize("level", ["paper", "full"])
+def test_two_local_workers_of_ray(pair: list[Path], tmp_path: Path, level: str) -> None:
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    onebasin.merge(pair, tmp_path / "here", match=level, workers=1, **QUICK)
+    onebasin.merge(pair, tmp_path / "there", match=level, ray="local", **QUICK)
+    assert interrupted.weights(tmp_path / "here") == interrupted.weights(tmp_path / "there")
+    with pytest.raises(ZeroDivisionError):
+        list(on_ray(lambda x: 1 // x, [1, 0], "local"))
+
+
+def test_no_worker_and_no_ray(pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        onebasin.merge(pair, tmp_path / "out", workers=0)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match="pip install"):
+        onebasin.merge(pair, tmp_path / "out", ray="auto", **QUICK)
+    assert not list(tmp_path.iterdir())
+
+
+# --- interruptions ----------------------------------------------------------------------------------
+
+
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    script = [sys.executable, interrupted.__file__, str(tmp_path), "3", "full"]
+    how = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env=how, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["none"] + seen["complete"] == 3
+
+
+@pytest.mark.parametrize("level", ["paper", "full"])
+def test_finished_units_are_not_done_again(
+    pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """Interrupted after the last unit, or sweep: the resumed run solves nothing, and writes the same bytes."""
+    onebasin.merge(pair, tmp_path / "whole", match=level, **QUICK)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("onebasin.jobs.merge.write_model", interrupt)
+        onebasin.merge(pair, tmp_path / "out", match=level, **QUICK)
+    assert not (tmp_path / "out").exists() and list((tmp_path / ".out.units").iterdir())
+    with monkeypatch.context() as patched:
+        patched.setattr("onebasin.matching.weights._Descent._best", interrupt)
+        onebasin.merge(pair, tmp_path / "out", match=level, resume=True, **QUICK)
+    assert interrupted.weights(tmp_path / "out") == interrupted.weights(tmp_path / "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}
+
+
+def test_a_descent_goes_on_from_its_last_sweep(
+    pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = onebasin.match(*pair, tmp_path / "whole", symmetry="full", **{**QUICK, "max_sweeps": 4})
+    put = Store.put
+    sweeps = []
+
+    def interrupt(self: Store, unit: str, write: object) -> None:
+        put(self, unit, write)
+        sweeps.append(unit)
+        if len(sweeps) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Store, "put", interrupt)
+        onebasin.match(*pair, tmp_path / "out", symmetry="full", **{**QUICK, "max_sweeps": 4})
+    found = onebasin.match(*pair, tmp_path / "out", symmetry="full", resume=True, **{**QUICK, "max_sweeps": 4})
+    assert found["objective"] == whole["objective"] and len(whole["objective"]) > 3
+    assert interrupted.weights(tmp_path / "out") == interrupted.weights(tmp_path / "whole")
+
+
+def test_units_of_other_inputs_are_not_found(pair: list[Path], tmp_path: Path) -> None:
+    """Another option, and another model of the same name: what was kept does not count."""
+    other = make(tmp_path / "other", 3, 7, **interrupted.SHAPE)
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("onebasin.jobs.merge.write_model", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        onebasin.merge(pair, out, **QUICK)
+    onebasin.merge([other, pair[1]], out, resume=True, **QUICK)
+    onebasin.merge([other, pair[1]], tmp_path / "fresh", **QUICK)
+    assert interrupted.weights(out) == interrupted.weights(tmp_path / "fresh")
+
+
+def test_a_store(tmp_path: Path) -> None:
+    store = Store(tmp_path / "units", "inputs")
+    assert store.find("one") is None
+    store.put("one", lambda path: path.write_text("found") and None)
+    path = store.find("one")
+    assert path is not None and path.read_text() == "found"
+    assert Store(tmp_path / "units", "other inputs").find("one") is None
+
+    def failing(path: Path) -> None:
+        path.write_text("half")
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        store.put("two", failing)
+    assert store.find("two") is None and len(list((tmp_path / "units").iterdir())) == 1
+    with pytest.raises(ValueError, match="wrong"), kept(tmp_path / "units", resume=True):
+        raise ValueError("wrong")
+    assert not (tmp_path / "units").exists()
+
+
+# --- a full disk ------------------------------------------------------------------------------------
+
+
+def test_a_limit_on_the_size_of_files(pair: list[Path], tmp_path: Path) -> None:
+    """Where no file may grow beyond a few kilobytes, as under a quota: one clear sentence, and nothing is left."""
+    out = tmp_path / "new" / "out"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+            onebasin.merge(pair, out, workers=1, **QUICK)
+        except CheckpointError as error:
+            code = 0 if "cannot write" in str(error) and "\n" not in str(error) else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(status) == 0
+    assert not list(tmp_path.iterdir())
+
+
+# --- units and threads ------------------------------------------------------------------------------
+
+
+def test_the_units_of_a_model(pair: list[Path]) -> None:
+    signature = onebasin.Checkpoint(pair[0]).signature
+    roles = [role for role, entry in signature.tensors.items() if entry.alias is None]
+    for level, names in (("paper", ["layer 0", "layer 1", "layer 2"]), ("permutation", ["stream"])):
+        groups = acting_groups(signature, level)
+        found = units(signature, roles, groups)
+        assert sorted(root for unit in found for root in unit.roots) == sorted(groups)  # each once
+        if level == "paper":
+            assert [unit.name for unit in found] == names and not any(unit.wide for unit in found)
+        else:
+            assert len(found) == 1 and found[0].wide
+
+
+def test_what_was_found_is_kept_exactly(pair: list[Path], tmp_path: Path) -> None:
+    found = Matched(onebasin.Alignment(), 1 / 3, [0.1, 1e-17], {"role": 2 / 3})
+    found.save(tmp_path / "kept")
+    assert Matched.load(tmp_path / "kept") == found
+
+
+def test_results_come_in_order_and_few_wait() -> None:
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    def work(number: int) -> int:
+        time.sleep(0.001 * (7 - number % 7))
+        return number
+
+    def items():
+        for number in range(40):
+            with lock:
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            yield number
+
+    for number, found in enumerate(in_order(work, items(), 3)):
+        with lock:
+            running[0] -= 1
+        assert found == number
+    assert most[0] <= 2 * 3 + 1
+
+
+def test_threads_and_their_errors() -> None:
+    before = torch.get_num_threads()
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        if number == 3:
+            raise OSError("three")
+        done.append(number)
+
+    with pytest.raises(OSError, match="three"):
+        behind(work, iter(range(10)))
+    assert done[:3] == [0, 1, 2]
+    with pytest.raises(OSError, match="three"):
+        list(in_order(work, range(10), 2))
+    assert torch.get_num_threads() == before
