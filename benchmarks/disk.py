@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging from disk to disk, beside the floor of its ingredients and beside mergekit's plain average.
+
+    python -m benchmarks.disk [--kind independent|fine-tuned] [--layers N] [--mergekit PYTHON]
+
+Makes two synthetic BERT-large folders (float32, 1.3 GB each) once and merges them in processes of their own. PYTHON is
+an interpreter that has mergekit, which need not be the one that runs onebasin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from transformers import BertConfig, BertForMaskedLM
+
+from onebasin.checkpoint import Checkpoint, read_pair, write_model
+from onebasin.matching import match_weights
+from onebasin.symmetry import acting_groups
+
+from . import floor as floors
+
+WIDTHS = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+STD, NOISE = 0.02, 0.02  # of the weights; of a fine-tuned model around its base, in units of the former
+
+
+def main(
+    kind: Annotated[str, typer.Option(help="independent, or fine-tuned (one base)")] = "fine-tuned",
+    layers: Annotated[int, typer.Option(help="of the 24 layers")] = 24,
+    folder: Annotated[Path, typer.Option(help="where the models are made and kept")] = Path("build/bench/disk"),
+    mergekit: Annotated[str, typer.Option(help="an interpreter that has mergekit")] = "",
+    verify: Annotated[str, typer.Option(help="how onebasin verifies: tensors, outputs, none")] = "tensors",
+    workers: Annotated[int, typer.Option(help="threads of onebasin")] = os.cpu_count() or 1,
+) -> None:
+    """Merge two BERT-large models from disk to disk: seconds, peak memory, and the floor."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    models = [folder / f"{kind}-{layers}-{number}" for number in range(2)]
+    for number, model in enumerate(models):
+        if not (model / "config.json").is_file():
+            make(model, kind, layers, number)
+    size = (models[0] / "model.safetensors").stat().st_size
+    result: dict[str, Any] = {"kind": kind, "layers": layers, "bytes": size}
+    how = ["--match", "paper", "--verify", verify, "--workers", str(workers), "--overwrite", "--quiet"]
+    command = [sys.executable, "-c", "from onebasin.cli import app; app()", "merge", *map(str, models)]
+    result["onebasin"] = measured([*command, "-o", str(folder / "merged"), *how])
+    result["floor"] = floor(models, folder / "copy")
+    if mergekit:
+        recipe = folder / "recipe.yml"
+        recipe.write_text(json.dumps(linear(models)))
+        command = [mergekit, "-m", "mergekit.scripts.run_yaml", str(recipe), str(folder / "linear"), "--quiet"]
+        result["mergekit"] = measured(command)
+    print(json.dumps(result, indent=2))
+
+
+def make(folder: Path, kind: str, layers: int, number: int) -> None:
+    """Random weights; a fine-tuned pair shares most of them."""
+    config = BertConfig(num_hidden_layers=layers, architectures=["BertForMaskedLM"], **WIDTHS)
+    with torch.device("meta"):
+        shapes = {name: tuple(t.shape) for name, t in BertForMaskedLM(config).state_dict().items()}
+    bare = folder.with_name(f"{folder.name}-config")
+    config.save_pretrained(bare)
+    base = torch.Generator().manual_seed(0 if kind == "fine-tuned" else number)
+    own = torch.Generator().manual_seed(number + 1)
+
+    def tensors() -> Any:
+        for name, shape in shapes.items():
+            if name.startswith("cls.predictions.decoder"):  # tied
+                continue
+            tensor = STD * torch.randn(shape, generator=base)
+            if kind == "fine-tuned":
+                tensor += STD * NOISE * torch.randn(shape, generator=own)
+            yield name, tensor + 1 if "LayerNorm.weight" in name else tensor
+
+    like = Checkpoint(bare)
+    like.__dict__["files"] = {}
+    write_model(folder, tensors(), like, dtype=torch.float32)
+
+
+def measured(command: list[str]) -> dict[str, float]:
+    """Wall seconds and the largest resident set (bytes) of a process of its own."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise RuntimeError(f"{' '.join(command)}: {process.stderr.read() if process.stderr else ''}")
+    return {"seconds": seconds, "peak": 1024.0 * usage.ru_maxrss}
+
+
+def floor(models: list[Path], out: Path) -> dict[str, float]:
+    """Seconds that nobody can undercut: both models read, GEMM and solvers of matching, the result written."""
+    source, anchor = (Checkpoint(model) for model in models)
+    groups = acting_groups(source.signature, "paper")
+    roles = [role for role, entry in source.signature.tensors.items() if entry.alias is None]
+    start = time.perf_counter()
+    for model in (source, anchor):
+        for role in roles:
+            model.read(role).sum()
+    read = time.perf_counter() - start
+    shutil.rmtree(out, ignore_errors=True)
+    start = time.perf_counter()
+    write_model(out, ((name, source.read_name(name)) for name in source.files), source)
+    write = time.perf_counter() - start
+    machine = floors.measure()
+    with floors.tracing(groups, time.perf_counter) as found:
+        read_both = partial(read_pair, anchor, source)
+        match_weights(source.signature, read_both, groups, roles=roles, measure=False, workers=1)
+    gemm = found.flops / machine.gemm
+    # The solvers were timed on one core each; several layers can be solved side by side.
+    solvers = (found.svd + found.assignment) / (os.cpu_count() or 1)
+    return {"read": read, "gemm": gemm, "solvers": solvers, "write": write, "seconds": read + gemm + solvers + write}
+
+
+def linear(models: list[Path]) -> dict[str, Any]:
+    """mergekit's recipe for a plain average."""
+    parts = [{"model": str(model), "parameters": {"weight": 0.5}} for model in models]
+    return {"merge_method": "linear", "models": parts, "dtype": "float32"}
+
+
+if __name__ == "__main__":
+    typer.run(main)
