@@ -17,7 +17,8 @@ def canonical(
     precision: c.Precision = "float32",
     family: c.Family = None,
     overwrite: c.Overwrite = False,
-    verify: c.Verify = True,
+    verify: c.Verify = "outputs",
+    no_verify: c.NoVerify = False,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
@@ -28,7 +29,13 @@ def canonical(
         if tell:
             tell("writing the canonical form")
         result = onebasin.canonical(
-            model, output, dtype=dtype, precision=precision, family=family, overwrite=overwrite, verify=verify
+            model,
+            output,
+            dtype=dtype,
+            precision=precision,
+            family=family,
+            overwrite=overwrite,
+            verify="none" if no_verify else verify,
         )
     c.print_notes(result, quiet)
     if json:
@@ -38,3 +45,4 @@ def canonical(
         print(
             f"{result['output']}" + (f": largest output difference {difference:.3g}" if difference is not None else "")
         )
+        c.print_effort(result)

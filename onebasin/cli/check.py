@@ -57,8 +57,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append("nothing says that they come from one model; --peek compares a matrix of each")
     if found["peek"]:
         lines.append(_peeked(**found["peek"]))
-    memory = ", ".join(f"{level} {_size(number)}" for level, number in found["memory"].items())
-    lines.append(f"memory of the tensors that matching holds: {memory}; to verify {_size(found['verify_memory'])}")
+    memory = ", ".join(f"{level} {c.size(number)}" for level, number in found["memory"].items())
+    lines.append(f"memory of the tensors that matching holds: {memory}; to verify {c.size(found['verify_memory'])}")
     return lines
 
 
@@ -84,10 +84,3 @@ def _peeked(tensor: str, cosine: float) -> str:
     else:
         told = "related, so matching may matter"
     return f"cosine of '{tensor}': {cosine:.3f} ({told})"
-
-
-def _size(number: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} B"

@@ -16,6 +16,12 @@ def verify(
     precision: Annotated[str, typer.Option(help="Type that both models run in: float32 or float64.")] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     device: c.Device = "cpu",
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Compare the weights instead, tensor by tensor; nothing is run.")
+    ] = False,
+    alignment: Annotated[
+        str | None, typer.Option(help="With --tensors: the file by whose maps B was made of A (match --alignment).")
+    ] = None,
     family: c.Family = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
@@ -29,8 +35,12 @@ def verify(
 
     with c.progress(quiet) as tell:
         if tell:
-            tell("comparing outputs on random inputs")
-        verdict = onebasin.verify(a, b, family=family, dtype=getattr(torch, precision), seed=seed, device=device)
+            tell("comparing tensors" if tensors else "comparing outputs on random inputs")
+        how = {} if tensors else {"seed": seed}
+        verdict = onebasin.verify(
+            a, b, tensors=tensors, alignment=alignment, family=family, dtype=getattr(torch, precision), device=device,
+            **how,
+        )  # fmt: skip
     if json:
         c.print_json({
             "same": verdict.same,
@@ -38,7 +48,8 @@ def verify(
             "relative_difference": verdict.relative_difference,
         })  # fmt: skip
     elif not quiet:
-        word = "same function" if verdict.same else "different functions"
+        what = "weights" if tensors and alignment is None else "function" + "s" * (not verdict.same)
+        word = f"{'same' if verdict.same else 'different'} {what}"
         print(f"{word}: max |difference| {verdict.max_difference:.3g}, relative {verdict.relative_difference:.3g} "
               f"(allowed {verdict.tolerance:.3g})")  # fmt: skip
     raise typer.Exit(0 if verdict.same else 1)

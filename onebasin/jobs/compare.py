@@ -3,18 +3,38 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from onebasin.checkpoint import Distances, Verification, compare, distances
+from onebasin.checkpoint.tensors import compare_tensors
+from onebasin.symmetry import Alignment
 
 from .folders import opened
 from .options import Model, refuse_device
 
 
-def verify(a: Model, b: Model, *, family: str | None = None, **how: Any) -> Verification:
-    """Do two models compute the same function? Random valid inputs; see `onebasin.checkpoint.compare`."""
+def verify(
+    a: Model,
+    b: Model,
+    *,
+    tensors: bool = False,
+    alignment: str | Path | None = None,
+    family: str | None = None,
+    **how: Any,
+) -> Verification:
+    """Do two models compute the same function? Random valid inputs; see `onebasin.checkpoint.compare`.
+
+    tensors: compare the weights instead, tensor by tensor, see `onebasin.checkpoint.tensors`; the models are not run
+    and need not fit in memory. alignment: the file that `match` saved, by whose maps `b` was made of `a`.
+    """
     refuse_device(how.get("device", "cpu"))
+    if alignment is not None and not tensors:
+        raise ValueError("--alignment says what became of the tensors: use it with --tensors")
     with opened([a, b], family) as (first, second):
+        if tensors:
+            maps = None if alignment is None else Alignment.load(alignment)
+            return compare_tensors(first, second, maps, **how)
         return compare(first.folder, second.folder, **how)
 
 

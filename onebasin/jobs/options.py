@@ -163,6 +163,13 @@ class Fusion:
     entropy: float = 0.0
     residual: str = "one"
 
+    def of(self, method: str) -> dict[str, Any]:
+        """The settings that a method looks at, as JSON takes them."""
+        names = {"fisher": ("labels", "draws", "eps"), "regmean": ("shrink",), "ot": ("ground", "entropy", "residual")}
+        found = {name: getattr(self, name) for name in names.get(method, ())}
+        files = None if self.statistics is None else [str(file) for file in self.statistics]
+        return {**found, "statistics": files} if files and method in ("fisher", "regmean") else found
+
     @classmethod
     def taken(cls, options: dict[str, Any]) -> Fusion:
         """From keyword arguments, of which these are then removed."""
