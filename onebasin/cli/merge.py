@@ -36,7 +36,7 @@ def merge(
     ] = None,
     soft: Annotated[
         float | None,
-        typer.Option(help="Mix FFN neurons after matching, at this temperature (such as 0.1); no longer exact."),
+        typer.Option(help="Mix neurons and heads after matching, at this temperature (such as 0.1); inexact."),
     ] = None,
     statistics: Annotated[
         str | None,
@@ -65,6 +65,7 @@ def merge(
     permutations: c.Permutations = "fixed",
     checkpoint: c.Saved = None,
     data: c.Data = None,
+    columns: t.Columns = None,
     samples: c.Samples = 256,
     task: c.Task = None,
     context: c.Context = None,
@@ -124,7 +125,8 @@ def merge(
             heads_from=heads_from, soft=soft, rescale=rescale,
             parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
             device=device, match_with=match_with, start=start, steps=steps, loss=loss,
-            permutations=permutations, checkpoint=checkpoint, data=c.datasets(data), samples=samples,
+            permutations=permutations, checkpoint=checkpoint, data=c.datasets(data),
+            columns=t.renamed(columns), samples=samples,
             statistics=c.words(statistics), labels=labels, draws=draws, eps=eps, shrink=shrink,
             ground=ground, entropy=entropy, residual=residual,
             task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),

@@ -1,32 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soft couplings of neurons, after matching: semi-permutations in place of the identity that matching left."""
+"""Soft couplings of neurons and heads, after matching: semi-permutations where matching left the identity."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from onebasin.symmetry import Group, Signature
-from onebasin.symmetry.coupling import Coupling, soften
+from onebasin.symmetry.axes import nesting
+from onebasin.symmetry.coupling import Blend, Coupling, blend, soften
+from onebasin.symmetry.groups import Fixed, ScaledOrthogonal
 
-from .moments import cross_moments
+from .moments import cross_moments, outer_moments, pairwise_moments
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, matched source)
 
 
 def soft_couplings(
     signature: Signature, read: Read, groups: Mapping[str, Group], temperature: float
-) -> dict[str, Coupling]:
-    """A coupling for every FFN space in `groups`, from the same cross-moments as its permutation.
+) -> dict[str, Coupling | Blend]:
+    """A coupling for every FFN space in `groups`, and a blend for the spaces inside all heads in `groups`.
 
-    read: gives the source as it stands after matching, so that the coupling tends to the identity with the
-    temperature. Heads keep their permutation: what two heads compute adds up under different attention weights, so a
-    mixture of their value-output circuits is no head of an ordinary model. Raises ValueError as `soften` does.
+    read: gives the source as it stands after matching, so that a coupling tends to the identity with the temperature.
+    Neurons are scored by the cross-moments of their permutation, heads by what a pair gains with its best inner maps
+    (the values of `Wreath.nearest`). Query, key, value and output of a head are mixed with the same weights. Heads with
+    tensors of their own (relative biases, normalised queries) keep their permutation. Raises ValueError as `soften`.
     """
-    found = {}
+    found: dict[str, Coupling | Blend] = {}
     for root in groups:
-        if signature.spaces[root].part == "ffn" and not signature.spaces[root].batch:
+        space = signature.spaces[root]
+        if space.part == "ffn" and not space.batch:
             pairs = [(role, *read(role), 1.0) for role in signature.touching[root]]
             found[root] = soften(cross_moments(signature, root, pairs).total, temperature)
+        elif space.part == "attention" and not space.batch:
+            found |= _heads(signature, read, groups, root, temperature)
     return found
+
+
+def _heads(
+    signature: Signature, read: Read, groups: Mapping[str, Group], root: str, temperature: float
+) -> dict[str, Coupling | Blend]:
+    """Blends of all spaces inside the heads `root`; none where the heads cannot be mixed whole."""
+    around = {
+        signature.root[key]
+        for role in signature.touching[root]
+        for leaf, outer in nesting(signature.tensors[role].axes)
+        for key in outer
+        if not leaf.constant
+    }  # heads, and the groups that stand inside them
+    inner = [key for key in signature.members if signature.spaces[key].batch == (root,) and key not in around]
+    roles = signature.touching[root]
+    if not inner or any(signature.tensors[role].diagonal for role in roles):
+        return {}
+    pairs = {role: (role, *read(role), 1.0) for role in roles}
+    if outer_moments(signature, root, inner, pairs.values()) is not None:
+        return {}
+    elements, gains = {}, torch.zeros(())
+    for key in inner:
+        group = groups.get(key, Fixed())
+        group = ScaledOrthogonal() if group.uses_gram else group  # a descent for every pair would be too much
+        moments = pairwise_moments(signature, root, key, [pairs[role] for role in signature.touching[key]])
+        elements[key] = group.nearest(moments)
+        length = moments.primal_norm.sum(-1) + moments.dual_norm.sum(-1)
+        gains = gains + (length - moments.value(elements[key])) / 2
+    coupling = soften(gains, temperature)
+    return {key: blend(coupling, element, signature.sizes[key]) for key, element in elements.items()}

@@ -21,9 +21,10 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.reader import one_line
-from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.checkpoint.verification import _quietly
+from onebasin.checkpoint.stock import _load
+from onebasin.checkpoint.verification import _quietly, outward
 from onebasin.families import named_table, table_for, tables
+from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.audit import Audit
 from onebasin.symmetry.audit import audit as audit_signature
 
@@ -37,13 +38,22 @@ SMALL = 0.1  # of biases, which then leave no ReLU neuron dead or always on
 # an embedding is wider than a head: else the vectors that a layer meets leave some of its weights unused.
 SIZES: dict[str, Any] = dict(
     hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4, rotary_dim=2,
-    intermediate_size=5, n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, embedding_size=6, word_embed_proj_dim=8,
+    intermediate_size=5, n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, d_ff=5, mlp_ratio=1,
+    embedding_size=6, word_embed_proj_dim=8, projection_dim=8, classifier_proj_size=8,
     vocab_size=24, max_position_embeddings=4, type_vocab_size=2, pad_token_id=None,
     image_size=4, patch_size=2, num_channels=1, num_labels=12,
+    encoder_layers=1, decoder_layers=1, num_decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+    encoder_ffn_dim=5, decoder_ffn_dim=5, relative_attention_num_buckets=6, relative_attention_max_distance=5,
+    num_mel_bins=3, max_source_positions=4, max_target_positions=4,
+    num_local_experts=2, num_experts=2, num_experts_per_tok=2, moe_intermediate_size=4,
+    shared_expert_intermediate_size=4,
+    conv_dim=(4,) * 7, conv_stride=(2, 2, 1, 1, 1, 1, 1), conv_kernel=(3, 2, 2, 2, 2, 2, 2),
+    num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
 )  # fmt: skip
+TOWERS = ("text_config", "vision_config")  # configurations inside a configuration
 
 # The heads that show most of a model, one output per token or class.
-HEADS = ("MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
+HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION")
 
 
 def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **settings: Any) -> Audit:
@@ -73,24 +83,43 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
         return audit_checkpoint(checkpoint, seed)
 
 
+def verdict(kind: str, seed: int = 0) -> dict[str, Any]:
+    """The audit of a model type as plain numbers: `parameters`, `flat` (directions that leave all outputs unchanged),
+    `generated` (those that the table explains), `gap`, `largest_change`, `complete`. Raises ValueError as `audit`."""
+    found = audit(kind, seed=seed)
+    return {
+        "parameters": found.parameters, "flat": found.nullity, "generated": found.dimension, "gap": found.gap,
+        "largest_change": found.largest_change, "complete": found.complete,
+    }  # fmt: skip
+
+
 def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
     """A stock model of a type, at sizes whose Jacobian is a matter of seconds."""
     cls = CONFIG_MAPPING[kind]
     own = cls.attribute_map  # common name -> the configuration's
-    known = {own.get(name, name): value for name, value in SIZES.items() if _takes(cls, name)}
+    known = _sizes(cls)
+    for tower in TOWERS:
+        if tower in cls.sub_configs:
+            known[tower] = _sizes(cls.sub_configs[tower])
     settings = {own.get(name, name): value for name, value in settings.items()}
     rope = getattr(cls(), "rope_parameters", None) or {}
     if rope.get("partial_rotary_factor", 1) < 1:
         known["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}  # of a head of four
     try:
         config = cls(**{**known, **settings})
-        heads = (getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS)
-        headed = next((head[cls] for head in heads if cls in head), None)
-        build: Any = headed or transformers.MODEL_MAPPING[cls]
+        heads = [getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS]
+        towers = any(tower in cls.sub_configs for tower in TOWERS)  # whose base model compares them
+        headed = next((head[cls] for head in heads if cls in head and not towers), transformers.MODEL_MAPPING[cls])
+        build: Any = headed[0] if isinstance(headed, tuple) else headed
         model: PreTrainedModel = build(config)
     except Exception as error:  # each configuration refuses bad values in its own way
         raise ValueError(f"a tiny '{kind}' cannot be built: {one_line(error)}") from None
     return model
+
+
+def _sizes(cls: type[PretrainedConfig]) -> dict[str, Any]:
+    """`SIZES`, as a configuration names them."""
+    return {cls.attribute_map.get(name, name): value for name, value in SIZES.items() if _takes(cls, name)}
 
 
 def _takes(cls: type[PretrainedConfig], name: str) -> bool:
@@ -111,43 +140,69 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
     for role, entry in own.items():
         centre = entry.norm.unit if entry.norm else 0.0
         spread = SMALL if len(entry.shape) == 1 and not entry.norm else SPREAD
+        if entry.scaled or (entry.norm and entry.norm.copies > 1):
+            spread, centre = 0.0, 1.0  # folded already: the directions that this leaves are as many
         tensors[role] = centre + spread * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
     tensors |= {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
-    stock = stock_model(checkpoint, dtype=torch.float64, attention="eager")
-    return audit_signature(signature, tensors, as_function(stock, 4 * count, generator))
+    return audit_signature(signature, tensors, as_function(checkpoint, 4 * count, generator))
 
 
-def as_function(stock: Stock, least: int, generator: torch.Generator) -> Callable[[dict[str, Tensor]], Tensor]:
-    """All outputs, at `least` so many, on random inputs, as a function of the tensors by role. Changes the model: its
-    norms lose their epsilon."""
-    model = stock.model
+def as_function(
+    checkpoint: Checkpoint, least: int, generator: torch.Generator
+) -> Callable[[dict[str, Tensor]], Tensor]:
+    """All outputs, at `least` so many, on random inputs, as a function of the tensors by role; norms lose their eps."""
+    model, places = _numbered(checkpoint)
     for module in model.modules():
         for name in ("eps", "variance_epsilon"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # it would hide a row's gradient
-    names = {id(tensor): name for name, tensor in model.named_parameters()}
-    places = {role: names[id(tensor)] for role, tensor in stock.parameter.items()}
 
-    def run(values: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
+    def run(tensors: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
+        flat = torch.cat([tensors[role].reshape(-1) for role in stored(checkpoint.signature)])
+        values = {name: flat[place] for name, place in places.items()}
         with Float64():
             found = torch.func.functional_call(model, values, (), given, tie_weights=True)
-        kept = [value for value in found.values() if isinstance(value, Tensor) and value.is_floating_point()]
-        return torch.cat([value.reshape(-1) for value in kept])
+        return torch.cat([value.reshape(-1) for value in outward(found).values()])
 
     with torch.no_grad():
-        each = len(run({}, random_inputs(stock, 1, generator)))
-    given = random_inputs(stock, max(ROWS, -(-least // each)), generator)
-    return lambda tensors: run({places[role]: x for role, x in tensors.items() if role in places}, given)
+        entries = stored(checkpoint.signature).values()
+        some = {entry.role: torch.randn(entry.shape, generator=generator, dtype=torch.float64) for entry in entries}
+        each = len(run(some, random_inputs(checkpoint, model, 2, generator))) // 2
+    given = random_inputs(checkpoint, model, max(ROWS, -(-least // each)), generator)
+    return lambda tensors: run(tensors, given)
 
 
-def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Every token in every place: nothing is padded or masked, and positions are given where a table holds them."""
-    model, config = stock.model, stock.model.config
-    text = config.get_text_config()
+def stored(signature: Signature) -> dict[str, Entry]:
+    return {role: entry for role, entry in signature.tensors.items() if entry.stored}
+
+
+def _numbered(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """The stock model in float64, and for each of its parameters where its entries stand among those of all tensors,
+    one after another: observed by loading tensors that hold their own places. Experts that are separate in the folder
+    may be one parameter in memory."""
+    state, start = {}, 0
+    for entry in stored(checkpoint.signature).values():
+        count = torch.Size(entry.shape).numel()
+        whole = torch.arange(start, start + count, dtype=torch.float32).reshape(entry.shape)
+        state |= {name: part.contiguous() for name, part in entry.split(whole)}
+        start += count
+    model = _load(checkpoint, state, "eager")
+    model.set_experts_implementation("eager")
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in state}
+    places = {name: tensor.detach().round().long() for name, tensor in (*model.named_parameters(), *buffers.items())}
+    return model.double().eval(), places
+
+
+def random_inputs(
+    checkpoint: Checkpoint, model: PreTrainedModel, rows: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Every token in every place, nothing padded or masked, positions given where a table holds them."""
+    config: Any = model.config
+    text, image = config.get_text_config(), getattr(config, "vision_config", config)
     accepted = inspect.signature(model.forward).parameters
-    length = min(LENGTH, getattr(text, "max_position_embeddings", LENGTH))
+    length = min(getattr(text, name, LENGTH) for name in ("max_position_embeddings", "max_target_positions"))
 
     def integers(high: int, low: int = 0) -> Tensor:
         return torch.randint(low, high, (rows, length), generator=generator)
@@ -157,18 +212,23 @@ def random_inputs(stock: Stock, rows: int, generator: torch.Generator) -> dict[s
 
     given: dict[str, Tensor] = {}
     if "pixel_values" in accepted:
-        given["pixel_values"] = normal(config.num_channels, config.image_size, config.image_size)
-        if "MaskedImage" in type(model).__name__:
-            patches = (config.image_size // config.patch_size) ** 2
-            given["bool_masked_pos"] = torch.rand(rows, patches, generator=generator) < 0.5
+        given["pixel_values"] = normal(image.num_channels, image.image_size, image.image_size)
+        patches = (image.image_size // image.patch_size) ** 2
+        given["bool_masked_pos"] = torch.rand(rows, patches, generator=generator) < 0.5
+    if "input_features" in accepted:
+        given["input_features"] = normal(config.num_mel_bins, 2 * config.max_source_positions)
+    if "input_values" in accepted:
+        given["input_values"] = normal(60)
     if "input_ids" in accepted:
         given["input_ids"] = integers(text.vocab_size)
         given["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
-        counted = [space.size for space in stock.signature.spaces.values() if space.kind == "rows"]
+        counted = [space.size for space in checkpoint.signature.spaces.values() if space.kind == "rows"]
         if counted:  # OPT's table begins two rows before position 0
             given["position_ids"] = integers(text.max_position_embeddings, text.max_position_embeddings - counted[0])
         if getattr(text, "type_vocab_size", 0):
             given["token_type_ids"] = integers(text.type_vocab_size)
+    if "decoder_input_ids" in accepted:
+        given["decoder_input_ids"] = integers(text.vocab_size)
     if getattr(config, "add_cross_attention", False):
         given["encoder_hidden_states"] = normal(5, text.hidden_size)
     return {name: value for name, value in given.items() if name in accepted}

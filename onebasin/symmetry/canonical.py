@@ -138,8 +138,13 @@ def plan(signature: Signature) -> Plan:
 
 
 def with_ties(signature: Signature) -> Signature:
-    """The signature with the tied tensors that the file leaves out."""
-    return replace(signature, tensors={**signature.tensors, **signature.absent}, absent={})
+    """The signature with the tied tensors that the file leaves out: heads at the end, others (embeddings of a decoder)
+    beside what they are tied to."""
+    tensors: dict[str, Entry] = {}
+    for role, entry in signature.tensors.items():
+        tensors[role] = entry
+        tensors |= {other: e for other, e in signature.absent.items() if e.notes["tied"] == role and not e.head}
+    return replace(signature, tensors={**tensors, **signature.absent}, absent={})
 
 
 def without_ties(signature: Signature) -> Signature:
@@ -260,7 +265,8 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
         normed = any(n and n.source == norm.target for n in (signature.tensors[r].norm for r in stage))
         linear = not any("nonlinear" in signature.tensors[reader].notes for reader in reading)
         if reading and linear and not normed:
-            free = stop is None and not added and not signature.spaces[norm.target].output
+            target = signature.spaces[norm.target]
+            free = stop is None and not added and not target.output and bool(MOVES[target.kind])
             yield Outlet(role, norm, own, reading, added, free)
 
 
@@ -339,7 +345,7 @@ def absorb(
 def dual(signature: Signature, leaf: Leaf) -> Leaf:
     """The leaf of a reader: primed, except for what batches (heads), which reads and writes alike."""
     batching = {outer for space in signature.spaces.values() for outer in space.batch}
-    return leaf if leaf.space in batching else Leaf(leaf.space, dual=True)
+    return leaf if leaf.space in batching or leaf.constant else Leaf(leaf.space, dual=True)
 
 
 def contract(
@@ -347,8 +353,9 @@ def contract(
 ) -> Tensor:
     """Einstein sum over all leaves of `weight` and `other` that are not in `out`."""
     number = {leaf: i for i, leaf in enumerate(dict.fromkeys(axes))}
-    # A constant axis has no name to be told by: it gets a number of its own and is summed over.
-    first = [len(number) + i if leaf.constant else number[leaf] for i, leaf in enumerate(axes)]
+    # A constant axis that `other` lacks has no name to be told by: it gets a number of its own and is summed over.
+    alone = [leaf.constant and leaf not in source for leaf in axes]
+    first = [len(number) + i if alone[i] else number[leaf] for i, leaf in enumerate(axes)]
     return torch.einsum(weight, first, other, [number[leaf] for leaf in source], [number[leaf] for leaf in out])
 
 
@@ -356,7 +363,7 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
     """Whether the all-ones direction of what `role` writes into `space` only ever enters LayerNorms.
 
     The order of the tensors is that of execution. A norm that writes back ends the sum that `role` writes into;
-    where none does, the sum runs through all layers, and everything that reads it counts.
+    where none does, the sum runs through all layers, and everything that reads it from here on counts.
     """
     if "ones" not in MOVES[signature.spaces[space].kind] or "nonlinear" in signature.tensors[role].notes:
         return False
@@ -369,10 +376,10 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
             return entry.norm.kind == "layernorm" and role not in norms
         if has(signature, entry.role, Leaf(space, dual=True)):
             return False
-    reading = [entry.norm for entry in entries if entry.norm and entry.norm.source == space]
+    reading = [entry.norm for entry in after if entry.norm and entry.norm.source == space]
     # Of several vectors side by side a norm takes one mean, so ones added to one of them are seen.
     kinds = {norm.kind if norm.copies == 1 else "" for norm in reading if not norm.writes_back}
-    return kinds == {"layernorm"} and not readers(signature, space) and not signature.spaces[space].output
+    return kinds == {"layernorm"} and not signature.spaces[space].output
 
 
 def writers(signature: Signature) -> Iterator[tuple[str, Leaf]]:
@@ -491,7 +498,7 @@ def _norms(signature: Signature) -> Iterator[Step]:
             yield Step(role, (), partial(_fill, role, outlet.norm.unit))
         if folds and bias is not None:
             yield Step(bias, (), partial(_fill, bias, (outlet.norm.copies * signature.sizes[leaf.space]) ** -0.5))
-        elif layer_norm:
+        elif layer_norm and (bias is None or "padded" not in signature.tensors[bias].notes):
             for reader in outlet.readers:
                 yield from _unreach(signature, outlet, reader, bias)
 
@@ -610,10 +617,10 @@ def _unseen(signature: Signature) -> Iterator[Step]:
                 yield Step(role, (), partial(_clear, signature, role, number))
     for role, entry in signature.tensors.items():
         if "softmax" in entry.notes:
-            yield Step(role, (), partial(_centre, role))
+            yield Step(role, (), partial(_shift, role))
 
 
-def _centre(role: str, tensors: Mapping[str, Tensor]) -> None:
+def _shift(role: str, tensors: Mapping[str, Tensor]) -> None:
     tensors[role] -= tensors[role].mean(0)
 
 

@@ -178,6 +178,9 @@ class Signature:
                 else:
                     allowed = MOVES["ones" if layer_norm else "orthogonal"]
                 moves[root] &= allowed
+            if "nonlinear" in entry.notes:
+                for leaf in self.leaves(entry):
+                    moves[self.root[leaf.space]] &= MOVES["permutation" if not leaf.dual else "linear"]
         for entry in (*self.tensors.values(), *self.absent.values()):
             tied = self.tensors.get(entry.alias or "")
             for mine, theirs in zip(self.leaves(entry), self.leaves(tied) if tied else (), strict=False):
@@ -248,13 +251,15 @@ def batches(entries: Mapping[str, Entry], root: Mapping[str, str]) -> dict[str, 
         if entry.norm is not None:
             continue
         inside: dict[str, tuple[str, ...]] = {}
+        over: tuple[str, ...] = ()
         for axis in entry.axes:
             here: dict[str, tuple[str, ...]] = {}
             for leaf, outer in nesting((axis,)):
                 if not leaf.constant:
-                    key, before = root[leaf.space], tuple(root[name] for name in outer)
+                    key, before = root[leaf.space], tuple(root[name] for name in (*over, *outer))
                     here[key] = tuple(name for name in here.get(key, before) if name in before)
             inside |= {key: max(before, inside.get(key, ()), key=len) for key, before in here.items()}
+            over += tuple(leaf.space for leaf in leaves(axis) if leaf.space == entry.notes.get("over"))
         for key, before in inside.items():
             known = found.get(key, before)
             found[key] = tuple(name for name in known if name in before)

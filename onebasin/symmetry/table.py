@@ -61,6 +61,7 @@ Notes after `;`
     unused [SPACE]       the model reads these numbers only through what is tied to them, or never
     beside ROLE          where this tensor is, so is ROLE, even where a tie leaves it out of the file
     nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads
+    over SPACE           what stands on the axes after that of SPACE has a map for each of its entries, as in `( )`
     scales NAME ...      multiplies channel by channel what these tensors of its block write (LayerScale)
     padded               zeros may stand beside what this norm puts out, so its bias cannot move into what reads it
 
@@ -127,7 +128,7 @@ class Table:
 
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
 _NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
-          "from", "until", "scales", "padded", "softmax"}  # fmt: skip
+          "from", "until", "scales", "padded", "over", "softmax"}  # fmt: skip
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -429,6 +430,8 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
         notes = dict(line.notes)
         if "scales" in notes:
             notes["scales"] = " ".join(f"{_role(line.heading, indices)}.{other}" for other in notes["scales"].split())
+        if "over" in notes:
+            notes["over"] = keys[notes["over"]]
         entries[role] = Entry(role, name, tuple(shapes[name]), tuple(rename(axis, keys) for axis in line.axes),
                               layer, norm or None, None, line.head, notes)  # fmt: skip
 

@@ -20,12 +20,14 @@ from .canonical import (
     bias_of,
     cut,
     downstream,
+    fed,
     has,
     noted,
     outlets,
     returns,
     speaks_of,
     summands,
+    traded,
     writers,
 )
 from .groups.orthogonal import complement_of_ones
@@ -40,13 +42,20 @@ Tangent = dict[str, Tensor]
 
 
 def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """All directions that the signature says are flat; they may depend on each other. Nothing may be tied."""
-    norms = (_norm_weights, _norm_biases, _read_ones, _written_ones)
+    """All directions that the signature says are flat; they may depend on each other. Nothing may be tied.
+
+    For inputs without padding: what padding alone forbids is flat.
+    """
+    whole = {role: replace(e, notes={k: v for k, v in e.notes.items() if k != "padded"})
+             for role, e in signature.tensors.items()}  # fmt: skip
+    signature = replace(signature, tensors=whole)
+    norms = (_norm_weights, _norm_biases, _read_ones, _first_read, _written_ones)
     implied = dict(_implied(signature, tensors))
     biases = {bias: entry for bias, (entry, _, _) in implied.items()}
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
-    for generate in (_groups, *norms, _unseen, _passed, _tables, _shifts, _scales, _starts, _branches, _gains):
+    sums = (_passed, _sums, _apart, _tables, _shifts)
+    for generate in (_groups, _factors, *norms, _unseen, _shared, *sums, _scales, _starts, _branches, _gains):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
                 _, reader, direction = implied[bias]
@@ -70,7 +79,17 @@ def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tupl
                     if outlet.source[0] not in parts and not all(leaf.constant for leaf in parts)]  # fmt: skip
             axes, shape = tuple(entry.axes[i] for i in kept), tuple(entry.shape[i] for i in kept)
             yield bias, (replace(entry, role=bias, axes=axes, shape=shape), reader,
-                         (outlet.source[0], h / (h @ tensors[outlet.bias])))  # fmt: skip
+                         (outlet.source[0], _side_by_side(h / (h @ tensors[outlet.bias]), outlet.norm)))  # fmt: skip
+
+
+def _side_by_side(vector: Tensor, norm: Norm) -> Tensor:
+    """The vector with a dimension for the copies that the norm takes as one, if there are several."""
+    return vector if norm.copies == 1 else vector.reshape(norm.copies, -1)
+
+
+def _normed(leaf: Leaf, vector: Tensor) -> tuple[Leaf, ...]:
+    """The leaves of a vector along `leaf`, or of several side by side."""
+    return (*(Leaf(str(length)) for length in vector.shape[:-1]), Leaf(leaf.space))
 
 
 def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along: tuple[Leaf, Tensor]) -> Tensor:
@@ -80,8 +99,9 @@ def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along
     for target, axes in cut(signature, reader, out):
         for part, names in cut(signature, bias, constant):
             if set(names) < set(axes) and leaf in axes:
+                last = axes.index(leaf) + 1
                 spread = (_spread(part, [axes.index(name) for name in names], len(axes)),
-                          _spread(direction, [axes.index(leaf)], len(axes)))  # fmt: skip
+                          _spread(direction, list(range(last - direction.dim(), last)), len(axes)))  # fmt: skip
                 target += spread[0] * spread[1]
     return out
 
@@ -90,7 +110,7 @@ def _lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> 
     """x -> (1 + X) x in every space of `maps`, norm weights left alone. X: (*batch, n, n)."""
     found: Tangent = {}
     for role, entry in signature.tensors.items():
-        if entry.norm or not any(leaf.space in maps for leaf in signature.leaves(entry)):
+        if entry.diagonal or not any(leaf.space in maps for leaf in signature.leaves(entry)):
             continue
         found[role] = torch.zeros_like(tensors[role])
         pieces = zip(cut(signature, role, tensors[role]), cut(signature, role, found[role]), strict=True)
@@ -121,10 +141,11 @@ def _gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
 
 
 def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """The Lie algebra of each space's largest group. A norm y = D xhat + b turns X into D X D^-1 in its output."""
+    """The Lie algebra of each space's largest group. A norm y = D xhat + b turns X into D X D^-1 in its output, where D
+    is the same for all copies that it takes as one."""
     for root, kind in signature.kinds.items():
         space, members = signature.spaces[root], signature.members[root]
-        inner = {e.norm.target: _gain(tensors, r, e.norm) for r, e in signature.tensors.items()
+        inner = {e.norm.target: _gain(tensors, r, e.norm)[-space.size :] for r, e in signature.tensors.items()
                  if e.norm and signature.root[e.norm.source] == root and "ones" in MOVES[kind]}  # fmt: skip
         for x in _algebra(kind, space.size, tuple(signature.sizes[outer] for outer in space.batch)):
             maps = {key: x if key not in inner else inner[key].unsqueeze(-1) * x / inner[key] for key in members}
@@ -150,6 +171,21 @@ def _algebra(kind: str, n: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
             yield basis @ (unit - unit.mT) @ basis.mT
 
 
+def _factors(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A factor per channel against what it multiplies; where a table knows one, the point has it at 1."""
+    for role, entry in signature.tensors.items():
+        targets = [target for target in entry.scaled if target in signature.tensors]
+        for unit in _units(tensors[role].shape) if targets else ():
+            found = {role: unit, **{target: torch.zeros_like(tensors[target]) for target in targets}}
+            for target in targets:
+                leaf = next(signature.leaves(entry))
+                pairs = zip(along(signature, target, tensors[target], leaf),
+                            along(signature, target, found[target], leaf), strict=True)  # fmt: skip
+                for weight, view in pairs:
+                    view -= weight * unit
+            yield found
+
+
 def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """A norm's weight and bias against all that reads its output."""
     for outlet in outlets(signature):
@@ -160,9 +196,7 @@ def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 found[outlet.bias] = unit * tensors[outlet.bias]
             for reader in outlet.readers:
                 found[reader] = torch.zeros_like(tensors[reader])
-                weights, views = (
-                    along(signature, reader, values[reader], outlet.source[0]) for values in (tensors, found)
-                )
+                weights, views = (fed(signature, outlet, reader, values[reader]) for values in (tensors, found))
                 for view, weight in zip(views, weights, strict=True):
                     view -= weight * unit
             yield found
@@ -177,7 +211,9 @@ def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         for unit in _units(tensors[outlet.bias].shape):
             found = {outlet.bias: unit, **{bias: torch.zeros_like(tensors[bias]) for bias in own.values() if bias}}
             for reader, bias in own.items():
-                absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (Leaf(outlet.norm.target),))
+                constant = -_side_by_side(unit, outlet.norm)
+                known, places = {**tensors, **found}, _normed(outlet.source[0], constant)
+                absorb(signature, known, reader, bias or "", constant, places)
             yield found
 
 
@@ -190,10 +226,29 @@ def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             if outlet.bias is not None and bias is None:
                 continue
             if outlet.bias is None or bias is None:
-                yield from _along(signature, tensors, reader, outlet.source[0], unread)
+                yield from _along(signature, tensors, reader, outlet.source[0], _side_by_side(unread, outlet.norm))
             else:
                 beta = tensors[outlet.bias]
-                yield from _reading(signature, tensors, reader, bias, outlet.source[0], unread, beta)
+                direction, constant = (_side_by_side(vector, outlet.norm) for vector in (unread, beta))
+                yield from _reading(signature, tensors, reader, bias, outlet.source[0], direction, constant)
+
+
+def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The same for what reads a sum that only a norm has written into yet, where other norms read it later."""
+    order = list(signature.tensors)
+    for place, (role, entry) in enumerate(signature.tensors.items()):
+        norm = entry.norm
+        if norm is None or norm.kind != "layernorm" or not norm.writes_back or not _sandwiched(signature, norm.source):
+            continue
+        rest = order[place + 1 + (_bias(role) in tensors) :]
+        stop = next((i for i, other in enumerate(rest) if has(signature, other, Leaf(norm.source))), len(rest))
+        read, unread = Leaf(norm.source, dual=True), 1 / _gain(tensors, role, norm)
+        for reader in rest[:stop]:
+            bias = bias_of(signature, reader, (read,)) if has(signature, reader, read) else None
+            if has(signature, reader, read) and _bias(role) not in tensors:
+                yield from _along(signature, tensors, reader, read, unread)
+            elif bias is not None:
+                yield from _reading(signature, tensors, reader, bias, read, unread, tensors[_bias(role)])
 
 
 def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -203,12 +258,13 @@ def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
-    """One direction along the axis of `leaf`, for every index of the others."""
+    """One direction along the axis of `leaf` (and along those before it, where it has several dimensions), for every
+    index of the others."""
     for block, view in enumerate(along(signature, role, tensors[role], leaf)):
-        for unit in _units(view.shape[:-1]):
+        for unit in _units(view.shape[: -direction.dim()]):
             found = torch.zeros_like(tensors[role])
             target = list(along(signature, role, found, leaf))[block]
-            target += unit.unsqueeze(-1) * direction
+            target += unit[(..., *[None] * direction.dim())] * direction
             yield {role: found}
 
 
@@ -236,6 +292,37 @@ def _passed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                     else:
                         found[bias] -= constant
                 yield found
+
+
+def _sums(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Biases that enter one sum trade with one another."""
+    for first, bias in traded(signature):
+        for unit in _units(tensors[bias].shape):
+            yield {first: unit, bias: -unit}
+
+
+def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A bias without a weight of its own trades with the part of a fused bias that enters the same space (DeBERTa)."""
+    vectors = {role: cut(signature, role, tensors[role]) for role, entry in signature.tensors.items()
+               if role.endswith("bias") and len(entry.axes) == 1}  # fmt: skip
+    for role, blocks in vectors.items():
+        if role.removesuffix("bias") + "weight" in signature.tensors:
+            continue
+        for other, parts in vectors.items():
+            places = [number for number, (_, axes) in enumerate(parts) if axes == blocks[0][1]]
+            for unit in _units(tensors[role].shape) if other != role and places else ():
+                found = {role: unit, other: torch.zeros_like(tensors[other])}
+                view = cut(signature, other, found[other])[places[0]][0]
+                view -= unit.view(view.shape)
+                yield found
+
+
+def _shared(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What all entries of the first axis share, where a softmax over them follows."""
+    for role, entry in signature.tensors.items():
+        if "softmax" in entry.notes:
+            for unit in _units(tensors[role].shape[1:]):
+                yield {role: unit.expand(tensors[role].shape).clone()}
 
 
 def _tables(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -302,14 +389,26 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if any(has(signature, role, Leaf(space)) or "nonlinear" in signature.tensors[role].notes for role in reading):
             continue
         yield {
-            entry.role: _gain(tensors, entry.role, entry.norm) if entry.norm else tensors[entry.role]
+            entry.role: _gain(tensors, entry.role, entry.norm)
+            if entry.norm
+            else _part(signature, tensors, entry.role, space)
             for entry in stage
-            if has(signature, entry.role, Leaf(space)) and entry.role not in inner
+            if has(signature, entry.role, Leaf(space)) and entry.role not in inner and not entry.scaled
         } | {role: -tensors[role] for role in reading}
     for outlet in outlets(signature):
         if outlet.writers:
             grown = [outlet.role, *([outlet.bias] if outlet.bias else []), *outlet.writers]
             yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}
+
+
+def _part(signature: Signature, tensors: Tensors, role: str, space: str) -> Tensor:
+    """A tensor without the blocks that write elsewhere, as `[latent | rot']` does."""
+    found = torch.zeros_like(tensors[role])
+    cuts = zip(cut(signature, role, tensors[role]), cut(signature, role, found), strict=True)
+    for (piece, axes), (target, _) in cuts:
+        if Leaf(space) in axes:
+            target += piece
+    return found
 
 
 def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -372,7 +471,7 @@ def _reading(
     """What a reader may take along a direction in which it meets only a constant."""
     for tangent in _along(signature, tensors, reader, leaf, direction):
         tangent[bias] = torch.zeros_like(tensors[bias])
-        absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
+        absorb(signature, tangent, reader, bias, -constant, _normed(leaf, constant))
         yield tangent
 
 
@@ -429,24 +528,30 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _branch(signature: Signature, role: str) -> list[str]:
-    """The tensors that write what the norm `role` normalises, where that is not the sum of all: those just before."""
+    """The tensors that write what the norm `role` normalises, where that is not the sum of all: those since the last
+    norm or reader of the space."""
     norm, order = signature.tensors[role].norm, list(signature.tensors)
     assert norm is not None
     written = {Leaf(norm.source), Leaf(norm.source, dual=bool(signature.spaces[norm.source].batch))}  # keys: qk'
     found: list[str] = []
     for other in reversed(order[: order.index(role)]):
-        if signature.tensors[other].norm or not written & set(signature.leaves(signature.tensors[other])):
+        entry = signature.tensors[other]
+        if entry.norm and norm.source in (entry.norm.source, entry.norm.target):
             break
-        found.append(other)
+        leaves = set(signature.leaves(entry))
+        if Leaf(norm.source, dual=True) in leaves - written:
+            break
+        if written & leaves:
+            found.append(other)
     return found[::-1]
 
 
 def _sandwiched(signature: Signature, space: str) -> bool:
-    """Whether norms that write back into a space normalise what a branch adds to it (Gemma 2), and not the sum (BERT):
-    then other norms read the sum."""
+    """Whether norms that write back into a space normalise what begins the sum (BLOOM) or what a branch adds to it
+    (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
     norms = [entry.norm for entry in signature.tensors.values() if entry.norm and not entry.head]
-    mine = [norm for norm in norms if norm.source == space]
-    return any(norm.writes_back for norm in mine) and not all(norm.writes_back for norm in mine)
+    back = [norm.writes_back for norm in norms if norm.source == space]
+    return True in back and False in back[back.index(True) :]
 
 
 def _spread(unit: Tensor, dims: list[int], count: int) -> Tensor:

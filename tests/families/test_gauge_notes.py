@@ -20,7 +20,10 @@ Saved = Callable[[str], Checkpoint]
 
 
 def noted(signature: Signature, word: str) -> dict[str, Entry]:
-    return {role: entry for role, entry in signature.tensors.items() if word in entry.notes}
+    """Tensors with the note; on a weight it speaks of constants that the weight makes, not of its own numbers."""
+    found = {role: entry for role, entry in signature.tensors.items() if word in entry.notes}
+    spoken = word in ("invisible", "passes")
+    return {role: entry for role, entry in found.items() if not (spoken and role.endswith("weight"))}
 
 
 def block(signature: Signature, entry: Entry, tensor: Tensor, word: str) -> tuple[Tensor, str]:
@@ -82,7 +85,7 @@ def move_constants(signature: Signature, tensors: dict[str, Tensor]) -> int:
             shift = noise(table[row])
             table[row] -= shift
             tensors[other] += shift
-        shift = noise(table[0])
+        shift = noise(table[0]) if targets else torch.zeros_like(table[0])
         table[len(singles) :] -= shift
         for other in targets:
             tensors[other] += shift
@@ -90,7 +93,15 @@ def move_constants(signature: Signature, tensors: dict[str, Tensor]) -> int:
     return count
 
 
-MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_constants}
+def move_shared(signature: Signature, tensors: dict[str, Tensor]) -> int:
+    """What a softmax runs over takes a constant."""
+    found = noted(signature, "softmax")
+    for role in found:
+        tensors[role] += noise(tensors[role][0])
+    return len(found)
+
+
+MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_constants, "softmax": move_shared}
 
 
 # Families that write without biases, and a DeBERTa in which nothing passes: there is nothing to move.

@@ -20,7 +20,8 @@ Saved = Callable[[str], Checkpoint]
 
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
 FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
-         "pixel", "output", "frame", "patch", "register", "shared", "hidden", "code", "value", "quantised", "feature",
+         "pixel", "output", "frame", "patch", "register", "shared", "hidden", "embedded", "code", "value",
+         "quantised", "feature",
          *(f"tap{layer}" for layer in range(7))}  # fmt: skip
 
 

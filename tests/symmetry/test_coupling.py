@@ -15,7 +15,7 @@ from onebasin.symmetry.coupling import soften
 @given(st.integers(2, 8), st.sampled_from([0.3, 1.0, 10.0]), st.integers(0, 100))
 def test_rows_and_columns_sum_to_one_and_nothing_is_negative(n, temperature, seed):
     score = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    matrix = soften(score, temperature, sweeps=1000).matrix
+    matrix = soften(score, temperature, sweeps=500).matrix
     assert (matrix >= 0).all()
     assert torch.allclose(matrix.sum(0), torch.ones(n).double(), atol=1e-6)
     assert torch.allclose(matrix.sum(1), torch.ones(n).double(), atol=1e-6)
@@ -25,7 +25,7 @@ def test_a_low_temperature_gives_the_assignment():
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         score = torch.randn(6, 6, generator=generator, dtype=torch.float64)
-        matrix = soften(score, 0.002, sweeps=5000).matrix
+        matrix = soften(score, 0.002).matrix
         assert torch.equal(matrix.argmax(-1), assignment(score))
         assert matrix.max(-1).values.min() > 0.99
 
@@ -33,7 +33,7 @@ def test_a_low_temperature_gives_the_assignment():
 def test_it_maximises_score_plus_entropy():
     generator = torch.Generator().manual_seed(1)
     score = torch.randn(5, 5, generator=generator, dtype=torch.float64)
-    best = soften(score, 0.5, sweeps=5000).matrix
+    best = soften(score, 0.5, sweeps=1000).matrix
     temperature = 0.5 * score.std(correction=0)
 
     def value(matrix):
