@@ -78,6 +78,15 @@ def test_a_vision_model_needs_images(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_heads_of_different_tasks_cannot_be_compared(tmp_path: Path) -> None:
+    models = models_of("BertForSequenceClassification", tmp_path)
+    other = save(CASES["BertForMaskedLM"](), tmp_path / "other")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"input_ids": {list(range(5, 7 + n % 9))}}}\n' for n in range(64)))
+    with pytest.raises(ValueError, match="their heads have no output in common"):
+        onebasin.merge([models[0], other], tmp_path / "out", quality="balanced", data=str(rows), mask_id=4)
+
+
 def test_relatives_may_stay_unmatched(tmp_path: Path) -> None:
     near, far = (models_of("GPT2LMHeadModel", tmp_path / str(apart), apart=apart) for apart in (0.01, 1.0))
     for models, wanted in ((near, True), (far, False)):

@@ -20,7 +20,7 @@ from typing import Any
 from onebasin.checkpoint import Checkpoint, CheckpointError, distances, stock_model
 from onebasin.checkpoint.probes import probe
 from onebasin.checkpoint.trace import Batch, run
-from onebasin.data.teaching import forward_of, held_out
+from onebasin.data.teaching import forward_of, held_out, predictions
 from onebasin.fusion.progressive import RIDGES, Progressive, merge_progressively
 from onebasin.symmetry import Alignment
 
@@ -74,10 +74,11 @@ def choose(
         why = "the nearest weights, averaged: what needs no data"
         report: dict[str, Any] = {"level": quality, "chosen": "weights, average", "candidates": {}, "why": why}
         return _told(Chosen(found, alignments, None, report, []), models, opt, None)
-    if opt.data is None and task_of(models[0]) == "causal-lm":
+    if opt.data is None and _writes(models[0]):
         opt = replace(opt, data="self")
     batches = calibration(models, opt, tell)
     fit, held = held_out(batches, None)
+    _refuse_incomparable(quality, models, held[0], opt)
     merged = partial(
         merge_progressively, models, weights=shares, layout=layout, shared=set(common_roles(models).roles),
         batches=fit, held_back=held, dtype=opt.dtype, device=opt.device, tell=tell,
@@ -101,7 +102,8 @@ def choose(
     for start in ("weights", "activations"):
         consider(start, match_with=start)
     if quality == "best" and _one_shape(models):
-        start = min(("weights", "activations"), key=lambda name: _least(candidates, name))
+        averages = {start: candidates.get(f"{start}, average") for start in ("weights", "activations")}
+        start = min((c[0], name) for name, c in averages.items() if c)[1] if any(averages.values()) else "weights"
         consider(f"learned from {start}", match_with="learned", start=start)
     if not candidates:
         raise CheckpointError(f"quality '{quality}' cannot follow these models; use fast. " + "; ".join(notes))
@@ -116,8 +118,24 @@ def choose(
     return _told(Chosen(found, alignments, fitted, report, notes), models, opt, batches)
 
 
-def _least(candidates: dict[str, tuple[float, list[Found], list[Alignment], Progressive]], start: str) -> float:
-    return min((c[0] for name, c in candidates.items() if name.startswith(start)), default=float("inf"))
+def _writes(model: Checkpoint) -> bool:
+    """Whether its class is for causal language models, which write their own calibration data."""
+    try:
+        return task_of(model) == "causal-lm"
+    except ValueError:
+        return False
+
+
+def _refuse_incomparable(quality: str, models: Sequence[Checkpoint], batch: Batch, opt: Options) -> None:
+    """Raises ValueError where the models have no output in common, such as classes of different tasks."""
+    example = {name: value[:1] for name, value in batch.items() if name != "labels"}
+    shapes = []
+    for model in models:
+        stock = stock_model(model, dtype=opt.dtype, device=opt.device)
+        shapes.append({(name, value.shape) for name, value in predictions(run(stock, example)).items()})
+    if not set.intersection(*shapes):
+        raise ValueError(f"quality '{quality}' compares what the models predict, but their heads have no output in "
+                         "common; choose matching and method yourself, or fast")  # fmt: skip
 
 
 def _one_shape(models: Sequence[Checkpoint]) -> bool:
