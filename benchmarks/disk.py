@@ -86,14 +86,14 @@ def make(folder: Path, kind: str, layers: int, number: int) -> None:
 
 
 def measured(command: list[str]) -> dict[str, float]:
-    """Wall seconds and the largest resident set (bytes) of a process of its own."""
+    """Wall and CPU seconds and the largest resident set (bytes) of a process of its own."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     if status:
         raise RuntimeError(f"{' '.join(command)}: {process.stderr.read() if process.stderr else ''}")
-    return {"seconds": seconds, "peak": 1024.0 * usage.ru_maxrss}
+    return {"seconds": seconds, "cpu": usage.ru_utime + usage.ru_stime, "peak": 1024.0 * usage.ru_maxrss}
 
 
 def floor(models: list[Path], out: Path) -> dict[str, float]:

@@ -56,8 +56,8 @@ Only configs, tensor headers, vocabularies and model cards are read. JSON: `can_
 `symmetry`, `moves` (space -> group) and `fixed` (spaces on which nothing acts); what differs: `rows` (positions) and
 `widened` (space -> sizes), `heads` (of different tasks, not matched), `only_a`, `only_b`, and `untied`; `vocabulary`
 (`size_a`, `size_b`, `agreeing`, and `first`: ids that stand for different tokens; null where a folder holds none);
-`ancestors` (what each config and model card names) and `common_ancestors`; `memory` (level -> bytes of the tensors that
-matching holds) and `verify_memory`.
+`ancestors` (what each config and model card names) and `common_ancestors`; `memory` (level -> bytes, about what
+matching takes beside the program itself) and `verify_memory` (what `--verify outputs` holds).
 
 Models with the same vocabulary size but other tokens can be matched, and make no sense together: look at `vocabulary`.
 With `--peek`, `peek` has the `tensor` and the `cosine` of the two: near 1 they have one base, near 0 they were trained
@@ -88,9 +88,9 @@ onebasin merge A B -o plain --match none
 ```
 
 JSON: as `match`, with `anchor` a number and lists over the other models in `distance_before`, `distance_after` and
-`max_output_difference`; also `method`, `match` and `weights`. Progressive merging adds `ridge` and `held_back_losses`,
-RegMean `jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are explained in
-[methods.md](methods.md).
+`max_output_difference`; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridge` and
+`held_back_losses`, RegMean `jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are
+explained in [methods.md](methods.md).
 
 `--quality` settles level, matching and method, so these options are then left alone. JSON: `quality` with `level`,
 `chosen`, `why`, `candidates` (each with its loss on data held back, in nats) and `next`: the next level, and what it
@@ -117,10 +117,10 @@ JSON: `output`, `kind`, `samples` (examples measured), `tensors` (their number),
 onebasin evaluate demo/model-0 demo/model-1 --task image-classification --data builtin:digits
 ```
 
-JSON: `task`, `data`, and `results`, for every model `model`, `loss`, `accuracy` and the metrics of the task: `macro_f1`,
-`micro_f1`, `matthews` (classification), `entity_f1` (tags such as B-PER), `pearson`, `spearman` (regression, which has no
-accuracy), `perplexity` (language models). F1 and Matthews need scikit-learn, entities seqeval:
-`pip install 'onebasin[data]'`. A metric that the examples leave undefined is left out.
+JSON: `task`, `data`, and `results`, for every model `model`, `loss`, `accuracy` and the metrics of the task:
+`macro_f1`, `micro_f1`, `matthews` (classification), `entity_f1` (tags such as B-PER), `pearson`, `spearman`
+(regression, which has no accuracy), `perplexity` (language models). F1 and Matthews need scikit-learn, entities
+seqeval: `pip install 'onebasin[data]'`. A metric that the examples leave undefined is left out.
 """,
     "verify": """\
 ```sh

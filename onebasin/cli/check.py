@@ -17,12 +17,13 @@ def check(
     peek: Annotated[bool, typer.Option("--peek", help="Read one small matrix of each too, and compare them.")] = False,
     precision: c.Precision = "float32",
     family: c.Family = None,
+    workers: c.Workers = None,
     json: c.Json = False,
 ) -> None:
     """Check whether A can be matched to B before any weight is read. Exit code 0: it can, 1: it cannot."""
     import onebasin
 
-    found = onebasin.check(a, b, symmetry=symmetry, peek=peek, precision=precision, family=family)
+    found = onebasin.check(a, b, symmetry=symmetry, peek=peek, precision=precision, family=family, workers=workers)
     if json:
         c.print_json(found)
     else:
@@ -58,7 +59,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
     if found["peek"]:
         lines.append(_peeked(**found["peek"]))
     memory = ", ".join(f"{level} {c.size(number)}" for level, number in found["memory"].items())
-    lines.append(f"memory of the tensors that matching holds: {memory}; to verify {c.size(found['verify_memory'])}")
+    lines.append(f"memory beside the program itself, about: {memory}")
+    lines.append(f"to verify outputs, both models are held: {c.size(found['verify_memory'])}")
     return lines
 
 

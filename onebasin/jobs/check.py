@@ -8,7 +8,7 @@ from typing import Any
 
 from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
 from onebasin.checkpoint.preflight import peek as peeked
-from onebasin.matching.cost import tensors_held
+from onebasin.matching.cost import numbers_held
 from onebasin.symmetry import LEVELS, acting_groups
 
 from .folders import numel, opened
@@ -23,6 +23,7 @@ def check(
     peek: bool = False,
     precision: str = "float32",
     family: str | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Whether `a` can be matched to `b`, and what to expect, from configs and headers; no weights are read.
 
@@ -30,7 +31,8 @@ def check(
 
     Returns {"can_match", "reason", "symmetry", "moves", "fixed", "rows", "heads", "only_a", "only_b", "widened",
     "untied", "vocabulary", "ancestors", "common_ancestors", "peek", "memory", "verify_memory"}; memory is level ->
-    bytes. Raises ValueError for folders that cannot be read and an unknown level.
+    bytes, about what matching with this many `workers` takes beside the program itself. Raises ValueError for folders
+    that cannot be read and an unknown level.
     """
     item = Options(symmetry=symmetry, precision=precision).dtype.itemsize
     with opened([a, b], family) as (first, second):
@@ -41,13 +43,11 @@ def check(
         small = peeked(first, second, found) if peek and found.reason is None else None
         memory = {}
         if found.signature is not None:
-            whole = numel(first) + numel(second)
             for level in LEVELS:
                 seen = preflight(first, second, level, level in STREAM_LEVELS)
                 if seen.signature is not None:
-                    held = tensors_held(seen.signature, seen.roles, acting_groups(seen.signature, level))
-                    # Canonical forms are held whole; only what moves is held beside them.
-                    memory[level] = item * (held + whole if level in STREAM_LEVELS else 2 * held)
+                    groups = acting_groups(seen.signature, level, rescale="joint")
+                    memory[level] = item * numbers_held(seen.signature, seen.roles, groups, workers)
         verifying = 2 * item * numel(first) if found.reason is None else None
     return {
         "can_match": found.reason is None,
