@@ -10,7 +10,9 @@ text) are calibration data. Where the weights come from is in `whisper_folders.p
 here. All else is `onebasin`'s.
 
 tiny is the anchor. tiny.en takes on its vocabulary: tokens that both have keep their rows, and take part in matching
-and merging; the rows of all others are the anchor's in the merged model, too.
+and merging; the rows of all others are the anchor's in the merged model, too. The tokens that name the language and
+the task, which stand before each of tiny's texts, tiny.en has but never saw: it takes them for <|notimestamps|>, which
+stands before its own.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from onebasin.data import load_model, speech
 from onebasin.data.files import read_rows, read_text
 
 SENTENCES = Path(__file__).with_name("speech")
+PROMPT = dict.fromkeys(("<|en|>", "<|transcribe|>"), "<|notimestamps|>")
 TABLE = "model.decoder.embed_tokens.weight"
 
 
@@ -51,7 +54,7 @@ def in_vocabulary(source: Path, anchor: Path, output: Path) -> list[int]:
     missing = [id_ for id_, token in wanted.items() if token not in own]
     rows = table.mean(0).repeat(max(wanted) + 1, 1)
     shared = [id_ for id_ in wanted if wanted[id_] in own]
-    rows[shared] = table[[own[wanted[id_]] for id_ in shared]]
+    rows[shared] = table[[own[PROMPT.get(wanted[id_], wanted[id_])] for id_ in shared]]
     weights[TABLE] = rows
     save_file(weights, output / "model.safetensors", {"format": "pt"})
     return missing
