@@ -70,6 +70,9 @@ def _float64_throughout() -> None:
 
         return apply
 
+    def waves(make: Any) -> Any:
+        return lambda self, *args, **options: make(self, *args, **options).to(self.dtype)
+
     def turn_pairs(q: torch.Tensor, k: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
         q, k = (torch.view_as_real(pair * turns.unsqueeze(1)).flatten(3) for pair in pairs)
@@ -84,6 +87,8 @@ def _float64_throughout() -> None:
     for name in ("cohere", "modernbert"):
         _modeling(name).apply_rotary_pos_emb = apply_rotary(_modeling(name).rotate_half)
     _modeling("deepseek_v2").apply_rotary_emb = turn_pairs
+    xlnet = _modeling("xlnet").XLNetModel
+    xlnet.relative_positional_encoding = waves(xlnet.relative_positional_encoding)
     for name in ROTARY:
         _modeling(name).torch = _Wide("torch")
     ExpertsInterface.get_interface = lambda self, name, default: default  # the grouped product knows no float64

@@ -332,6 +332,10 @@ _add("LlavaForConditionalGeneration", "qwen2", **{**_LLAVA, "text_config": {
     **_READER, "model_type": "qwen2", "hidden_size": 24}}, projector_hidden_act="relu")  # fmt: skip
 _add("Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration", text_config=_READER, vision_config={
      **_SIGHT, "num_channels": 3}, image_token_id=22, scale_factor=2)  # fmt: skip
+_XLNET = dict(vocab_size=VOCAB, d_model=12, n_layer=2, n_head=3, d_inner=10, num_labels=LABELS, pad_token_id=0)
+_add("XLNetModel XLNetLMHeadModel XLNetForSequenceClassification XLNetForTokenClassification "
+     "XLNetForQuestionAnsweringSimple", **_XLNET)  # fmt: skip
+_add("XLNetLMHeadModel", "relu-untied", **_XLNET, ff_activation="relu", tie_word_embeddings=False)
 _LATENT = dict(
     **{key: value for key, value in _SIXTEEN.items() if key != "num_key_value_heads"}, num_key_value_heads=4,
     q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=3, qk_rope_head_dim=4, v_head_dim=5, moe_intermediate_size=6,
@@ -404,6 +408,13 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     # GPT-2 has a type vocabulary of none: it would look token types up in its token table, which would be summed twice.
     if getattr(config, "type_vocab_size", 0) and config.model_type not in ("deberta", "deberta-v2"):
         given["token_type_ids"] = torch.randint(0, 2, shape, generator=generator)
+    if config.model_type == "xlnet":  # two segments; the language model also asks from masks (its second stream)
+        given["token_type_ids"] = torch.randint(0, 2, shape, generator=generator)
+        if "LMHead" in name:
+            given["perm_mask"] = torch.zeros(BATCH, LENGTH, LENGTH, dtype=model.dtype)
+            given["perm_mask"][:, :, 3] = 1
+            given["target_mapping"] = torch.zeros(BATCH, 1, LENGTH, dtype=model.dtype)
+            given["target_mapping"][:, :, 3] = 1
     if "MultipleChoice" in name or "DoubleHeads" in name:
         given = {key: torch.stack([value, value.flip(0)], 1) for key, value in given.items()}
     if "DoubleHeads" in name:

@@ -62,6 +62,7 @@ Notes after `;`
     beside ROLE          where this tensor is, so is ROLE, even where a tie leaves it out of the file
     nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads
     over SPACE           what stands on the axes after that of SPACE has a map for each of its entries, as in `( )`
+    chooses              decides which experts are taken, and nothing else
     scales NAME ...      multiplies channel by channel what these tensors of its block write (LayerScale)
     padded               zeros may stand beside what this norm puts out, so its bias cannot move into what reads it
 
@@ -128,7 +129,7 @@ class Table:
 
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
 _NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
-          "from", "until", "scales", "padded", "over", "softmax"}  # fmt: skip
+          "from", "until", "scales", "padded", "over", "softmax", "chooses"}  # fmt: skip
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:

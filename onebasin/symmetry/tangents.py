@@ -269,7 +269,7 @@ def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direct
 
 
 def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    for role, word in (*noted(signature, "invisible"), *noted(signature, "unused")):
+    for role, word in (found for note in ("invisible", "unused", "chooses") for found in noted(signature, note)):
         for unit in _units(tensors[role].shape):
             parts = [axes for view, axes in cut(signature, role, unit) if bool(view.any())]
             if all(speaks_of(signature, axes, word) for axes in parts):

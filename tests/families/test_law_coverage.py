@@ -108,6 +108,8 @@ def test_inner_spaces_are_batched_over_heads(case: str, saved: Saved) -> None:
         for leaf, outer in nesting(entry.axes):
             if not leaf.constant and entry.norm is None:
                 own = tuple(space for space in outer if signature.spaces[space].name != "group")
+                if (over := entry.notes.get("over")) and leaf.space.endswith(("qk", "vo")):
+                    own = (over, *own)
                 grouped = {("band",)} if leaf.space == "inside" else set()  # a convolution reads the band it writes
                 if case.startswith("Deepseek"):  # all heads share one rotary key
                     grouped = {()} if leaf.space.endswith(("rot", "half")) else set()

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Permutations inside permutations: experts, the neurons inside each, a factor for each neuron.
+
+The best map of an expert depends on which expert it is paired with, and the best order of its neurons on the factors
+that pairs of neurons allow. All of it is one optimum: what a pair gains is the optimum of what lies inside it, so an
+assignment at every level, from the inside out, finds it. Pairs of experts are met one at a time, so memory holds one
+matrix over neurons rather than one for all pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from onebasin.engine import in_parallel
+from onebasin.symmetry import Group, Moments, Signature
+from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.axes import blocks, leaves
+from onebasin.symmetry.groups import Permutation, Wreath
+from onebasin.symmetry.maps import Element, Monomial
+
+from .moments import Pair
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A block of a tensor: anchor and source with a dimension for each of the first `depth` spaces of the chain that is
+    still open, and one for everything else."""
+
+    anchor: Tensor
+    source: Tensor
+    depth: int
+    dual: bool  # whether it reads the innermost of them
+    weight: float
+
+    def at(self, i: int, j: int) -> _Term:
+        """Entry i of the anchor beside entry j of the source."""
+        return replace(self, anchor=self.anchor[i], source=self.source[j], depth=self.depth - 1)
+
+
+def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
+    """Outermost space -> the spaces one inside the other that begin with it, where the first two (at least) and all but
+    the last are permuted: experts with their neurons, not neurons with a factor each, nor heads."""
+    inside: dict[str, list[str]] = {}
+    outermost = []
+    for root in groups:
+        outer = [space for space in signature.spaces[root].batch if space in groups]
+        inside.setdefault(outer[-1], []).append(root) if outer else outermost.append(root)
+    found = {}
+    for root in outermost:
+        chain = [root]
+        while len(within := inside.get(chain[-1], ())) == 1:
+            chain.append(within[0])
+        permuted = [isinstance(groups[space], Permutation) for space in chain]
+        fits = len(chain) > 1 and all(permuted[:-1]) and permuted[1] and not inside.get(chain[-1])
+        single = signature.sizes[chain[-1]] == 1 or permuted[-1]
+        if fits and single and not any(_twice(signature, role, chain) for role in signature.touching[root]):
+            found[root] = tuple(chain)
+    return found
+
+
+def _twice(signature: Signature, role: str, chain: Sequence[str]) -> bool:
+    """Whether a tensor has one of the spaces on two axes, as a grouped convolution has its channels."""
+    axes = [{signature.root[leaf.space] for leaf in leaves(axis) if not leaf.constant}
+            for axis in signature.tensors[role].axes]  # fmt: skip
+    return any(sum(space in axis for axis in axes) > 1 for space in chain)
+
+
+def nearest_nested(
+    signature: Signature,
+    chain: Sequence[str],
+    groups: Mapping[str, Group],
+    pairs: Iterable[Pair],
+    workers: int | None = None,
+) -> tuple[dict[str, Element], float]:
+    """The best element of all spaces of a chain together, and by how much it lowers the squared distance.
+
+    chain: as `chains` gives it.
+    """
+    terms = [term for pair in pairs for term in _terms(signature, chain, pair)]
+    elements, value = _solve([groups[space] for space in chain], terms, workers)
+    factors = 0 if isinstance(groups[chain[-1]], Permutation) else len(chain)
+    return dict(zip(chain, elements, strict=True)), _stay(terms, factors) - value
+
+
+def _terms(signature: Signature, chain: Sequence[str], pair: Pair) -> Iterable[_Term]:
+    role, anchor, source, weight = pair
+    axes = signature.tensors[role].axes
+    cut = zip(blocks(anchor, axes, signature.sizes), blocks(source, axes, signature.sizes), strict=True)
+    for (a, found), (s, _) in cut:
+        roots = [signature.root.get(leaf.space, "") for leaf in found]
+        there = [roots.index(space) for space in chain if space in roots]
+        if there:
+            rest = [dim for dim in range(a.dim()) if dim not in there]
+            shape = [a.shape[dim] for dim in there]
+            a, s = (x.permute(*there, *rest).reshape(*shape, -1) for x in (a, s))
+            yield _Term(a, s, len(there), found[there[-1]].dual, weight)
+
+
+def _solve(groups: Sequence[Group], terms: list[_Term], workers: int | None) -> tuple[tuple[Monomial, ...], float]:
+    """The elements, and their squared distance less the constant |A|^2."""
+    here = [term for term in terms if term.depth == 1]
+    deeper = [term for term in terms if term.depth > 1]
+    if len(groups) == 1 or (len(groups) == 2 and not isinstance(groups[1], Permutation)):
+        return _innermost(groups, here, deeper)
+    size = len(terms[0].anchor)
+
+    def inside(i: int, j: int) -> tuple[tuple[Monomial, ...], float]:
+        return _solve(groups[1:], [term.at(i, j) for term in deeper], 1)
+
+    def row(i: int) -> Tensor:
+        return torch.tensor([inside(i, j)[1] for j in range(size)], dtype=torch.float64)
+
+    values = torch.stack(in_parallel(row, range(size), workers))
+    values = values - 2 * _cross(here).to(values) if here else values
+    index = assignment(-values)
+    found = [inside(i, j)[0] for i, j in enumerate(index.tolist())]
+    stacked = (_stack(level) for level in zip(*found, strict=True))
+    return (Monomial(index), *stacked), float(values[torch.arange(size), index].sum())
+
+
+def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) -> tuple[tuple[Monomial, ...], float]:
+    """Neurons, with or without a factor for each: one assignment."""
+    rest = _cross(here) if here else None
+    if len(groups) == 1:
+        assert rest is not None
+        index = assignment(rest)
+        return (Monomial(index),), -2 * float(rest[torch.arange(len(index)), index].sum())
+    size = len(deeper[0].source)
+    crosses, norms = [], []
+    for side in ([term for term in deeper if term.dual is dual] for dual in (False, True)):
+        norm = sum((t.weight * t.source.flatten(1).square().sum(-1) for t in side), deeper[0].source.new_zeros(size))
+        crosses.append((_cross(side) if side else norm.new_zeros(size, size))[..., None, None])
+        norms.append(norm.expand(size, size)[..., None])  # of [anchor, source, the one factor]
+    moments = Moments(*crosses, *norms)
+    index, (factor,) = Wreath(groups[1]).nearest((moments,), rest)
+    rows = torch.arange(len(index.index))
+    value = float(moments.take((rows, index.index)).value(factor).sum())
+    assert isinstance(factor, Monomial)
+    return (index, factor), value - (0.0 if rest is None else 2 * float(rest[rows, index.index].sum()))
+
+
+def _cross(terms: list[_Term]) -> Tensor:
+    """Sum of A S^T over the first dimension of anchor and source."""
+    return sum(term.weight * (term.anchor.flatten(1) @ term.source.flatten(1).mT) for term in terms)  # type: ignore[return-value]
+
+
+def _stack(level: Sequence[Monomial]) -> Monomial:
+    scales = [each.scale for each in level]
+    kept = [scale for scale in scales if scale is not None]
+    return Monomial(torch.stack([each.index for each in level]), torch.stack(kept) if kept else None)
+
+
+def _stay(terms: list[_Term], factors: int) -> float:
+    """The value where nothing moves: as in `_innermost`, the source's norm counts where a factor (of the space at depth
+    `factors`) could change it."""
+    value = 0.0
+    for term in terms:
+        value -= 2 * term.weight * float((term.anchor * term.source).sum())
+        value += term.weight * float(term.source.square().sum()) if term.depth == factors else 0.0
+    return value
