@@ -17,9 +17,11 @@ from transformers import PreTrainedModel
 from .digits import digits
 from .files import kind, read_rows
 from .tasks import IGNORED, Source, Task, _open, _pixels, load_task
+from .teaching import HELD_BACK
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
+WHOLE_BATCH = 32  # examples
 
 
 @torch.no_grad()
@@ -87,7 +89,7 @@ def from_file(
     task: str,
     count: int = 256,
     *,
-    batch: int = 32,
+    batch: int | None = None,
     split: str | None = None,
     evaluation: Task | None = None,
     labels: bool = False,
@@ -98,13 +100,14 @@ def from_file(
     task, options: as in `load_task` (context, vocabulary, mask_id, ...); labels need not be there, classifiers read
     the columns `text` or `image`. split: default `train`, where the data have splits. evaluation: what the models
     will be measured on; examples with the same inputs are left out here. labels: whether to keep them, too.
+    batch: default 32, or so few that a sixteenth can be held back.
     Raises ValueError as `load_task` does, and where nothing is left.
     """
     text = str(data)
     split = split or ("train" if text.startswith("builtin:") or kind(text) in ("txt", "datasets", "hub") else None)
     banned = set() if evaluation is None else {_key(row) for b in evaluation.batches for row in _examples(b)}
     kept: list[Batch] = []
-    options = {"limit": None if banned or text.endswith(".txt") else count, **options}
+    options = {"limit": None if banned else count, **options}
     batches = load_task(task, text, model, split=split, **options).batches if labels else None
     for inputs in batches or _inputs(text, model, task, split, options):
         kept += [row for row in _examples(inputs) if _key(row) not in banned]
@@ -114,7 +117,9 @@ def from_file(
         raise ValueError(f"'{data}' leaves no calibration example that is not evaluated as well")
     if not labels:
         kept = [{name: tensor for name, tensor in row.items() if name != "labels"} for row in kept]
-    return [_stacked(kept[start : min(start + batch, count)]) for start in range(0, min(count, len(kept)), batch)]
+    kept = kept[:count]
+    batch = batch or max(1, min(WHOLE_BATCH, int(HELD_BACK * len(kept))))
+    return [_stacked(kept[start : start + batch]) for start in range(0, len(kept), batch)]
 
 
 def _inputs(data: str, model: str | Path, task: str, split: str | None, options: dict[str, Any]) -> Sequence[Batch]:

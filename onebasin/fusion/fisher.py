@@ -71,9 +71,8 @@ def fisher_diagonal(
         raise ValueError("the Fisher information needs at least one example")
     if labels == "given" and any("labels" not in example for example in examples):
         raise ValueError("given labels need data with labels; or let the model draw them (--labels sampled)")
-    if all(bool((example["labels"] == IGNORED).all()) for example in examples if "labels" in example) and (
-        "labels" in examples[0]
-    ):
+    answers = [example["labels"] for example in examples if "labels" in example]
+    if answers and all(bool((answer == IGNORED).all()) for answer in answers):
         raise ValueError("the data leave nothing to predict: no label counts")
     tensors = {role: parameter.detach() for role, parameter in stock.parameter.items()}
     squares = {role: torch.zeros_like(tensor) for role, tensor in tensors.items()}

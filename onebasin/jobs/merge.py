@@ -37,6 +37,8 @@ from .statistics import combination
 from .transporting import of_one_width, transported
 from .writing import Record, moved, refuse_unverifiable, verified
 
+FITTED = ("ot", "fisher", "regmean", "progressive")  # methods that need the models as exact copies, of one vocabulary
+
 
 def merge(
     models: Sequence[Model],
@@ -84,11 +86,11 @@ def merge(
         refuse_settled(quality, method=method, match=match, match_with=options.get("match_with", "weights"), soft=soft)
         match = LEVEL
     opt = Options(**options, symmetry=match if match != "none" else "paper")
-    if method == "ot" and soft is not None:
-        raise ValueError("--soft comes after an alignment, not after transport: choose --entropy for --method ot")
-    if opt.permutations == "sinkhorn" and (soft is not None or method == "progressive"):
-        raise ValueError("permutations 'sinkhorn' make models for averaging: leave out --soft and --method progressive")
-    if tokenizer_source is not None and (quality is not None or method == "progressive"):
+    if soft is not None and method in ("ot", "fisher", "regmean"):
+        raise ValueError(f"--soft mixes models after they were measured: leave it out with --method {method}")
+    if opt.permutations == "sinkhorn" and (soft is not None or method in FITTED):
+        raise ValueError("permutations 'sinkhorn' make models for averaging: leave out --soft and --method " + method)
+    if tokenizer_source is not None and (quality is not None or method in FITTED):
         raise ValueError("--tokenizer-source: models of different vocabularies can be averaged, not fitted")
     with ExitStack() as stack:
         sources = stack.enter_context(opened(models, opt.family))
@@ -166,6 +168,8 @@ def merge(
             "objective": found[0].objective,
             "max_output_difference": differences,
         }
+        if how.of(method):
+            result["settings"] = how.of(method)
         if quality is not None:
             result["quality"] = chosen.report
             notes += chosen.notes

@@ -61,6 +61,6 @@ def test_what_is_refused(refused, a, b, tmp_path):
     assert "calibration data are missing" in refused(*merging, "--ground", "acts")
     assert "unknown residual policy" in refused(*merging, "--residual", "mean")
     assert "entropy must be" in refused(*merging, "--entropy", -1)
-    assert "--soft comes after" in refused(*merging, "--soft", 0.1)
+    assert "--soft mixes models" in refused(*merging, "--soft", 0.1)
     heads = folder(tmp_path / "heads", num_attention_heads=2)
     assert "head' has" in refused("merge", a, heads, "-o", tmp_path / "m", "--match", "none", "--method", "ot")
