@@ -17,11 +17,9 @@ from transformers import PreTrainedModel
 from .digits import digits
 from .files import kind, read_rows
 from .tasks import IGNORED, Source, Task, _open, _pixels, load_task
-from .teaching import HELD_BACK
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
-WHOLE_BATCH = 32  # examples
 
 
 @torch.no_grad()
@@ -89,7 +87,7 @@ def from_file(
     task: str,
     count: int = 256,
     *,
-    batch: int | None = None,
+    batch: int = 32,
     split: str | None = None,
     evaluation: Task | None = None,
     labels: bool = False,
@@ -100,7 +98,6 @@ def from_file(
     task, options: as in `load_task` (context, vocabulary, mask_id, ...); labels need not be there, classifiers read
     the columns `text` or `image`. split: default `train`, where the data have splits. evaluation: what the models
     will be measured on; examples with the same inputs are left out here. labels: whether to keep them, too.
-    batch: default 32, or so few that a sixteenth can be held back.
     Raises ValueError as `load_task` does, and where nothing is left.
     """
     text = str(data)
@@ -118,7 +115,6 @@ def from_file(
     if not labels:
         kept = [{name: tensor for name, tensor in row.items() if name != "labels"} for row in kept]
     kept = kept[:count]
-    batch = batch or max(1, min(WHOLE_BATCH, int(HELD_BACK * len(kept))))
     return [_stacked(kept[start : start + batch]) for start in range(0, len(kept), batch)]
 
 

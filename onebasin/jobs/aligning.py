@@ -13,7 +13,7 @@ from torch import Tensor
 from onebasin.checkpoint import Checkpoint, Distances, before_and_after, read_pair, shared_roles, stock_model
 from onebasin.checkpoint.trace import Batch
 from onebasin.data.calibration import from_file, recut, self_generated
-from onebasin.data.teaching import Forward, forward_of, own_loss
+from onebasin.data.teaching import HELD_BACK, Forward, forward_of, own_loss
 from onebasin.matching import Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
@@ -207,7 +207,8 @@ def calibration(
             batches += [{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written
         else:
             task = opt.task or task_of(models[0])
-            batches += from_file(file, models[0].folder, task, share, labels=labels, **given)
+            size = max(1, min(32, int(HELD_BACK * share)))  # so that a sixteenth can be held back of few examples, too
+            batches += from_file(file, models[0].folder, task, share, batch=size, labels=labels, **given)
     return batches
 
 
