@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo docs test test-real lint format bench clean
+.PHONY: install demo docs package test test-real lint format bench clean
 
 install: $(INSTALLED)
 
@@ -45,6 +45,14 @@ docs: $(INSTALLED)
 	$(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || \
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Wheel and sdist in dist/, and the wheel tried in an environment with the base dependencies alone.
+package: $(INSTALLED)
+	rm -rf dist build/fresh
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m venv build/fresh
+	build/fresh/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	cd build && fresh/bin/onebasin env && fresh/bin/onebasin demo -o fresh/demo --models 2
 
 # Leaves .venv, which is slow to make again.
 clean:

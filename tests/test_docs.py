@@ -19,13 +19,16 @@ from typer.testing import CliRunner
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.cli import app
+from onebasin.fusion import MERGE_METHODS
+from onebasin.jobs.options import MATCH_WITH
 from onebasin.symmetry import LEVELS, groups
 from onebasin.symmetry.signature import MOVES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ELSEWHERE = {"make demo", ".venv/bin/onebasin merge demo/model-0 demo/model-1 -o merged", "onebasin demo -o demo"}
+ELSEWHERE = {"make demo", ".venv/bin/onebasin merge demo/model-0 demo/model-1 -o merged", "onebasin demo -o demo",
+             "pip install onebasin"}  # fmt: skip
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
@@ -45,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, word in enumerate("ABC"):
         folder(where / word, seed=seed)
     digits = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
-    for seed in (0, 1):
+    for seed in (0, 1, 2):
         folder(where / "demo" / f"model-{seed}", "ViTForImageClassification", seed, **digits)
     return where
 
@@ -69,6 +72,8 @@ def test_blocks_run(page: Path, models: Path, tmp_path: Path, monkeypatch: pytes
                     assert words[0] == "onebasin"
                     result = CliRunner().invoke(app, words[1:])
                     assert result.exit_code == 0, f"{line}: {result.output}"
+        elif language == "yaml":
+            Path(argument).write_text(text, "utf-8")
         elif language == "table":
             Path(f"{text.split()[1]}.txt").write_text(text, "utf-8")
         else:
@@ -127,6 +132,16 @@ def test_generated_pages_are_current() -> None:
     assert (ROOT / "docs" / "commands.md").read_text("utf-8") == generate.commands(), "run python docs/generate.py"
     assert (ROOT / "README.md").read_text("utf-8") == generate.readme(), "run python docs/generate.py"
     assert generate.families() in generate.readme()
+
+
+def test_methods_names_every_way_to_match_and_merge() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    assert not [word for word in (*MERGE_METHODS, *MATCH_WITH) if f"`{word}`" not in text]
+
+
+def test_every_page_is_in_the_site() -> None:
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in text]
 
 
 def test_concepts_names_every_group_kind_and_level() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -70,6 +71,10 @@ def locate(model: str | Path, *files: str) -> Path:
             return _fetch(text, *files)
         found = _fetch(text, "model*.safetensors")
         return found if any(found.glob("model*.safetensors")) else _fetch(text, "pytorch_model*.bin")
+    except LocalEntryNotFoundError:  # offline, or no connection
+        reason = "it is not in the hub's cache, and the hub cannot be reached"
+        fetch = f"give a folder, or fetch it first: hf download {text.partition('@')[0]}"
+        raise CheckpointError(f"there is no folder '{text}', {reason}; {fetch}") from None
     except Exception as error:  # the client's own errors, and those of whichever transport it uses
         reason = one_line(error)
         raise CheckpointError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None

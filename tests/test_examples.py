@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The notebooks run from top to bottom, and the federated example does what it says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.parametrize("name", ["first_steps", "federated"])
+def test_notebooks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ipykernel")
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "notebooks are kept without outputs"
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(EXAMPLES)}}).execute()
+
+
+def test_federated_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients know only their own digits; a server that averages them knows some of both."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    sys.modules.pop("federated", None)
+    import federated  # type: ignore[import-not-found]
+
+    client = federated.new_model(0)
+    federated.train(client, range(5), 4, seed=0)
+    pixels, labels = federated.digits("test")
+    with torch.no_grad():
+        predicted = client(pixel_values=pixels).logits.argmax(-1)
+    assert (predicted < 5).float().mean() > 0.98
+    assert (predicted == labels)[labels < 5].float().mean() > 0.5
+    for level in ("none", "paper"):
+        found = list(federated.rounds_of(level, rounds=1, epochs=1))
+        assert len(found) == 1 and 0 <= found[0] <= 1
