@@ -141,6 +141,13 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
     x: any shape -> the same shape, but for a coupling of spaces of different sizes. The other dimensions are carried
     along.
     """
+    if isinstance(element, Monomial) and not batch and element.index.dim() == 1:
+        # Gathered where it lies: transposing first takes ten times as long.
+        out = x.index_select(dim, element.index.to(x.device))
+        if element.scale is None:
+            return out
+        scale = element.scale.to(x)
+        return out * (1 / scale if dual else scale).view(-1, *[1] * (x.dim() - dim - 1))
     rest = tuple(d for d in range(x.dim()) if d != dim and d not in batch)
     if isinstance(element, Linear) and dim == x.dim() - 1:
         # The rows of x are the vectors: multiplied from the right they need not be transposed first.

@@ -10,8 +10,9 @@ from .base import Group, Moments
 from .fixed import Fixed
 from .grouped import GroupedWreath
 from .invertible import Invertible
-from .orthogonal import Orthogonal, OrthogonalFixingOnes, nuclear, polar
+from .orthogonal import Orthogonal, OrthogonalFixingOnes
 from .permutation import Permutation, SignedPermutation
+from .procrustes import nuclear, polar, sharpened
 from .rotary import Rotary
 from .scaling import Positive, ScaledPermutation, best_scale
 from .signs import Factors, PairSigns, Signs
@@ -43,4 +44,5 @@ __all__ = [
     "best_scale",
     "nuclear",
     "polar",
+    "sharpened",
 ]

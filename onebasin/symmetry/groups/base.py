@@ -49,16 +49,16 @@ class Moments:
         """
         if isinstance(element, Monomial):
             return self._value_of_monomial(element) + self._of_norms(element.index)
-        eye = torch.eye(self.primal.shape[-1]).to(self.primal).expand_as(self.primal)
         total = self.primal.new_zeros(self.primal.shape[:-2])
         for dual, cross, norm, gram in (
             (False, self.primal, self.primal_norm, self.primal_gram),
             (True, self.dual, self.dual_norm, self.dual_gram),
         ):
-            g = element.act(eye, dual)
+            g = element.of(dual).to(self.primal)
             grown = (g**2).sum(-2).mul(norm).sum(-1) if gram is None else (g @ gram * g).sum((-2, -1))
             total = total + grown - 2 * (g * cross).sum((-2, -1))
-        return total + self._of_norms(torch.arange(eye.shape[-1], device=eye.device))
+        here = torch.arange(self.primal.shape[-1], device=self.primal.device)
+        return total + self._of_norms(here)
 
     def _of_norms(self, index: Tensor) -> Tensor | float:
         if self.diagonal is None:
@@ -84,7 +84,7 @@ class Moments:
 
     def stay(self) -> Tensor:
         """`value` of the identity, (*batch,)."""
-        trace = torch.diagonal(self.total, dim1=-2, dim2=-1).sum(-1)
+        trace = sum(torch.diagonal(m, dim1=-2, dim2=-1).sum(-1) for m in (self.primal, self.dual))
         here = torch.arange(self.primal.shape[-1], device=self.primal.device)
         return self.primal_norm.sum(-1) + self.dual_norm.sum(-1) - 2 * trace + self._of_norms(here)
 

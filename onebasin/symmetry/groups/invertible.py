@@ -88,7 +88,7 @@ class Invertible:
         slope, now = 2 * (force * x).sum((-2, -1)), moments.value(Linear(g, h))
         size = a.sum(-1) + b.sum(-1)
         todo = slope.abs() > self.tolerance * size
-        allowed = now + torch.finfo(a.dtype).eps * size  # the last digits of f do not judge the last step
+        allowed = now + 8 * torch.finfo(a.dtype).eps * size  # the last digits of f do not judge the last step
 
         eye, length = torch.eye(g.shape[-1]).to(g), torch.ones_like(slope)
         pending, moved_g, moved_h = slope < 0, g, h  # the last small step is taken too

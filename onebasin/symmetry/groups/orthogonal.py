@@ -8,23 +8,7 @@ from torch import Tensor
 
 from ..maps import Linear
 from .base import Moments
-
-
-def polar(matrix: Tensor) -> Tensor:
-    """Orthogonal polar factor U V^T of M = U S V^T: argmax over orthogonal R of <R, M>.
-
-    matrix: (*batch, n, n) -> (*batch, n, n). Source: the Procrustes problem; Kabsch 1976;
-    Theorem 4.1 of the rotation paper states it for attention heads.
-    """
-    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
-    factor: Tensor = u @ vh
-    return factor
-
-
-def nuclear(matrix: Tensor) -> Tensor:
-    """Nuclear norm, the value <polar(M), M>: (*batch, n, n) -> (*batch,)."""
-    values: Tensor = torch.linalg.svdvals(matrix)
-    return values.sum(-1)
+from .procrustes import polar
 
 
 def random_orthogonal(size: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -23,7 +23,8 @@ class Permutation:
     uses_gram = False
 
     def nearest(self, moments: Moments) -> Monomial:
-        return Monomial(assignment(moments.total + (0 if moments.diagonal is None else moments.diagonal)))
+        matrix = moments.total
+        return Monomial(assignment(matrix if moments.diagonal is None else matrix + moments.diagonal))
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
         return Monomial(random_index(size, batch, generator))
@@ -43,7 +44,8 @@ class SignedPermutation:
 
     def nearest(self, moments: Moments) -> Monomial:
         matrix = moments.total
-        index = assignment(matrix.abs() + (0 if moments.diagonal is None else moments.diagonal))
+        size = matrix.abs()
+        index = assignment(size if moments.diagonal is None else size + moments.diagonal)
         values = torch.take_along_dim(matrix, index.unsqueeze(-1), dim=-1).squeeze(-1)
         return Monomial(index, torch.where(values < 0, -1.0, 1.0).to(matrix))
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ..maps import Linear
 from .base import Moments
-from .orthogonal import nuclear, polar, random_orthogonal
+from .orthogonal import random_orthogonal
+from .procrustes import polar, sharpened
 from .scaling import best_scale, random_scale, similarity
 
 
@@ -29,7 +30,9 @@ class ScaledOrthogonal:
         if self.joint:
             return similarity(*joint(moments))
         rotation = polar(moments.total)
-        return similarity(rotation, _scale(rotation, moments))
+        along, across = _inner(rotation, moments.primal), _inner(rotation, moments.dual)
+        p, d = (norm.double().sum(-1) for norm in (moments.primal_norm, moments.dual_norm))
+        return similarity(rotation, best_scale(along, across, p, d))
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
         return similarity(random_orthogonal(size, batch, generator), random_scale(batch, generator))
@@ -41,66 +44,100 @@ class ScaledOrthogonal:
 def joint(moments: Moments, tolerance: float = 1e-10, limit: int = 30) -> tuple[Tensor, Tensor]:
     """Rotation R (*batch, n, n) and scale a (*batch,) of least squared distance.
 
-    For fixed t = log a the best rotation is the polar factor of B = e^t primal + e^-t dual and its value
-    |B|_*, which leaves  f(t) = e^2t p + e^-2t d - 2 |B|_*  in one variable. One SVD B = U s V^T gives f and
-    both its derivatives: with C = B' and G = U^T C V,
-        |B|_*' = tr G,    |B|_*'' = sum s + sum_{i<j} (G_ij - G_ji)^2 / (s_i + s_j).
-    Newton steps from the best of four starts: the rotations of primal + dual, of either alone, and of both
-    at equal norm, each with its best scale. f need not be unimodal: where primal and dual disagree every
-    rotation has its own basin, which is what the starts are for. A step that does not descend gives way to
-    the best scale for the rotation at hand, which always does. Computed in float64; stops where a step
-    promises less than `tolerance` times p a^2 + d / a^2. Heads without norm keep a = 1.
+    For fixed t = log a the best rotation is the polar factor R of B = e^t primal + e^-t dual, which leaves
+        f(t) = e^2t p + e^-2t d - 2 |B|_*,    f'(t) = 2 (e^2t p - e^-2t d - <R, B'>)
+    in one variable. Every R also has a best scale of its own (`best_scale`), and going there never leads up: that is
+    the first step from R = polar(primal + dual), whose best scale is what rescaling after the rotation finds. From
+    then on the secant through the last two slopes is faster, and is taken where f is convex along it; a step that
+    does not descend gives way to the best scale of the best rotation. Stops where a step promises less than
+    `tolerance` times p a^2 + d / a^2. Heads without norm keep a = 1.
+
+    f need not be unimodal: where primal and dual disagree every rotation has its own basin. Heads that `_open` names
+    descend from four rotations, those of primal + dual, of either alone, and of both at equal norm; the one that is
+    lowest after a step goes on.
     """
-    dtype, shape = moments.primal.dtype, moments.primal.shape
+    shape = moments.primal.shape
     n = shape[-1]
-    primal, dual = (m.double().reshape(-1, n, n) for m in (moments.primal, moments.dual))
+    primal, dual = (m.reshape(-1, n, n) for m in (moments.primal, moments.dual))
     p, d = (norm.double().sum(-1).reshape(-1) for norm in (moments.primal_norm, moments.dual_norm))
 
-    starts = polar(torch.stack([primal + dual, primal, dual, _unit(primal) + _unit(dual)]))
-    scales = _best(starts, primal, dual, p, d)
-    a = scales[..., None, None]
-    values = scales**2 * p + d / scales**2 - 2 * nuclear(a * primal + dual / a)
-    choice = values.argmin(0)
-    rows = torch.arange(len(p), device=p.device)
-    rotation, scale = starts[choice, rows], scales[choice, rows]
+    rotation = _rotation(primal + dual)
+    along, across = _inner(rotation, primal), _inner(rotation, dual)
+    scale, lowest = _best(along, across, p, d)
+    at, slope = torch.zeros_like(p), _slope(torch.zeros_like(p), along, across, p, d)
+    many = torch.nonzero(_open(lowest, scale, primal, dual, p, d)).squeeze(1)
+    if len(many):
+        one, other = primal[many], dual[many]
+        for start in (rotation[many], *map(_rotation, (one, other, _unit(one) + _unit(other)))):
+            own, _ = _best(_inner(start, one), _inner(start, other), p[many], d[many])
+            a = own[:, None, None].to(primal)
+            start = _rotation(a * one + other / a)
+            own, value = _best(_inner(start, one), _inner(start, other), p[many], d[many])
+            lower = value < lowest[many]
+            rows = many[lower]
+            rotation[rows], scale[rows], lowest[rows] = start[lower], own[lower], value[lower]
+            slope[rows] = torch.nan  # what is known of the slope lies in another basin
 
-    lowest = torch.full_like(p, torch.inf)
     trial, fallen = scale.log(), torch.zeros_like(p, dtype=torch.bool)
-    live = rows[(p > 0) & (d > 0)]
+    live = torch.nonzero((p > 0) & (d > 0)).squeeze(1)
     for _ in range(limit):
         if not len(live):
             break
-        t, pl, dl = trial[live], p[live] * torch.exp(2 * trial[live]), d[live] * torch.exp(-2 * trial[live])
-        grow, shrink = torch.exp(t)[:, None, None] * primal[live], torch.exp(-t)[:, None, None] * dual[live]
-        u, s, vh = torch.linalg.svd(grow + shrink)
-        g = u.mT @ (grow - shrink) @ vh.mT
-        bend = (g - g.mT) ** 2 / (s[:, :, None] + s[:, None, :]).clamp_min(torch.finfo(s.dtype).tiny)
-        value = pl + dl - 2 * s.sum(-1)
-        slope = 2 * (pl - dl - torch.diagonal(g, dim1=-2, dim2=-1).sum(-1))
-        curve = 4 * (pl + dl) - 2 * s.sum(-1) - bend.sum((-2, -1))
+        t, one, other, weights = trial[live], primal[live], dual[live], (p[live], d[live])
+        a = t.exp()[:, None, None].to(primal)
+        found = _rotation(a * one + other / a)
+        along, across = _inner(found, one), _inner(found, other)
+        own, value = _best(along, across, *weights)
+        lower = value < lowest[live]
+        rows = live[lower]
+        rotation[rows], scale[rows], lowest[rows] = found[lower], own[lower], value[lower]
 
-        better = value < lowest[live]
-        found = live[better]
-        lowest[found], rotation[found] = value[better], (u @ vh)[better]
-        scale[found] = _best(rotation[found], primal[found], dual[found], p[found], d[found])
-        # Newton where f is convex, else (and after a step that failed) the scale of the best rotation.
-        step = -slope / curve
-        newton = better & (curve > 0) & (step.abs() < 1)
-        trial[live] = torch.where(newton, t + step, scale[live].log())
-        promise = (slope * (trial[live] - t)).abs()
-        going = torch.where(better, promise > tolerance * (pl + dl), ~fallen[live])
-        fallen[live] = ~newton
+        now = _slope(t, along, across, *weights)
+        rise, run = now - slope[live], t - at[live]
+        step = -now * run / rise
+        secant = lower & (rise * run > 0) & (step.abs() < 1)
+        trial[live] = torch.where(secant, t + step, scale[live].log())
+        promise = (now * (trial[live] - t)).abs()
+        size = weights[0] * torch.exp(2 * t) + weights[1] * torch.exp(-2 * t)
+        going = torch.where(lower, promise > tolerance * size, ~fallen[live])
+        slope[live], at[live], fallen[live] = now, t, ~secant
         live = live[going]
-    return rotation.reshape(shape).to(dtype), scale.reshape(shape[:-2]).to(dtype)
+    return rotation.reshape(shape).to(primal), scale.reshape(shape[:-2]).to(primal)
 
 
-def _best(rotation: Tensor, primal: Tensor, dual: Tensor, p: Tensor, d: Tensor) -> Tensor:
-    value = _inner(rotation, primal)
-    return best_scale(value, _inner(rotation, dual), p.expand_as(value), d.expand_as(value))
+def _rotation(matrix: Tensor) -> Tensor:
+    """The polar factor in float64: a rounding of 1e-6 in |R S| may hide what a better scale gains."""
+    factor = polar(matrix)
+    return factor if factor.dtype == torch.float64 else sharpened(factor)
 
 
-def _scale(rotation: Tensor, moments: Moments) -> Tensor:
-    return _best(rotation, moments.primal, moments.dual, moments.primal_norm.sum(-1), moments.dual_norm.sum(-1))
+def _best(along: Tensor, across: Tensor, p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """The best scale of a rotation R with <R, primal> and <R, dual>, and its squared distance less |A|^2."""
+    scale = best_scale(along, across, p, d)
+    return scale, scale * (scale * p - 2 * along) + (d / scale - 2 * across) / scale
+
+
+def _slope(t: Tensor, along: Tensor, across: Tensor, p: Tensor, d: Tensor) -> Tensor:
+    """f'(t) where R is the best rotation at t."""
+    a = t.exp()
+    return 2 * (a * (a * p - along) - (d / a - across) / a)
+
+
+def _open(lowest: Tensor, scale: Tensor, primal: Tensor, dual: Tensor, p: Tensor, d: Tensor) -> Tensor:
+    """Heads whose optimum may lie more than a factor of 2 from the scale found: (N,) of bool.
+
+    |B|_* <= sqrt(n) (e^t |primal| + e^-t |dual|) bounds f from below; what lies above the value found is ruled out.
+    Heads of few dimensions are always open: turning one of few directions changes much.
+    """
+    n = primal.shape[-1]
+    if n < 16:
+        return torch.ones_like(p, dtype=torch.bool)
+    c, e = (n**0.5 * torch.linalg.matrix_norm(m).double() for m in (primal, dual))
+    t = torch.linspace(-4, 4, 161, dtype=p.dtype, device=p.device)[:, None]
+    a = scale * t.exp()
+    bound = a * (a * p - 2 * c) + (d / a - 2 * e) / a
+    undecided: Tensor = (bound <= lowest) & (t.abs() > 0.69)
+    return undecided.any(0)
 
 
 def _unit(matrix: Tensor) -> Tensor:
@@ -109,4 +146,4 @@ def _unit(matrix: Tensor) -> Tensor:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((-2, -1))
+    return (a.double() * b.double()).sum((-2, -1))

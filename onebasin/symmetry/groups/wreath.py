@@ -10,8 +10,9 @@ from ..assignment import assignment
 from ..maps import Element, Monomial, product
 from .base import Group, Moments
 from .invertible import Invertible
-from .orthogonal import Orthogonal, nuclear
+from .orthogonal import Orthogonal
 from .permutation import random_index
+from .procrustes import nuclear
 from .similarity import ScaledOrthogonal
 
 WreathElement = tuple[Monomial, tuple[Element, ...]]
