@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from onebasin.symmetry import assignment as module
+from onebasin.symmetry import certified
 from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.certified import assign_certified
 
 
 def total(score: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -27,19 +29,24 @@ def is_permutation(columns: torch.Tensor) -> bool:
     return columns.dtype == torch.int64 and columns.sort().values.equal(torch.arange(len(columns)))
 
 
-@pytest.fixture(params=[1, 10**9], ids=["shifted", "plain"])
-def both_paths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SHIFT_FROM", request.param)
+PATHS = {"plain": (10**9, 10**9), "shifted": (1, 10**9), "certified": (1, 1), "certified unshifted": (10**9, 1)}
 
 
-@pytest.mark.parametrize("shift_from", [1, 10**9])
+@pytest.fixture(params=PATHS.values(), ids=PATHS)
+def every_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in zip(("SHIFT_FROM", "CERTIFIED_FROM"), request.param, strict=True):
+        monkeypatch.setattr(module, name, size)
+
+
+@pytest.mark.parametrize("sizes", PATHS.values(), ids=PATHS)
 @settings(deadline=None)
 @given(n=st.integers(1, 7), data=st.data())
-def test_matches_enumeration(shift_from: int, n: int, data: st.DataObject) -> None:
+def test_matches_enumeration(sizes: tuple[int, int], n: int, data: st.DataObject) -> None:
     entries = data.draw(st.lists(st.integers(-4, 4), min_size=n * n, max_size=n * n))
     score = torch.tensor(entries, dtype=torch.float64).view(n, n)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SHIFT_FROM", shift_from)
+        patch.setattr(module, "SHIFT_FROM", sizes[0])
+        patch.setattr(module, "CERTIFIED_FROM", sizes[1])
         columns = assignment(score)
     best = max(sum(float(score[i, j]) for i, j in enumerate(p)) for p in permutations(range(n)))
     assert is_permutation(columns)
@@ -84,7 +91,7 @@ KINDS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 33, 300])
 @pytest.mark.parametrize("kind", KINDS)
-def test_matches_plain_solver(kind: str, n: int, dtype: torch.dtype, both_paths: None) -> None:
+def test_matches_plain_solver(kind: str, n: int, dtype: torch.dtype, every_path: None) -> None:
     score = draw(kind, n).to(dtype)
     if not score.isfinite().all():
         pytest.skip("does not fit the dtype")
@@ -102,7 +109,7 @@ def test_matches_plain_solver_above_the_threshold(kind: str) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.5])
-def test_finds_planted_permutation(noise: float, both_paths: None) -> None:
+def test_finds_planted_permutation(noise: float, every_path: None) -> None:
     g = torch.Generator().manual_seed(0)
     a = torch.randn(256, 128, generator=g)
     planted = torch.randperm(256, generator=g)
@@ -110,7 +117,7 @@ def test_finds_planted_permutation(noise: float, both_paths: None) -> None:
     assert assignment(a @ source.T).equal(planted.argsort())
 
 
-def test_shift_leaves_its_argument_alone_and_repeats(both_paths: None) -> None:
+def test_shift_leaves_its_argument_alone_and_repeats(every_path: None) -> None:
     score = draw("gaussian gram", 100)
     before = score.clone()
     assert assignment(score).equal(assignment(score))
@@ -123,12 +130,12 @@ def test_column_shift_converges_to_the_duals(kind: str, monkeypatch: pytest.Monk
     # of Sinkhorn it exceeds the optimum by at most the temperature times the greatest entropy, n log n.
     monkeypatch.setattr(module, "SWEEPS", 1000)
     n, score = 300, draw(kind, 300)
-    shift = module._column_shift(score, torch.empty_like(score)).double()
+    shift = module._column_shift(score).double()
     gap = float((score - shift).amax(1).sum() + shift.sum()) - optimum(score)
     assert 0 <= gap <= module.TEMPERATURES[-1] * float(score.std()) * n * math.log(n)
 
 
-def test_batches_and_strides(both_paths: None) -> None:
+def test_batches_and_strides(every_path: None) -> None:
     g = torch.Generator().manual_seed(1)
     score = torch.randn(2, 3, 9, 9, generator=g).transpose(-1, -2)
     columns = assignment(score)
@@ -166,3 +173,61 @@ def test_rejects_non_square(shape: tuple[int, ...]) -> None:
 def test_rejects_other_dtypes(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="float32 or float64"):
         assignment(torch.eye(3).to(dtype))
+
+
+# --- the sparse solver with its proof -------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(2, 7), st.data())
+def test_certified_near_ties_against_enumeration(n: int, data: st.DataObject) -> None:
+    """Scores that differ by a few roundings of float64, and prices far from the optimal ones."""
+    steps = st.integers(-3, 3)
+    entries = data.draw(st.lists(steps, min_size=n * n, max_size=n * n))
+    score = 1 + 2.0**-46 * torch.tensor(entries, dtype=torch.float64).view(n, n)
+    shift = torch.tensor(data.draw(st.lists(steps, min_size=n, max_size=n)), dtype=torch.float64)
+    columns = assign_certified(score, shift, 1e-3)
+    best = max(sum(float(score[i, j]) - 1 for i, j in enumerate(p)) for p in permutations(range(n)))
+    assert columns is not None and is_permutation(columns)
+    assert float((total(score, columns) - n) - best) >= -8 * n * 4 * 2.0**-52
+
+
+@pytest.mark.parametrize("reach", [0.0, 0.3])
+@pytest.mark.parametrize("n", [50, 400])
+def test_certified_finds_what_its_first_entries_lack(n: int, reach: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one entry a row, and from useless prices, the rest is found by its violations."""
+    monkeypatch.setattr(certified, "REACH", reach)
+    monkeypatch.setattr(certified, "MOST", n)
+    g = torch.Generator().manual_seed(n)
+    score = draw("shared mean, uneven norms", n)
+    for shift in (torch.zeros(n), 100 * torch.randn(n, generator=g)):
+        columns = assign_certified(score, shift, float(score.std()))
+        assert columns is not None and is_permutation(columns)
+        assert total(score, columns).item() == pytest.approx(optimum(score), abs=1e-14 * n * float(score.abs().max()))
+
+
+def test_certified_refuses_what_a_sparse_proof_cannot_reach() -> None:
+    assert assign_certified(torch.ones(300, 300), torch.zeros(300), 1.0) is None
+
+
+def test_a_wrong_solution_over_the_entries_is_never_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proof does not rest on the sparse solver: a permutation that is not the best finds no prices."""
+    score = draw("gaussian gram", 40)
+    found = assign_certified(score, torch.zeros(40), float(score.std()))
+    assert found is not None
+    swapped = found.clone()
+    swapped[[0, 1]] = found[[1, 0]]
+    monkeypatch.setattr(certified, "_sparse", lambda *_: swapped)
+    assert assign_certified(score, torch.zeros(40), float(score.std())) is None
+
+
+def test_planted_neurons_need_few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the dense solver was asked")
+
+    monkeypatch.setattr(module, "CERTIFIED_FROM", 1)
+    monkeypatch.setattr(module, "linear_sum_assignment", refuse)
+    g = torch.Generator().manual_seed(3)
+    a = torch.randn(600, 300, generator=g)
+    score = a @ (a + 6 * torch.randn(600, 300, generator=g)).T
+    assert total(score, assignment(score)).item() == pytest.approx(optimum(score), rel=1e-13)

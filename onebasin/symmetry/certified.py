@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assignment over few entries of the score, with a proof that the rest of it does not matter.
+
+The entries of each row near its largest, after the column shift, are assigned by SciPy's sparse solver. Column prices
+under which that solution is optimal among them are longest paths; then one pass over the whole score finds every entry
+that still beats its row's own price. None means that the solution is optimal (linear programming duality); those found
+join the entries, and it starts again. The score is read in blocks of rows: nothing of its size is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+from torch import Tensor
+
+BLOCK = 1 << 20  # entries looked at together
+REACH = 0.3  # standard deviations of the score below a row's largest entry that count at first
+MOST = 100  # entries per row, on average, above which a dense solver is the better one
+ROUNDS = 10
+STEPS = 2000  # of the search for prices
+
+
+def assign_certified(score: Tensor, shift: Tensor, spread: float) -> Tensor | None:
+    """The permutation p of greatest sum_i score[i, p[i]], (n,) int64; None where that takes too many entries.
+
+    score: (n, n) on the CPU, float32 or float64. shift: (n,) what to take from each column first, near its optimal
+    price; any will do. spread: the scale of the score's entries. The sum is the largest to the rounding of float64.
+    """
+    n = len(score)
+    shift, rows = shift.double(), torch.arange(n)
+    size = float(score.abs().max()) + float(shift.abs().max())
+    rounding = 4 * torch.finfo(torch.float64).eps * size
+    reach = REACH * spread
+    first, _ = _at_least(score, shift, lambda _, largest: largest - reach)
+    if first is None:
+        return None
+    entries = torch.cat([first, rows * n + rows])  # with the diagonal there is always an assignment
+    for _ in range(ROUNDS):
+        entries = torch.unique(entries)
+        row, column = entries // n, entries % n
+        value = score[row, column].double() - shift[column]
+        columns = _sparse(row, column, value, n)
+        own = score[rows, columns].double() - shift[columns]
+        prices = _prices(columns[row], column, value - own[row], n, rounding)
+        earned = own - prices[columns]
+        above, largest = _at_least(score, shift + prices, lambda block, _: earned[block] + rounding)  # noqa: B023
+        if above is None:
+            return None
+        if float((largest - earned).clamp_min(0).sum()) <= n * rounding:  # weak duality: no assignment gains more
+            return columns
+        entries = torch.cat([entries, above])
+    return None
+
+
+def _at_least(score: Tensor, price: Tensor, floor: Callable[[slice, Tensor], Tensor]) -> tuple[Tensor | None, Tensor]:
+    """Entries of score - price that reach their row's floor, as i n + j, and the largest of every row.
+
+    floor: of a block of rows and their largest entries. None instead of more than MOST per row.
+    """
+    n = len(score)
+    step = max(1, BLOCK // n)
+    found, largest, count = [], [], 0
+    for start in range(0, n, step):
+        block = slice(start, start + step)
+        reduced = score[block].double() - price
+        largest.append(reduced.amax(1))
+        row, column = (reduced >= floor(block, largest[-1])[:, None]).nonzero(as_tuple=True)
+        found.append((row + start) * n + column)
+        count += len(row)
+        if count > MOST * n:
+            return None, largest[-1]
+    return torch.cat(found), torch.cat(largest)
+
+
+def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int) -> Tensor:
+    """The best assignment over the given entries, ordered by row."""
+    cost = value.max() - value
+    cost = 1 + cost / cost.max().clamp_min(torch.finfo(torch.float64).tiny)  # a zero would be no entry
+    matrix = csr_array((cost.numpy(), (row.numpy(), column.numpy())), shape=(n, n))
+    columns = min_weight_full_bipartite_matching(matrix)[1]
+    return torch.from_numpy(columns.astype(np.int64))
+
+
+def _prices(source: Tensor, target: Tensor, length: Tensor, n: int, rounding: float) -> Tensor:
+    """Least prices y >= 0 with y[target] >= y[source] + length: longest paths (Bellman and Ford), (n,) float64.
+
+    They exist because no exchange along a cycle gains: the assignment is optimal over its entries.
+    """
+    prices = torch.zeros(n, dtype=torch.float64)
+    for _ in range(STEPS):
+        raised = prices.scatter_reduce(0, target, prices[source] + length, "amax")
+        if float((raised - prices).max()) <= rounding:
+            break
+        prices = raised
+    return prices
