@@ -22,8 +22,8 @@ from onebasin.checkpoint import Checkpoint
 
 from . import metrics, speech, text
 from .digits import digits
-from .files import Row, kind, read_rows, read_sentences, read_text
-from .tables import Class
+from .files import kind, read_rows, read_sentences, read_text
+from .tables import Class, Row
 
 TASKS = {  # task -> the class of transformers that loads a model for it
     "image-classification": "AutoModelForImageClassification",

@@ -149,18 +149,21 @@ class _Finder:
                 for x, y in zip(seen[0].get(role, []), seen[1].get(role, []), strict=True):
                     ours, theirs = (blocks(t, (Leaf(str(len(t))), axis), s) for t, s in zip((x, y), sizes, strict=True))
                     for (a, of), (b, _) in zip(ours, theirs, strict=True):
-                        long = [leaf for leaf in of[1:] if not leaf.constant and self.target.sizes[leaf.space] > 1]
-                        roots = tuple(self.signature.root[leaf.space] for leaf in long)
+                        long = [leaf for leaf in of[1:] if self._size(leaf) != 1]
+                        roots = tuple(self.signature.root.get(leaf.space, leaf.space) for leaf in long)
                         found.setdefault((role, roots), Evidence()).add(a.flatten(1).mT, b.flatten(1).mT)
         self.measured = found
+
+    def _size(self, leaf: Leaf) -> int:
+        return int(leaf.space) if leaf.constant else self.target.sizes[leaf.space]
 
     def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str]) -> Evidence:
         """What neurons of a space have in common; of what is inside heads, those of all heads in a row."""
         total, wanted = Evidence(), list(roles)
         if self.measured is not None:
-            roots = (unit.root,) if inner is None else (unit.root, inner)
+            asked = (unit.root,) if inner is None else (unit.root, inner)
             for (role, found), one in self.measured.items():
-                if found == roots and role in wanted:
+                if found == asked and role in wanted:
                     total.join(one, 1 / max(one.energy, 1e-30))  # every layer counts the same
             return total
         members = self.signature.members
@@ -323,7 +326,7 @@ def _outputs(stock: Stock, example: Batch) -> dict[str, tuple[str, Axis]]:
         found[call.weight] = call.module, call.axes(stock)[1]
     for role, entry in stock.signature.tensors.items():
         if entry.norm is not None and role in stock.owner:
-            found[role] = stock.owner[role], Leaf(entry.norm.target)
+            found[role] = stock.owner[role], entry.axes[-1]
     return found
 
 

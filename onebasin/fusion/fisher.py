@@ -142,13 +142,18 @@ class _Gradients:
         gradient = grad(self._likelihood)
         if self.vectorised:
             try:
-                found: dict[str, Tensor] = vmap(gradient, (None, 0), randomness="different")(tensors, given)
-                return found
+                together: dict[str, Tensor] = vmap(gradient, (None, 0), randomness="different")(tensors, given)
+                return together
             except RuntimeError:  # control flow that depends on the data (a router, say), or an operator without a rule
                 self.vectorised = False
-        rows = range(len(next(iter(given.values()))))
-        alone = [gradient(tensors, {name: tensor[row] for name, tensor in given.items()}) for row in rows]
-        return {role: torch.stack([one[role] for one in alone]) for role in tensors}
+        found: dict[str, list[Tensor]] = {}
+        for row in range(len(next(iter(given.values())))):
+            free = {role: tensor.detach().requires_grad_() for role, tensor in tensors.items()}
+            value = self._likelihood(free, {name: tensor[row] for name, tensor in given.items()})
+            alone = torch.autograd.grad(value, list(free.values()), allow_unused=True, materialize_grads=True)
+            for role, one in zip(free, alone, strict=True):
+                found.setdefault(role, []).append(one)
+        return {role: torch.stack(several) for role, several in found.items()}
 
     def _likelihood(self, tensors: Tensors, example: Batch) -> Tensor:
         """log p(y | x) of one example, with y drawn here or given; a number."""

@@ -150,6 +150,22 @@ def test_plans_block_by_block(case: str, ground: str, residual: str, tmp_path: P
         assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
 
 
+OTHERS = ["SwinModel", "Phi3ForCausalLM", "T5ForConditionalGeneration", "CLIPModel", "MixtralForCausalLM"]
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_model_of_any_family_carried_to_itself_stays(case: str, tmp_path: Path) -> None:
+    """Experts are carried by their weights alone: their activations cannot be followed."""
+    model = CASES[case]()
+    checkpoint = Checkpoint(save(model, tmp_path))
+    for ground in ("wts", "acts")[: 1 if "Mixtral" in case else 2]:
+        found = transport(checkpoint, checkpoint, ground=ground, batches=[inputs(model)])
+        same = Transported(checkpoint, Alignment(), found, checkpoint)
+        assert found.maps
+        for role in checkpoint.signature.tensors:
+            assert torch.equal(same.read(role), checkpoint.read(role)), role
+
+
 def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
     made = [
         Checkpoint(save(build("BertForMaskedLM", **{**TEXT, **changes}), tmp_path / str(number)))
