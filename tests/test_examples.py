@@ -30,12 +30,11 @@ def test_federated_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     import federated  # type: ignore[import-not-found]
 
     client = federated.new_model(0)
-    federated.train(client, range(5), 4, seed=0)
+    federated.train(client, range(5), 3, seed=0)
     pixels, labels = federated.digits("test")
     with torch.no_grad():
         predicted = client(pixel_values=pixels).logits.argmax(-1)
     assert (predicted < 5).float().mean() > 0.98
     assert (predicted == labels)[labels < 5].float().mean() > 0.5
-    for level in ("none", "paper"):
-        found = list(federated.rounds_of(level, rounds=1, epochs=1))
-        assert len(found) == 1 and 0 <= found[0] <= 1
+    found = list(federated.rounds_of("paper", rounds=1, epochs=1))
+    assert len(found) == 1 and 0 <= found[0] <= 1
