@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = dict(
     intermediate_size=5, n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, d_ff=5, mlp_ratio=1,
     embedding_size=6, word_embed_proj_dim=8, projection_dim=8, classifier_proj_size=8,
     vocab_size=24, max_position_embeddings=4, type_vocab_size=2, pad_token_id=None,
-    image_size=4, patch_size=2, num_channels=1, num_labels=12,
+    image_size=4, patch_size=2, num_channels=2, num_labels=12,
     encoder_layers=1, decoder_layers=1, num_decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
     encoder_ffn_dim=5, decoder_ffn_dim=5, relative_attention_num_buckets=6, relative_attention_max_distance=5,
     num_mel_bins=3, max_source_positions=4, max_target_positions=4,

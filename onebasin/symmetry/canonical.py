@@ -363,7 +363,7 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
     """Whether the all-ones direction of what `role` writes into `space` only ever enters LayerNorms.
 
     The order of the tensors is that of execution. A norm that writes back ends the sum that `role` writes into;
-    where none does, the sum runs through all layers, and everything that reads it from here on counts.
+    where none does, the sum runs through all layers, and all norms and what reads it from here on count.
     """
     if "ones" not in MOVES[signature.spaces[space].kind] or "nonlinear" in signature.tensors[role].notes:
         return False
@@ -376,7 +376,7 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
             return entry.norm.kind == "layernorm" and role not in norms
         if has(signature, entry.role, Leaf(space, dual=True)):
             return False
-    reading = [entry.norm for entry in after if entry.norm and entry.norm.source == space]
+    reading = [entry.norm for entry in entries if entry.norm and entry.norm.source == space]
     # Of several vectors side by side a norm takes one mean, so ones added to one of them are seen.
     kinds = {norm.kind if norm.copies == 1 else "" for norm in reading if not norm.writes_back}
     return kinds == {"layernorm"} and not signature.spaces[space].output

@@ -306,7 +306,7 @@ def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     vectors = {role: cut(signature, role, tensors[role]) for role, entry in signature.tensors.items()
                if role.endswith("bias") and len(entry.axes) == 1}  # fmt: skip
     for role, blocks in vectors.items():
-        if role.removesuffix("bias") + "weight" in signature.tensors:
+        if not role.endswith("_bias") or role.removesuffix("bias") + "weight" in signature.tensors:
             continue
         for other, parts in vectors.items():
             places = [number for number, (_, axes) in enumerate(parts) if axes == blocks[0][1]]
@@ -386,14 +386,15 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         reading = [entry.role for entry in stage if has(signature, entry.role, Leaf(space, dual=True))]
         if reading and not inner:
             continue  # see `_starts`
-        if any(has(signature, role, Leaf(space)) or "nonlinear" in signature.tensors[role].notes for role in reading):
+        writing = [entry.role for entry in stage if has(signature, entry.role, Leaf(space)) and entry.role not in inner]
+        if set(reading) & set(writing) or any("nonlinear" in signature.tensors[r].notes for r in (*reading, *writing)):
             continue
         yield {
             entry.role: _gain(tensors, entry.role, entry.norm)
             if entry.norm
             else _part(signature, tensors, entry.role, space)
             for entry in stage
-            if has(signature, entry.role, Leaf(space)) and entry.role not in inner and not entry.scaled
+            if entry.role in writing and not entry.scaled
         } | {role: -tensors[role] for role in reading}
     for outlet in outlets(signature):
         if outlet.writers:

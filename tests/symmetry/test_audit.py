@@ -25,11 +25,14 @@ BOTH = dict(RELATIVE, pos_att_type=["p2c", "c2p"])
 # Blocks side by side see no more inputs than there are tokens, of which they need many. With one layer a ViT's class
 # token asks the same question of every image, which leaves its query unused.
 TYPES: dict[str, dict[str, Any]] = {
-    "albert": dict(vocab_size=14), "bert": ONE, "bloom": NARROW, "cohere": LAYER, "deberta": dict(vocab_size=14),
+    "albert": dict(vocab_size=14), "bert": ONE, "bloom": NARROW, "clip_text_model": ONE, "cohere": LAYER,
+    "deberta": dict(vocab_size=14),
     "deberta-v2": ONE, "distilbert": ONE, "electra": dict(vocab_size=14), "falcon": LAYER,
     "gemma": ONE, "gemma2": ONE, "gemma3_text": ONE, "gpt2": ONE, "gpt_neox": LAYER, "gptj": LAYER, "llama": ONE,
-    "mistral": ONE, "mixtral": ONE, "mpt": NARROW, "olmoe": ONE, "olmo2": ONE, "opt": ONE, "phi3": ONE, "qwen2": ONE,
+    "mistral": ONE, "mixtral": ONE, "modernbert": dict(vocab_size=14),
+    "mpt": NARROW, "olmoe": ONE, "olmo2": ONE, "opt": ONE, "phi3": ONE, "qwen2": ONE,
     "qwen2_moe": ONE, "qwen3": ONE, "roberta": ONE, "stablelm": LAYER, "starcoder2": ONE,
+    "t5": ONE, "whisper": dict(vocab_size=14),
     "vit": dict(num_labels=24, hidden_size=6),
 }  # fmt: skip
 
@@ -121,6 +124,13 @@ def test_a_norm_alone_between_two_bases_has_one_direction_more(width: int) -> No
     starts raw and ends in its second norm."""
     found = audit("electra", num_hidden_layers=1, vocab_size=14, hidden_size=width)
     assert not complete(found) and found.nullity - found.dimension == 1
+
+
+def test_a_tower_that_hands_out_its_sum_trades_constants_along_ones() -> None:
+    """CLIP's image tower puts out the sum before its last norm. Along ones only the total of the five biases is seen (4
+    directions); and what a norm makes of the class token, which is the same for all images, has no scale (1)."""
+    found = audit("clip_vision_model")
+    assert not complete(found) and found.nullity - found.dimension == 4 + 1
 
 
 # --- an audit that fails ------------------------------------------------------------------------------------------
