@@ -21,10 +21,11 @@ from torch import Tensor
 from onebasin.engine import Store, in_order, in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks, nesting, size
-from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath
+from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath, sharpened
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
 from .moments import Pair, carried, cross_moments, grouped_moments, member_gains, outer_moments, pairwise_moments
+from .nested import chains, nearest_nested
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 
@@ -131,12 +132,14 @@ def match_weights(
 class _Unit:
     """What is optimised at once: one space, or a permutation of heads with the spaces inside them.
 
-    member: one of them that stands before others but does not batch them (`group` in `(kv group qk)`).
+    member: one of them that stands before others but does not batch them (`group` in `(kv group qk)`). nested: whether
+    they lie one inside the other, permutations but for the last.
     """
 
     root: str
     inner: tuple[str, ...] = ()
     member: str | None = None
+    nested: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,10 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
     inside: dict[str, list[str]] = {}
     for root in active:
         outer = [key for key in signature.spaces[root].batch if key in active]
-        if len(outer) == 1:  # what lies deeper, as in `(expert ffn lift)`, takes turns with the rest
+        if len(outer) == 1:
             inside.setdefault(outer[0], []).append(root)
+    nested = chains(signature, active)
+    inside |= {root: list(chain[1:]) for root, chain in nested.items()}
     joint = {root for inner in inside.values() for root in inner}
     parent = {root: root for root in active}
 
@@ -195,6 +200,8 @@ def _components(signature: Signature, roles: Sequence[str], active: Mapping[str,
 
     def unit(root: str) -> _Unit:
         within = inside.get(root, [])
+        if root in nested:
+            return _Unit(root, tuple(within), nested=True)
         member = next((one for one in within if any(one in before[other] for other in within)), None)
         return _Unit(root, tuple(within), member)
 
@@ -334,25 +341,30 @@ class _Descent:
         First those with an axis in a fixed space (token, position, patch, class tables), then what hangs on them (a
         stream behind a narrower embedding).
         """
-        shared = [u for u in self.component.units if self.signature.spaces[u.root].layer is None and not u.inner]
+
+        def of_all_layers(unit: _Unit) -> bool:
+            return all(self.signature.spaces[root].layer is None for root in (unit.root, *unit.inner))
+
+        shared = [unit for unit in self.component.units if of_all_layers(unit) and unit.member is None]
         waiting = {unit.root for unit in shared}
         moving = set(self.groups)
         progress = True
         while progress:
             progress = False
             for unit in shared:
-                roles = [role for role in self.touching[unit.root] if not self._others(role, unit.root) & moving]
+                own = {unit.root, *unit.inner}
+                roles = [role for role in self.touching[unit.root] if not self._others(role, own) & moving]
                 if unit.root in waiting and roles:
                     self._step([unit], roles)
                     waiting.discard(unit.root)
-                    moving.discard(unit.root)
+                    moving -= own
                     progress = True
 
-    def _others(self, role: str, root: str) -> set[str]:
+    def _others(self, role: str, own: set[str]) -> set[str]:
         """The roots of a matrix's other axes; a vector has none, and says too little to start from."""
         entry = self.signature.tensors[role]
         roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(entry)}
-        return roots - {root} if len(entry.axes) > 1 else set(self.groups)
+        return roots - own if len(entry.axes) > 1 else set(self.groups)
 
     def _step(self, wave: Sequence[_Unit], roles: Sequence[str] | None = None) -> None:
         """Set units that share no tensor to their optimum given all others."""
@@ -370,11 +382,20 @@ class _Descent:
         pairs = self._pairs(unit)
         if unit.member is not None:
             return self._best_grouped(unit, unit.member, pairs)
+        if unit.nested:
+            chain = (unit.root, *unit.inner)
+            return nearest_nested(self.signature, chain, self.groups, pairs(self.touching[unit.root]), self.workers)
+
+        def those(root: str) -> list[str]:
+            return [role for role in self.touching[root] if roles is None or role in roles]
+
         inner = [
-            pairwise_moments(self.signature, unit.root, root, pairs(self.touching[root]), self.groups[root].uses_gram)
+            pairwise_moments(self.signature, unit.root, root, pairs(those(root)), self.groups[root].uses_gram)
             for root in unit.inner
         ]
-        rest = outer_moments(self.signature, unit.root, unit.inner, pairs(self.touching[unit.root]))
+        if roles is not None and self.noise is not None:
+            inner = [_perturb(moments, self.noise) for moments in inner]
+        rest = outer_moments(self.signature, unit.root, unit.inner, pairs(those(unit.root)))
         wreath = Wreath(*(self.groups[root] for root in unit.inner))
         index, elements = wreath.nearest(tuple(inner), rest)
         gain = wreath.gain((index, elements), tuple(inner), rest)
@@ -426,18 +447,13 @@ def _exact(group: Group, element: Element) -> Element:
         return element
     matrix = element.matrix.double()
     if isinstance(group, Orthogonal):
-        return Linear(_rounded_off(matrix))
+        return Linear(sharpened(matrix))
     nothing = torch.zeros(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device)
     if element.dual is None:
         return group.nearest(Moments(matrix, torch.zeros_like(matrix), nothing, nothing))
     dual = element.dual.double()
     if isinstance(group, ScaledOrthogonal):
         scale = (torch.linalg.matrix_norm(matrix) / torch.linalg.matrix_norm(dual)).sqrt()[..., None, None]
-        rotation = _rounded_off((matrix / scale + dual * scale) / 2)
+        rotation = sharpened((matrix / scale + dual * scale) / 2)
         return Linear(scale * rotation, rotation / scale)
     return Linear(matrix, torch.linalg.inv(matrix).mT)
-
-
-def _rounded_off(matrix: Tensor) -> Tensor:
-    """A Newton-Schulz step towards the orthogonal polar factor; it squares the distance: 1e-6 becomes 1e-12."""
-    return 1.5 * matrix - 0.5 * matrix @ (matrix.mT @ matrix)

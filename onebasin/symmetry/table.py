@@ -25,11 +25,12 @@ A table has a header, a list of spaces, and one line per tensor:
 
     tensors                               name (`?` may be absent), axes, notes
         wte.weight                        vocab stream
-        ln_f.weight                       layernorm: stream -> final
-        ln_f.bias                         final
     layer h.{}
         attn.c_attn.weight                attn_in' [(head qk) | (head qk') | (head vo)]
         attn.c_proj.bias                  stream                        ; part attention
+    tensors
+        ln_f.weight                       layernorm: stream -> final
+        ln_f.bias                         final
     heads                                 never carry the base-model prefix
         lm_head.weight?                   vocab final'                  ; tied wte.weight
 

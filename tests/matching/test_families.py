@@ -14,7 +14,8 @@ CASES = ["LlamaForCausalLM", "LlamaForCausalLM-tied", "LlamaForCausalLM-biases",
          "Gemma3ForCausalLM", "Olmo2ForCausalLM", "GPTNeoXForCausalLM", "GPTNeoXForCausalLM-serial", "GPTJForCausalLM",
          "FalconForCausalLM", "FalconForCausalLM-groups", "StableLmForCausalLM-parallel", "CohereForCausalLM",
          "OPTForCausalLM", "BloomForCausalLM", "MptForCausalLM"]  # fmt: skip
-EXPERTS = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM"]
+EXPERTS = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
+           "DeepseekV3ForCausalLM", "DeepseekV3ForCausalLM-groups"]  # fmt: skip
 
 
 def planted(tiny, case, level, rescale):
@@ -39,10 +40,10 @@ def test_what_was_scrambled_is_recovered(tiny, case, level, rescale):
     assert after < 1e-5
 
 
-@pytest.mark.parametrize("level", ["paper", "permutation"])
+@pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal", "full"])
 @pytest.mark.parametrize("case", EXPERTS)
 def test_scrambled_experts_are_recovered(tiny, case, level):
-    """At these levels every expert's neurons only permute. Signs and factors in an expert take turns with its order."""
+    """Experts, the neurons inside each, and a sign or a factor for each neuron: one optimum."""
     before, after = planted(tiny, case, level, "joint")
     assert before > 0.1
     assert after < 1e-5
