@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +22,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from onebasin.families import named_table, table_for
 from onebasin.symmetry import Signature, resolve
 
-from .shards import CODES, Place, mapped, places
+from .shards import CODES, Place, mapped, pages_of, places
 
 DTYPES = {
     "float32": torch.float32,
@@ -183,6 +184,15 @@ class Checkpoint:
     def _headers(self) -> dict[Path, dict[str, Place]]:
         return {}
 
+    @cached_property
+    def _maps(self) -> dict[Path, mmap.mmap]:
+        return {}
+
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._maps:
+            self._maps[file] = pages_of(file)
+        return self._maps[file]
+
     def _places(self, file: Path) -> dict[str, Place]:
         if file not in self._headers:
             self._headers[file] = places(file)
@@ -214,10 +224,12 @@ class Checkpoint:
         """Let go of all files."""
         self._open.close()
         self.__dict__.pop("_handles", None)
+        self.__dict__.pop("_maps", None)  # unmapped with the last tensor
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens the files itself."""
-        return {key: value for key, value in self.__dict__.items() if key not in ("_open", "_handles", "_kept")}
+        opened = ("_open", "_handles", "_maps", "_kept")
+        return {key: value for key, value in self.__dict__.items() if key not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _open=ExitStack(), _kept={})
@@ -274,7 +286,7 @@ class Checkpoint:
             return self._pickle(file)[name]
         self._handle(file)  # which refuses what is damaged
         try:
-            return mapped(file, self._places(file)[name])
+            return mapped(self._map(file), self._places(file)[name])
         except (OSError, KeyError, ValueError) as error:
             raise CheckpointError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,16 +50,27 @@ def places(file: Path) -> dict[str, Place]:
     return found
 
 
-def mapped(file: Path, place: Place) -> Tensor:
-    """A tensor straight from its file. It is mapped by itself, so that its memory is given back with it: a mapping of
-    the whole file would come to hold all of it. Writing into the tensor does not change the file."""
+def pages_of(file: Path) -> mmap.mmap:
+    """The file, mapped, privately: nothing can change it."""
+    with file.open("rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def mapped(pages: mmap.mmap, place: Place) -> Tensor:
+    """A tensor straight from its file, not to be written into: another read may share its memory, which is given back
+    with it, since else the mapping would come to hold the whole file."""
     if place.start == place.end:
         return torch.empty(place.shape, dtype=place.dtype)
-    base = place.start - place.start % mmap.ALLOCATIONGRANULARITY
-    with file.open("rb") as opened:
-        pages = mmap.mmap(opened.fileno(), place.end - base, access=mmap.ACCESS_COPY, offset=base)
-    count = (place.end - place.start) // place.dtype.itemsize
-    return torch.frombuffer(pages, dtype=place.dtype, count=count, offset=place.start - base).reshape(place.shape)
+    view = memoryview(pages)[place.start : place.end]
+    weakref.finalize(view, _give_back, pages, place.start, place.end).atexit = False
+    return torch.frombuffer(view, dtype=place.dtype).reshape(place.shape)
+
+
+def _give_back(pages: mmap.mmap, start: int, end: int) -> None:
+    """Let go of the pages that lie wholly between; a tensor beside it has its share of the others."""
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if hasattr(pages, "madvise") and first < last:
+        pages.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 class Shard:
