@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
 from onebasin.checkpoint.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.checkpoint.writer import copy_companions
+from onebasin.data.tasks import quiet
 from onebasin.engine import kept
 from onebasin.symmetry.widths import widening
 
@@ -25,7 +26,8 @@ from .options import STREAM_LEVELS, Model, Options, StateDict, Tell
 def placed(model: Model, folder: Path) -> tuple[str | Path, str]:
     """Where a model lies, and what to call it; one that lies in no folder of its own is written to `folder`."""
     if isinstance(model, PreTrainedModel):
-        model.save_pretrained(folder)
+        with quiet():
+            model.save_pretrained(folder)
         return folder, model.name_or_path or type(model).__name__
     if isinstance(model, StateDict):
         model.write(folder)
