@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint, CheckpointError
-from onebasin.checkpoint.probes import probe
-from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
+from onebasin.checkpoint.stock import stock_model
+from onebasin.checkpoint.trace import Batch
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.axes import Axis, Leaf, blocks, nesting
+from onebasin.symmetry.axes import nesting
 from onebasin.symmetry.coupling import Coupling
 from onebasin.symmetry.maps import Acts, Monomial
 from onebasin.symmetry.signature import MOVES
 
-from .transport import Evidence, Transport, carried, mixed, plan, resized
+from .evidence import Evidence, of_activations, order_of
+from .transport import Transport, carried, mixed, plan, resized
 
 GROUNDS = ("wts", "acts")
 RESIDUALS = ("one", "average", "weighted")
@@ -80,7 +80,8 @@ def transport(
         raise CheckpointError(f"'{source.given}' and '{anchor.given}' differ in family or number of layers")
     finder = _Finder(source, anchor, alignment or Alignment(), entropy, {"dtype": dtype, "device": device})
     if ground == "acts":
-        finder.measure(batches, tell)
+        ours, moved = stock_model(anchor, **finder.how), stock_model(source, finder.alignment, **finder.how)
+        finder.measured = of_activations(ours, moved, batches, finder.target.sizes, tell)
     if residual == "one":
         finder.all_at_once(tell)
     else:
@@ -135,36 +136,17 @@ class _Finder:
 
     # --- evidence -----------------------------------------------------------------------------------------------
 
-    def measure(self, batches: Sequence[Batch], tell: Tell | None) -> None:
-        """Evidence of activations, for every block of what linear layers and norms give: (role, roots) -> sums."""
-        stocks = [stock_model(self.anchor, **self.how), stock_model(self.source, self.alignment, **self.how)]
-        found: dict[tuple[str, tuple[str, ...]], Evidence] = {}
-        outputs = _outputs(stocks[1], {name: tensor[:2] for name, tensor in batches[0].items()})
-        sizes = (self.anchor.signature.sizes, self.signature.sizes)
-        for number, batch in enumerate(batches, 1):
-            if tell:
-                tell(f"measuring activations: batch {number} of {len(batches)}")
-            seen = [_seen(stock, outputs, batch) for stock in stocks]
-            for role, (_, axis) in outputs.items():
-                for x, y in zip(seen[0].get(role, []), seen[1].get(role, []), strict=True):
-                    ours, theirs = (blocks(t, (Leaf(str(len(t))), axis), s) for t, s in zip((x, y), sizes, strict=True))
-                    for (a, of), (b, _) in zip(ours, theirs, strict=True):
-                        long = [leaf for leaf in of[1:] if self._size(leaf) != 1]
-                        roots = tuple(self.signature.root.get(leaf.space, leaf.space) for leaf in long)
-                        found.setdefault((role, roots), Evidence()).add(a.flatten(1).mT, b.flatten(1).mT)
-        self.measured = found
+    def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str], raw: bool = False) -> Evidence:
+        """What neurons of a space have in common; of what is inside heads, those of all heads in a row.
 
-    def _size(self, leaf: Leaf) -> int:
-        return int(leaf.space) if leaf.constant else self.target.sizes[leaf.space]
-
-    def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str]) -> Evidence:
-        """What neurons of a space have in common; of what is inside heads, those of all heads in a row."""
-        total, wanted = Evidence(), list(roles)
+        raw: activations in their own units; else every layer counts the same.
+        """
+        total, wanted = Evidence(), [role for role in roles if role in self.roles]
         if self.measured is not None:
             asked = (unit.root,) if inner is None else (unit.root, inner)
             for (role, found), one in self.measured.items():
                 if found == asked and role in wanted:
-                    total.join(one, 1 / max(one.energy, 1e-30))  # every layer counts the same
+                    total.join(one, 1.0 if raw else 1 / max(one.energy, 1e-30))
             return total
         members = self.signature.members
         partly = resized(self.target, {key: self.signature.sizes[key] for root in unit.roots for key in members[root]})
@@ -190,7 +172,7 @@ class _Finder:
         waiting = {root for other in self.units if other != unit for root in other.roots}
         found = []
         for role in self.roles:
-            roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(self.signature.tensors[role])}
+            roots = self.roots_of(role)
             if roots & set(unit.roots) and not (roots & waiting) - self.of(role).keys():
                 found.append(role)
         return found
@@ -246,35 +228,37 @@ class _Finder:
         def start(root: str, readers: Sequence[str] = ()) -> Acts:
             if root not in running:
                 if sums[root].cross is None:  # embeddings have no measured output: their norm has
-                    sums[root] = self.evidence(streams[root], None, readers)
+                    sums[root] = self.evidence(streams[root], None, readers, raw=True)
                 running[root] = _stay(self, root) if sums[root].cross is None else plan(sums[root].cost, self.entropy)
-                self.own.update({role: {root: running[root]} for role, of in first if of == root})
+                for role, of in first:
+                    if of == root:
+                        self.own.setdefault(role, {})[root] = running[root]
             return running[root]
 
-        for roles in _order(stock_model(self.anchor, **self.how)):
-            known = [role for role in roles if role in self.roles]
-            touched = {(root, role) for role in known for root in self.roots(role) & streams.keys()}
+        for held in order_of(stock_model(self.anchor, **self.how)):
+            roles = [role for role in held if role in self.signature.tensors]
+            touched = sorted((root, role) for role in roles for root in self.roots_of(role) & streams.keys())
             written = {root for root, role in touched if self.writes(role, root)}
-            for root, role in sorted(touched):
+            for root, role in touched:
                 if root not in written:
-                    self.own[role] = {root: start(root, known)}
-            for unit in self.units:  # what the block holds inside; its readers are all known by now or not looked at
-                inside = any(self.roots(role) & set(unit.roots) for role in known)
+                    self.own.setdefault(role, {})[root] = start(root, roles)
+            for unit in self.units:  # what the block holds inside: all that reads the stream for it is known by now
+                inside = any(self.roots_of(role) & set(unit.roots) for role in roles)
                 if inside and unit.root not in streams and written and unit.root not in self.maps:
                     self.solve(unit)
             for root in written:
                 mine = [role for of, role in touched if of == root]
-                found = self.evidence(streams[root], None, mine)
+                found = self.evidence(streams[root], None, mine, raw=True)
                 if root in running and found.cross is not None:
-                    ours, theirs = math.sqrt(found.energy), math.sqrt(sums[root].energy)
-                    share = ours / (ours + theirs) if weighted else 0.5
                     new = plan(found.cost, self.entropy)
-                    self.own.update({role: {root: new} for role in mine})
-                    running[root] = mixed(running[root], new, share, found.cost)
+                    ours, theirs = math.sqrt(found.energy), math.sqrt(sums[root].energy)
+                    running[root] = mixed(running[root], new, ours / (ours + theirs) if weighted else 0.5, found.cost)
+                    for role in mine:
+                        self.own.setdefault(role, {})[root] = new
                 elif root not in running:
                     first += [(role, root) for role in mine]
                 sums[root].join(found)
-            if tell:
+            if tell and roles:
                 tell(f"transport up to {roles[0]}")
         for root in streams:
             self.maps.setdefault(root, start(root))
@@ -282,7 +266,7 @@ class _Finder:
             if unit.root not in self.maps:
                 self.solve(unit)
 
-    def roots(self, role: str) -> set[str]:
+    def roots_of(self, role: str) -> set[str]:
         return {self.signature.root[leaf.space] for leaf in self.signature.leaves(self.signature.tensors[role])}
 
     def writes(self, role: str, root: str) -> bool:
@@ -314,54 +298,3 @@ def _stacked(plans: Sequence[Acts]) -> Acts:
     couplings = [one for one in plans if isinstance(one, Coupling)]
     matrix = torch.stack([one.matrix for one in couplings])
     return Coupling(matrix, torch.stack([one.matrix if one.dual is None else one.dual for one in couplings]))
-
-
-# --- running models ---------------------------------------------------------------------------------------------
-
-
-def _outputs(stock: Stock, example: Batch) -> dict[str, tuple[str, Axis]]:
-    """Role of a weight -> its module, and the axis of the module's output: linear layers and norms."""
-    found: dict[str, tuple[str, Axis]] = {}
-    for call in linear_layers(stock, example):
-        found[call.weight] = call.module, call.axes(stock)[1]
-    for role, entry in stock.signature.tensors.items():
-        if entry.norm is not None and role in stock.owner:
-            found[role] = stock.owner[role], entry.axes[-1]
-    return found
-
-
-def _seen(stock: Stock, outputs: dict[str, tuple[str, Axis]], batch: Batch) -> dict[str, list[Tensor]]:
-    """Role -> outputs of its module, (samples, neurons), without padding."""
-    found: dict[str, list[Tensor]] = {}
-    mask = batch.get("attention_mask")
-
-    def look(role: str) -> Callable[[Tensor, Tensor], None]:
-        def record(_: Tensor, y: Tensor) -> None:
-            kept = mask is not None and y.shape[: mask.dim()] == mask.shape
-            rows = y[mask.bool()] if kept and mask is not None else y
-            found.setdefault(role, []).append(rows.detach().reshape(-1, y.shape[-1]).clone())
-
-        return record
-
-    with hooks(stock, {module: look(role) for role, (module, _) in outputs.items()}):
-        run(stock, batch)
-    return found
-
-
-def _order(stock: Stock) -> list[list[str]]:
-    """The roles of every module that holds any, in the order in which the modules first return."""
-    owned: dict[str, list[str]] = {}
-    for role, name in stock.owner.items():
-        owned.setdefault(name, []).append(role)
-    order: dict[str, None] = {}
-
-    def returned(name: str) -> Callable[..., None]:
-        return lambda *_: order.setdefault(name)
-
-    handles = [stock.model.get_submodule(name).register_forward_hook(returned(name)) for name in owned]
-    try:
-        run(stock, probe(stock.model, stock.model, 2, 8, 0))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [owned[name] for name in order]

@@ -71,37 +71,6 @@ def mixed(first: Acts, second: Acts, share: float, like: Tensor) -> Coupling:
     return Coupling(*((1 - share) * a + share * b for a, b in pairs))
 
 
-@dataclass
-class Evidence:
-    """How much neurons of the anchor, x (m, features), and of the source, y (n, features), have in common, summed."""
-
-    cross: Tensor | None = None
-    ours: Tensor | None = None
-    theirs: Tensor | None = None
-
-    def add(self, x: Tensor, y: Tensor) -> None:
-        self.join(Evidence(x @ y.mT, x.square().sum(-1), y.square().sum(-1)))
-
-    def join(self, other: Evidence, scale: float = 1.0) -> None:
-        if other.cross is None or other.ours is None or other.theirs is None:
-            return
-        cross, ours, theirs = scale * other.cross, scale * other.ours, scale * other.theirs
-        if self.cross is None or self.ours is None or self.theirs is None:
-            self.cross, self.ours, self.theirs = cross, ours, theirs
-        else:
-            self.cross, self.ours, self.theirs = self.cross + cross, self.ours + ours, self.theirs + theirs
-
-    @property
-    def energy(self) -> float:
-        return 0.0 if self.ours is None else float(self.ours.sum())
-
-    @property
-    def cost(self) -> Tensor:
-        """Squared distances, (m, n)."""
-        assert self.cross is not None and self.ours is not None and self.theirs is not None
-        return self.ours.unsqueeze(1) + self.theirs - 2 * self.cross
-
-
 def resized(signature: Signature, sizes: Mapping[str, int]) -> Signature:
     """The same signature with other sizes of spaces, and the shapes that follow."""
     spaces = {key: replace(space, size=sizes.get(key, space.size)) for key, space in signature.spaces.items()}

@@ -95,6 +95,15 @@ def test_each_of_three_models_on_data_of_its_own(a, b, c, data, tmp_path, method
         onebasin.merge([a, b, c], tmp_path / "no", data=[str(data)] * 2, **how)
 
 
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
+def test_a_single_example_is_enough(ask, a, b, tmp_path, method):
+    (tmp_path / "one.jsonl").write_text(json.dumps(DATA[0]) + "\n")
+    given = ["--data", tmp_path / "one.jsonl", "--task", "text-classification", "--match", "none"]
+    found = ask("merge", a, b, "-o", tmp_path / "merged", "--method", method, *given)
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "merged").values())
+    assert found["settings"] and found["method"] == method
+
+
 def test_what_is_refused(ask, refused, a, b, data, tmp_path):
     given = ["--data", data, "--task", "text-classification"]
     file = tmp_path / "s"
