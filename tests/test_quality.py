@@ -116,6 +116,6 @@ def test_what_quality_settles_is_not_told_twice(how: dict[str, str], sentence: s
 
 
 def test_passes_are_counted() -> None:
-    """Two models, three ridges: activations 2, progressive merging 5 for each of two starts."""
-    assert passes_of("balanced", 2, 0) == 2 + 2 * 5
-    assert passes_of("best", 3, 10) == 4 + 3 * 6 + 3 + 30
+    """Two models: activations 2, progressive merging 3 for each of two starts."""
+    assert passes_of("balanced", 2, 0) == 2 + 2 * 3
+    assert passes_of("best", 3, 10) == 4 + 3 * 4 + 3 + 30

@@ -7,18 +7,18 @@ Start from the plain average of aligned models. In the order of execution, let X
     R = sum_j w_j Y_j - Y        Y: the layer's output; for layers that write the residual stream, the stream after it
     W <- W + (X^T X + r D)^-1 X^T R        D = diag(X^T X)
 
-the least-squares solution with a ridge r towards the average. Because X comes from the merged model and R compares
-with the stream rather than with the layer's own output, each layer also repairs what earlier ones left wrong. With all
-weight on one model, or with equal models, R is zero and nothing changes.
+the least-squares solution with a ridge r towards the average. Each layer takes the ridge that leaves the least |R|^2
+on calibration data that are held back: they walk along, but enter no sum. Because X comes from the merged model and R
+compares with the stream rather than with the layer's own output, each layer also repairs what earlier ones left wrong.
+With all weight on one model, or with equal models, R is zero and nothing changes.
 
 RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the inputs of the models that are merged.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -33,20 +33,23 @@ from onebasin.symmetry import Alignment
 from .average import merged_tensors
 from .lockstep import Pass, current, pause
 
-RIDGES = (0.1, 0.01, 0.001)
+RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+AVERAGE, FITTED = "average", "progressive"  # what is compared at the end
 
 
 @dataclass(frozen=True)
 class Progressive:
-    """tensors: role -> merged tensor. ridge: the one chosen; None where the plain average was better than all.
+    """tensors: role -> merged tensor. fitted: False where the plain average was better in the end.
 
-    losses: ridge -> loss on held-back data (None: the plain average), empty where there was nothing to choose.
-    skipped: linear layers that keep their average, because the models do not share them or they are tied.
+    ridges: module -> the ridge that its layer took, None where it kept its average. losses: of the plain average and of
+    the fitted model on held-back data, empty where there was nothing to choose. skipped: linear layers that keep their
+    average, because the models do not share them or they are tied.
     """
 
     tensors: dict[str, Tensor]
-    ridge: float | None
-    losses: dict[float | None, float] = field(default_factory=dict)
+    fitted: bool
+    ridges: dict[str, float | None] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -67,9 +70,9 @@ def merge_progressively(
     """Merge aligned models over calibration batches; arguments as in `merged_tensors`.
 
     batches: inputs of the models; padding is left out where there is an attention_mask. ridge: one value, or several,
-    of which the one with the least loss on `held_back` is taken (default: a sixteenth of the batches, at least one,
-    which then fit nothing). The loss is the KL divergence of the merged model's prediction from the mixture of the
-    models' predictions; for models without logits, the squared distance from their mean output.
+    of which each layer takes its best on `held_back` (default: a sixteenth of the batches, at least one, which then fit
+    nothing). With several the plain average is kept where it predicts better than the fitted model there: by the KL
+    divergence from the mixture of the models' predictions; without logits, by squared distance from their mean output.
 
     Raises ValueError for too few batches, and CheckpointError for a model whose layers cannot be followed.
     """
@@ -87,34 +90,23 @@ def merge_progressively(
         for name, tensor in merged_tensors(models, alignments, weights, layout, shared, dtype=dtype, device=device)
     }
     student.fill(average.__getitem__)
-    example = {key: value[:2] for key, value in fit[0].items()}
-    calls = linear_calls(student, example)
-    fitted = [call for call in calls if call.weight in shared and not student.shared(call.weight)]
-    students = [copied(student) for _ in ridges]
-    fit_layers(teachers, students, weights, ridges, fitted, fit, tell)
-    chosen: int | None = 0
-    losses: dict[float | None, float] = {}
-    if held:
-        answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
+    calls = linear_calls(student, {key: value[:2] for key, value in fit[0].items()})
+    answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
+
+    def held_back_loss() -> float:
         shares = [weight / sum(weights) for weight in weights]
-        scores = [
-            mean_loss(divergence, partial(forward_of(one), one.parameter), answers, shares, held)
-            for one in (student, *students)
-        ]
-        losses = dict(zip((None, *ridges), scores, strict=True))
-        best = min(range(len(scores)), key=scores.__getitem__)
-        chosen = best - 1 if best else None
-    if chosen is not None:
-        average.update({role: tensor.detach() for role, tensor in students[chosen].parameter.items()})
+        return mean_loss(divergence, partial(forward_of(student), student.parameter), answers, shares, held)
+
+    losses = {AVERAGE: held_back_loss()} if held else {}
+    fitted = [call for call in calls if call.weight in shared and not student.shared(call.weight)]
+    chosen = fit_layers(teachers, student, weights, ridges, fitted, fit, held, tell)
     skipped = [call.weight for call in calls if call not in fitted]
-    return Progressive(average, None if chosen is None else ridges[chosen], losses, skipped)
-
-
-def copied(stock: Stock) -> Stock:
-    """A copy with tensors of its own."""
-    model = copy.deepcopy(stock.model)
-    named = {id(old): new for old, new in zip(stock.model.parameters(), model.parameters(), strict=True)}
-    return replace(stock, model=model, parameter={role: named[id(p)] for role, p in stock.parameter.items()})
+    if held:
+        losses[FITTED] = held_back_loss()
+    better = not held or losses[FITTED] < losses[AVERAGE]
+    if better:
+        average.update({role: tensor.detach() for role, tensor in student.parameter.items()})
+    return Progressive(average, better, chosen, losses, skipped)
 
 
 # --- the fit ----------------------------------------------------------------------------------------------------
@@ -122,39 +114,52 @@ def copied(stock: Stock) -> Stock:
 
 def fit_layers(
     teachers: Sequence[Stock],
-    students: Sequence[Stock],
+    student: Stock,
     weights: Sequence[float],
     ridges: Sequence[float],
     calls: Sequence[Call],
     batches: Sequence[Batch],
+    held_back: Sequence[Batch] = (),
     tell: Callable[[str], None] | None = None,
-) -> None:
-    """Walk teachers and students through all batches together, and fit each layer of every student on the way.
+) -> dict[str, float | None]:
+    """Walk teachers and student through all batches together, fit each layer of the student on the way, and return the
+    ridge that each took: the only one, or that with the least squared error on `held_back` (None: no change is best).
 
     A layer that is called several times in one pass is fitted at each call to all calls so far.
     """
-    walks = [_Walk(stock, calls, batches) for stock in (*teachers, *students)]
-    masks = [batch.get("attention_mask") for batch in batches]
-    sums: dict[tuple[int, str], _Fit] = {}
+    all_batches = [*batches, *held_back]
+    walks = [_Walk(stock, calls, all_batches) for stock in (*teachers, student)]
+    masks = [batch.get("attention_mask") for batch in all_batches]
+    sums: dict[str, tuple[_Sums, _Sums]] = {}
+    chosen: dict[str, float | None] = {}
     try:
         for number, call in enumerate(calls, 1):
             if tell:
                 tell(f"fitting layer {number} of {len(calls)}: {call.module}")
-            seen = [walk.advance(call) for walk in walks]
-            for i, student in enumerate(students):
-                fit = sums.setdefault((i, call.module), _Fit(student, call))
-                mine = seen[len(teachers) + i]
-                for b, here in enumerate(mine):
-                    lacking = -here.value
-                    for j, weight in enumerate(weights):
-                        lacking += weight * seen[j][b].value
-                    fit.add(here.inputs, lacking, masks[b])
-                delta = fit.solve(ridges[i])
-                for here in mine:
-                    here.value.add_(fit.extended(here.inputs) @ delta)
+            *theirs, mine = [walk.advance(call) for walk in walks]
+            layer = _Layer(student, call)
+            fit, held = sums.setdefault(call.module, (_Sums(layer), _Sums(layer)))
+            for b, here in enumerate(mine):
+                lacking = -here.value
+                for weight, seen in zip(weights, theirs, strict=True):
+                    lacking += weight * seen[b].value
+                (fit if b < len(batches) else held).add(layer.extended(here.inputs), lacking, masks[b])
+            before = fit.total
+            best: float | None = None
+            error = held.error(before) if held_back else 0.0
+            for ridge in ridges:
+                change = ridge_solution(fit.gram, fit.cross, ridge)
+                if not held_back or held.error(change) < error:
+                    best, error = ridge, held.error(change)
+                    fit.total = held.total = change
+            chosen[call.module] = best
+            layer.change(fit.total - before)
+            for here in mine:
+                here.value.add_(layer.extended(here.inputs) @ (fit.total - before))
     finally:
         for walk in walks:
             walk.close()
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -213,43 +218,52 @@ class _Walk:
         self._hooks.__exit__(None, None, None)
 
 
-class _Fit:
-    """The normal equations of one layer, summed over its calls, for the change of its weights since the average."""
+class _Layer:
+    """A linear layer as one matrix: its weight, (inputs, outputs), above its bias."""
 
     def __init__(self, stock: Stock, call: Call) -> None:
         self.columns = call.columns
         self.weight = stock.parameter[call.weight]
         self.bias: nn.Parameter | None = stock.parameter[call.bias] if call.bias else None
-        self.total: Tensor | None = None
-        self.gram: Tensor | None = None
-        self.cross: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.weight.shape if self.columns else self.weight.mT.shape
+        return inputs + (self.bias is not None), outputs
 
     def extended(self, x: Tensor) -> Tensor:
         """The inputs with a 1 for the bias."""
         return x if self.bias is None else torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
 
-    def add(self, inputs: Tensor, lacking: Tensor, mask: Tensor | None) -> None:
-        x, r = self.extended(inputs), lacking
-        if mask is not None and x.shape[: mask.dim()] == mask.shape:
-            x, r = x[mask.bool()], r[mask.bool()]
-        x, r = x.reshape(-1, x.shape[-1]), r.reshape(-1, r.shape[-1])
-        gram, cross = x.mT @ x, x.mT @ r
-        if self.total is not None:  # an earlier call: ask for the whole change, not for what is left of it
-            cross += gram @ self.total
-        self.gram = gram if self.gram is None else self.gram + gram
-        self.cross = cross if self.cross is None else self.cross + cross
-
-    def solve(self, ridge: float) -> Tensor:
-        """Change the weights, and return by how much: (inputs, outputs)."""
-        assert self.gram is not None and self.cross is not None
-        total = ridge_solution(self.gram, self.cross, ridge)
-        delta = total if self.total is None else total - self.total
-        self.total = total
+    def change(self, delta: Tensor) -> None:
         rows = delta if self.bias is None else delta[:-1]
         self.weight.data.add_(rows.mT if self.columns else rows)
         if self.bias is not None:
             self.bias.data.add_(delta[-1])
-        return delta
+
+
+class _Sums:
+    """gram: X^T X. cross: X^T R for the whole change of a layer since the average, of which `total` is made already."""
+
+    def __init__(self, layer: _Layer) -> None:
+        inputs, outputs = layer.shape
+        self.gram = layer.weight.new_zeros(inputs, inputs)
+        self.cross = layer.weight.new_zeros(inputs, outputs)
+        self.total = layer.weight.new_zeros(inputs, outputs)
+
+    def add(self, x: Tensor, lacking: Tensor, mask: Tensor | None) -> None:
+        if mask is not None and x.shape[: mask.dim()] == mask.shape:
+            x, lacking = x[mask.bool()], lacking[mask.bool()]
+        x, lacking = x.reshape(-1, x.shape[-1]), lacking.reshape(-1, lacking.shape[-1])
+        gram = x.mT @ x
+        self.gram += gram
+        self.cross += x.mT @ lacking
+        if bool(self.total.any()):  # an earlier call made this part: ask for the whole change
+            self.cross += gram @ self.total
+
+    def error(self, change: Tensor) -> float:
+        """|X T - R|^2 up to a constant."""
+        return float(((self.gram @ change - 2 * self.cross) * change).sum(dtype=torch.float64))
 
 
 def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:

@@ -131,7 +131,7 @@ def merge(
         else:
             chosen = choose(quality, gauged, centre, layout, shares, opt, tell)
             found, alignments, fitted = chosen.found, chosen.alignments, chosen.fitted
-            method = "progressive" if fitted is not None and fitted.ridge is not None else "average"
+            method = "progressive" if fitted is not None and fitted.fitted else "average"
         notes = [*gauged[layout].notes, *(note for item in found for note in item.notes)]
         if shared.differing:
             notes.append(f"copied from model {layout} ({given[layout].given}), since the models differ there: "
@@ -177,7 +177,7 @@ def merge(
         record = Record("merge", command, sources, opt, result, found)
         tensors: Iterator[tuple[str, Tensor]]
         if fitted is not None:
-            result["ridge"], result["held_back_losses"] = fitted.ridge, {str(r): x for r, x in fitted.losses.items()}
+            result["ridges"], result["held_back_losses"] = fitted.ridges, fitted.losses
             whole = fitted.tensors
             entries = gauged[layout].signature.tensors
             tensors = (pair for role, entry in entries.items() if entry.stored for pair in entry.split(whole[role]))

@@ -21,7 +21,7 @@ from onebasin.checkpoint import Checkpoint, CheckpointError, distances, stock_mo
 from onebasin.checkpoint.probes import probe
 from onebasin.checkpoint.trace import Batch, run
 from onebasin.data.teaching import forward_of, held_out, predictions
-from onebasin.fusion.progressive import RIDGES, Progressive, merge_progressively
+from onebasin.fusion.progressive import Progressive, merge_progressively
 from onebasin.symmetry import Alignment
 
 from .aligning import Found, align_all, calibration, examples_per_step, task_of
@@ -93,9 +93,8 @@ def choose(
         except CheckpointError as error:
             notes.append(f"no candidate: {name} ({error})")
             return
-        for ridge, loss in fitted.losses.items():
-            kind = f"{name}, {'average' if ridge is None else f'progressive (ridge {ridge:g})'}"
-            candidates[kind] = (loss, found, alignments, fitted)
+        for method, loss in fitted.losses.items():
+            candidates[f"{name}, {method}"] = (loss, found, alignments, fitted)
 
     if all(distances(model, models[centre], dtype=opt.dtype).relative < RELATED for model in models):
         consider("unmatched", "none")
@@ -165,10 +164,10 @@ def _told(chosen: Chosen, models: Sequence[Checkpoint], opt: Options, batches: S
 def passes_of(quality: str, count: int, rounds: float) -> float:
     """What a quality needs for `count` models, in forward passes of one model over all calibration data.
 
-    Activations: both models of every pair. Progressive merging: all models, and a merged one for every ridge, for every
-    start. Learning: all models once, and forward and backward for every step. rounds: its steps, as rounds of the data.
+    Activations: both models of every pair. Progressive merging: all models and the merged one, for every start.
+    Learning: all models once, and forward and backward for every step. rounds: its steps, as rounds of the data.
     """
-    progressive = count + len(RIDGES)
+    progressive = count + 1
     return {
         "fast": 0.0,
         "balanced": 2 * (count - 1) + 2 * progressive,

@@ -161,28 +161,47 @@ def test_what_stands_under_padding_does_not_matter(tmp_path: Path) -> None:
         assert torch.allclose(tensor, second[role], atol=1e-8), role
 
 
-def test_the_ridge_with_the_least_held_back_loss_is_taken(tmp_path: Path) -> None:
+def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_path: Path) -> None:
+    """Of the first layer that is fitted: its inputs and targets depend on no other choice."""
     models, batches = pair("GPT2LMHeadModel", tmp_path)
-    merged = merge_progressively(
-        models,
-        [Alignment()] * 2,
-        [0.5, 0.5],
-        0,
-        list(models[0].signature.tensors),
-        batches[:12],
-        ridge=(10.0, 0.1, 1e-3),
-        held_back=batches[12:],
-        dtype=torch.float64,
-    )
-    assert set(merged.losses) == {None, 10.0, 0.1, 1e-3}
-    ours = [outputs(models[0], batch, merged.tensors)["logits"].log_softmax(-1) for batch in batches[12:]]
+    fit, held, ridges = batches[:12], batches[12:], (10.0, 0.1, 1e-3)
+    roles = list(models[0].signature.tensors)
+    merged = merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, roles, fit, ridge=ridges, held_back=held,
+                                 dtype=torch.float64)  # fmt: skip
+    a, b, student = (stock_model(model, dtype=torch.float64) for model in (*models, models[0]))
+    by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
+    pairs = merged_tensors(models, [Alignment()] * 2, [0.5, 0.5], 0, set(roles), dtype=torch.float64)
+    average = {by_name[name]: tensor for name, tensor in pairs}
+    student.fill(average.__getitem__)
+    call = linear_calls(student, fit[0])[0]
+    errors = {}
+    for ridge in ridges:
+        sums = []
+        for some in (fit, held):
+            (x, mine), (_, first), (_, second) = (measured(s, [call], some)[call.module] for s in (student, a, b))
+            x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+            sums.append((x, (first + second) / 2 - mine))
+        (x, r), (x_held, r_held) = sums
+        solution = ridge_solution(x.mT @ x, x.mT @ r, ridge)
+        errors[ridge] = float((x_held @ solution - r_held).square().sum())
+    assert merged.ridges[call.module] == min(errors, key=errors.__getitem__)
+    assert min(errors.values()) < float(r_held.square().sum())
+    assert set(merged.ridges) == {call.module for call in linear_calls(student, fit[0])}
+
+
+def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: Path) -> None:
+    models, batches = pair("GPT2LMHeadModel", tmp_path)
+    roles = list(models[0].signature.tensors)
+    merged = merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, roles, batches[:12], held_back=batches[12:],
+                                 dtype=torch.float64)  # fmt: skip
+    assert merged.fitted == (merged.losses["progressive"] < merged.losses["average"])
     means = []
-    for batch, own in zip(batches[12:], ours, strict=True):
+    for batch in batches[12:]:
+        own = outputs(models[0], batch, merged.tensors)["logits"].log_softmax(-1)
         mixture = sum(outputs(model, batch)["logits"].softmax(-1) for model in models) / 2
         divergence = (mixture * (mixture.log() - own)).sum(-1)[batch["attention_mask"].bool()]
         means.append(float(divergence.mean()))
     assert min(merged.losses.values()) == pytest.approx(sum(means) / len(means))
-    assert merged.losses[merged.ridge] == min(merged.losses.values())
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
