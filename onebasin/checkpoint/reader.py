@@ -86,6 +86,11 @@ def _fetch(model: str, *weights: str) -> Path:
     return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_BESIDES, *weights]))
 
 
+def finite(tensor: Tensor) -> bool:
+    """Whether it holds neither NaN nor infinity. A sum shows every one, but may itself overflow."""
+    return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
+
+
 class Checkpoint:
     """A model folder, read lazily. Nothing is loaded until `read`, and nothing stays in memory after it.
 
@@ -301,9 +306,15 @@ class Checkpoint:
             raise CheckpointError(f"'{self.given}': the tensor '{name}' does not hold plain floating-point numbers")
         parts = [self.read_name(each).to(device=device, dtype=dtype) for each in entry.names]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, entry.joint)
-        if not bool(torch.isfinite(tensor).all()):
+        if role not in self._finite and not finite(tensor):
             raise CheckpointError(f"'{self.given}': the tensor '{name}' holds NaN or infinite values")
+        self._finite.add(role)
         return tensor
+
+    @cached_property
+    def _finite(self) -> set[str]:
+        """Roles that were read and found finite: the descent reads them again and again."""
+        return set()
 
     def others(self) -> Iterator[str]:
         """Names on disk that the table ignores (buffers)."""

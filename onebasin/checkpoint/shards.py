@@ -122,7 +122,7 @@ class Shard:
         if tensor.dtype not in CODES:
             raise ValueError(f"the tensor '{name}' of {tensor.dtype} cannot be stored; convert it first")
         start = self._file.tell() - 8 - self.room
-        self._file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        self._file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         end = start + tensor.nbytes
         self.header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
 

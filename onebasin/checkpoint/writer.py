@@ -21,7 +21,7 @@ from torch import Tensor
 
 from onebasin.engine import behind
 
-from .reader import Checkpoint, CheckpointError, one_line
+from .reader import Checkpoint, CheckpointError, finite, one_line
 from .shards import Shard, room_for
 
 # What a model folder holds besides weights and config.json. Code (*.py) and other weights are never copied.
@@ -221,7 +221,7 @@ def _ready(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | Non
 
 
 def _refuse_infinite(name: str, tensor: Tensor, like: Checkpoint) -> None:
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()) and name not in set(like.others()):
+    if tensor.is_floating_point() and not finite(tensor) and name not in set(like.others()):
         raise CheckpointError(f"the tensor '{name}' is not finite in {_name(tensor.dtype)}; write a wider dtype")
 
 

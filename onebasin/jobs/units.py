@@ -64,10 +64,13 @@ def _unit(
         roles=roles,
         workers=opt.workers,
         store=store,
-        progress=tell
-        and (lambda what, objective: tell(f"matching {source.given}: {what}, distance {objective**0.5:.6g}")),
+        progress=None if tell is None else partial(_progress, tell, source.given),
         **opt.descent,
     )
+
+
+def _progress(tell: Tell, name: str, what: str, objective: float) -> None:
+    tell(f"matching {name}: {what}, distance {objective**0.5:.6g}")
 
 
 def groups_of(model: Checkpoint, opt: Options) -> dict[str, Group]:
