@@ -152,6 +152,17 @@ def _views(
                 yield as_matrix(a, len(batch)), as_matrix(s, len(batch)), leaf, weight
 
 
+def evened(matrix: Tensor) -> Tensor:
+    """X -> (X X^T)^(-1/4) X, (n, m): the singular values become their roots.
+
+    Any rotation of the rows passes through, so what is planted is still found; but a few strong directions, such as the
+    one that all tokens which were never trained share, no longer decide alone.
+    """
+    values, vectors = torch.linalg.eigh(matrix @ matrix.mT)
+    scale = values.clamp_min(1e-6 * float(values[-1])) ** -0.25
+    return (vectors * scale) @ (vectors.mT @ matrix)
+
+
 def as_matrix(view: Tensor, batch: int) -> Tensor:
     """(*batch, n, *rest) -> (*batch, n, m); m = 1 where there is no rest."""
     return view.reshape(*view.shape[: batch + 1], -1)

@@ -24,7 +24,17 @@ from onebasin.symmetry.axes import blocks, nesting, size
 from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath, sharpened
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
-from .moments import Pair, carried, cross_moments, grouped_moments, member_gains, outer_moments, pairwise_moments
+from .moments import (
+    Pair,
+    as_matrix,
+    carried,
+    cross_moments,
+    evened,
+    grouped_moments,
+    member_gains,
+    outer_moments,
+    pairwise_moments,
+)
 from .nested import chains, nearest_nested
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
@@ -80,7 +90,8 @@ def match_weights(
     layers (one for every worker) are held at a time. roles: the tensors that count (default: all but aliases).
     weights: role -> weight of its squared distance. tolerance: relative decrease per sweep under which coupled spaces
     are called converged. starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed
-    spaces, the others add noise to it; the least objective is kept. warm: descend from where the source stands
+    spaces, the second from the same tensors with their spectra evened out, the others from the first with noise; the
+    least objective is kept. warm: descend from where the source stands
     instead. measure: False spares closed forms the distance before any move; the objective then starts at 0. workers:
     how many independent pieces run at once (default: one per core); the result does not depend on it. progress:
     called with a text and the objective after every step. store: where coupled spaces are kept after every sweep, and
@@ -97,8 +108,8 @@ def match_weights(
         best: _Descent | None = None
         coupled = len(component.units) > 1
         for start in range(starts if coupled else 1):
-            noise = torch.Generator().manual_seed(seed + start) if start else None
-            descent = _Descent(signature, component, read, active, weights, noise, workers)
+            noise = torch.Generator().manual_seed(seed + start) if start > 1 else None
+            descent = _Descent(signature, component, read, active, weights, noise, workers, even=start == 1)
             kept = None if store is None else (store, f"{component.units[0].root}, start {start}, warm {warm}")
             descent.run(tolerance, max_sweeps, warm, progress, measure, kept)
             if best is None or descent.objective[-1] < best.objective[-1]:
@@ -229,8 +240,9 @@ class _Descent:
         weights: Callable[[str], float] | None,
         noise: torch.Generator | None,
         workers: int | None,
+        even: bool = False,
     ) -> None:
-        self.read, self.workers = read, workers
+        self.read, self.workers, self.even = read, workers, even
         self.signature, self.component, self.groups, self.noise = signature, component, groups, noise
         self.weight = {role: weights(role) if weights else 1.0 for role in component.roles}
         self.batch = {
@@ -316,7 +328,7 @@ class _Descent:
     def _distances(self) -> dict[str, float]:
         def distance(role: str) -> float:
             _, anchor, source, weight = self._pair(role)
-            return weight * float((anchor - source).square().sum(dtype=torch.float64))
+            return weight * float(torch.linalg.vector_norm(anchor - source, dtype=torch.float64)) ** 2
 
         roles = self.component.roles
         return dict(zip(roles, in_order(distance, roles, self.workers), strict=True))
@@ -408,6 +420,8 @@ class _Descent:
         own = self.total.elements.get(root) if shared and isometry else None
         read = partial(self._pair, without=root if own is not None else None)
         run = partial(in_order, workers=self.workers if shared else 1)
+        if start and self.even:
+            read = partial(self._evened, root, read)
         moments = cross_moments(self.signature, root, roles, group.uses_gram, not isometry, read, run)
         if own is not None:
             moments = carried(moments, own)
@@ -415,6 +429,15 @@ class _Descent:
             moments = _perturb(moments, self.noise)
         element = group.nearest(moments)
         return {root: element}, float((moments.stay() - moments.value(element)).sum())
+
+    def _evened(self, root: str, read: Callable[[str], Pair], role: str) -> Pair:
+        """A pair with the spectra of both evened out along one space."""
+        _, anchor, source, weight = read(role)
+        both = anchor.clone(), source.clone()
+        for tensor in both:
+            for view, _, _ in self.signature.views(role, tensor, root):
+                view.copy_(evened(as_matrix(view, 0)).view(view.shape))
+        return role, *both, weight
 
     def _best_grouped(
         self, unit: _Unit, member: str, pairs: Callable[[Iterable[str]], Iterable[Pair]]
