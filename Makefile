@@ -53,6 +53,7 @@ package: $(INSTALLED)
 	$(BIN)/python -m venv build/fresh
 	build/fresh/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
 	cd build && fresh/bin/onebasin env && fresh/bin/onebasin demo -o fresh/demo --models 2
+	$(BIN)/mypy --strict --python-executable build/fresh/bin/python --config-file= tests/user_program.py
 
 # Leaves .venv, which is slow to make again.
 clean:

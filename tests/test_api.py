@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
@@ -148,3 +149,18 @@ def test_errors_are_value_errors(tmp_path: Path) -> None:
     assert issubclass(onebasin.CheckpointError, ValueError) and issubclass(onebasin.TableError, ValueError)
     with pytest.raises(onebasin.CheckpointError, match="there is no folder"):
         onebasin.distance(tmp_path / "no", tmp_path)
+
+
+def test_state_dicts_and_files(tmp_path: Path) -> None:
+    """A dictionary of tensors with the table that names their axes is a model, and so is a weight file."""
+    a, b = folder(tmp_path / "a"), folder(tmp_path / "b", seed=1)
+    wanted = onebasin.match(a, b)
+    config = json.loads((a / "config.json").read_text())
+    state = onebasin.StateDict(weights(a), config, table="bert", name="mine")
+    found = onebasin.match(state, b / "model.safetensors")
+    assert found["distance_after"] == wanted["distance_after"]
+    assert found["anchor"] == str(b / "model.safetensors")
+    for one, two in zip(found["model"].parameters(), wanted["model"].parameters(), strict=True):
+        assert torch.equal(one, two)
+    with pytest.raises(ValueError, match=r"has no config\.json beside it"):
+        onebasin.match((b / "model.safetensors").rename(tmp_path / "lone.safetensors"), a)

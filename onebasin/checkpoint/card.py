@@ -48,7 +48,8 @@ def model_card(
         "base_model:",
         *(f"- {json.dumps(name)}" for name in models),
     ]
-    lines += ["tags:", "- onebasin", f"- {kind}", "---", "", f"# {title}", "", _INTRODUCTION[kind], ""]
+    tags = ["onebasin", kind, *(["mergekit"] if "models" in result else [])]  # a merge file, see `merge_config`
+    lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {title}", "", _INTRODUCTION[kind], ""]
     lines += [*(f"{number}. `{name}`" for number, name in enumerate(models)), ""]
     lines += ["Made with onebasin:", "", "```sh", command, "```", ""]
     if after:

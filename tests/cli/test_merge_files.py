@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin merge --config: what is refused, and what the output folder looks like."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pairs import weights
+
+Run = Any
+
+
+@pytest.fixture
+def write(tmp_path: Path, a: Path, b: Path) -> Any:
+    """Write a merge file of two models, with lines after `merge_method` and after the models."""
+
+    def call(before: str = "merge_method: linear", after: str = "", settings: str = "{weight: 1}") -> Path:
+        file = tmp_path / "recipe.yml"
+        models = "".join(f"  - model: {model}\n    parameters: {settings}\n" for model in (a, b))
+        file.write_text(f"{before}\nmodels:\n{models}{after}\n")
+        return file
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "settings", "words"),
+    [
+        ("merge_methd: linear", "", "{}", "unknown key 'merge_methd'; did you mean 'merge_method'?"),
+        ("merge_method: linear", "align: {symetry: full}", "{}", "'symetry' in align; did you mean 'symmetry'?"),
+        ("merge_method: linear", "", "{wieght: 1}", "unknown parameter 'wieght' of linear in models[0].parameters"),
+        ("merge_method: linear", "", "{}", "linear needs a weight for every model"),
+        ("merge_method: linear", "", "{weight: much}", "parameter 'weight': 'much' is no number"),
+        ("merge_method: linear", "slices: []\nbase_model: x@1@2", "{weight: 1}", "'x@1@2' is no model"),
+        ("merge_method: linear", "modules: {a: {models: []}}", "{weight: 1}", "exactly one of models, slices"),
+        ("merge_method: linear", "dtype: float31", "{weight: 1}", "dtype: Input should be 'float32'"),
+        ("merge_method: linear", "align: {anchor: nobody}", "{weight: 1}", "'nobody' is not base, auto or a model"),
+        ("merge_method: average", "", "{weight: [0, 1]}", "'average' takes one weight for each model"),
+        ("merge_method: linear\nslices: 3", "", "{weight: 1}", "slices: "),
+        ("merge_method: [", "", "", "is not valid YAML"),
+    ],
+)  # fmt: skip
+def test_one_sentence(
+    before: str, after: str, settings: str, words: str, write: Any, refused: Run, tmp_path: Path
+) -> None:
+    file = write(before, after, settings)
+    assert words in refused("merge", "--config", file, "-o", tmp_path / "out")
+
+
+def test_unknown_methods_name_the_nearest(write: Any, refused: Run, tmp_path: Path) -> None:
+    file = write("merge_method: linaer")
+    assert "did you mean 'linear'?" in refused("merge", "--config", file, "-o", tmp_path / "out")
+
+
+def test_options_that_the_file_settles(write: Any, refused: Run, tmp_path: Path, a: Path) -> None:
+    file = write()
+    assert "--match does not go with" in refused("merge", "--config", file, "-o", tmp_path / "out", "--match", "full")
+    assert "does not go with --config" in refused("merge", a, "--config", file, "-o", tmp_path / "out")
+    assert "cannot be read" in refused("merge", "--config", tmp_path / "no.yml", "-o", tmp_path / "out")
+
+
+def test_slices_that_do_not_exist(refused: Run, tmp_path: Path, a: Path) -> None:
+    file = tmp_path / "recipe.yml"
+    source = f"slices: [{{sources: [{{model: {a}, layer_range: [0, 9], parameters: {{weight: 1}}}}]}}]"
+    file.write_text(f"merge_method: linear\n{source}\n")
+    assert "has 2 layers, and 9 are wanted" in refused("merge", "--config", file, "-o", tmp_path / "out")
+
+
+def test_own_methods_run_here(write: Any, ask: Run, tmp_path: Path, a: Path, b: Path) -> None:
+    ask("merge", "--config", write("merge_method: average", settings="{weight: 3}"), "-o", tmp_path / "out")
+    ask("merge", a, b, "--match", "none", "-o", tmp_path / "plain")
+    ours, plain = weights(tmp_path / "out"), weights(tmp_path / "plain")
+    assert ours.keys() == plain.keys() and all(ours[name].equal(plain[name]) for name in plain)
+
+
+def test_the_folder_is_what_users_of_mergekit_expect(write: Any, ask: Run, tmp_path: Path, a: Path, b: Path) -> None:
+    file, out = write(after="align: {symmetry: paper, anchor: auto}"), tmp_path / "out"
+    result = ask("merge", "--config", file, "-o", out, "--out-shard-size", "5K")
+    assert result["match"] == "paper" and result["models"] == [str(a), str(b)]
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    shards = sorted(path.name for path in out.glob("*.safetensors"))
+    assert len(shards) > 1 and set(index["weight_map"].values()) == set(shards)
+    assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert (out / "mergekit_config.yml").read_text() == file.read_text()
+    front = (out / "README.md").read_text().split("---")[1]
+    for line in ("library_name: transformers", "base_model:", "tags:", "- merge", "- mergekit"):
+        assert line in front.splitlines(), line
+
+
+def test_what_is_left_out_on_request(ask: Run, tmp_path: Path, a: Path, b: Path) -> None:
+    shutil.copytree(a, tmp_path / "a")
+    for name in ("tokenizer_config.json", "LICENSE"):
+        (tmp_path / "a" / name).write_text("{}")
+    file = tmp_path / "recipe.yml"
+    file.write_text(f"merge_method: linear\nmodels: [{{model: {tmp_path / 'a'}}}, {{model: {b}}}]\n"
+                    "parameters: {weight: 1}\n")  # fmt: skip
+    ask("merge", "--config", file, "-o", tmp_path / "out", "--no-copy-tokenizer", "--no-write-model-card")
+    found = {path.name for path in (tmp_path / "out").iterdir()}
+    assert found == {"config.json", "model.safetensors", "onebasin.json", "LICENSE"}
+
+
+def test_steps_are_lines_with_v(write: Any, run: Run, tmp_path: Path) -> None:
+    result = run("merge", "--config", write(after="align: {symmetry: paper}"), "-o", tmp_path / "out", "-v")
+    assert result.exit_code == 0 and any("verifying" in line for line in result.stderr.splitlines())
+
+
+def test_vocabularies_that_differ_are_refused(run: Run, refused: Run, tmp_path: Path, a: Path, b: Path) -> None:
+    words = [f"w{i}" for i in range(23)]
+    for name, source, vocabulary in (("one", a, words), ("two", b, [*words[:20], "x", "y", "w20"])):
+        shutil.copytree(source, tmp_path / name)
+        (tmp_path / name / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(vocabulary)}))
+    line = refused("merge", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "out")
+    assert "has 23 tokens" in line and "20 ids agree" in line
+    assert "20 'w20' / 'x', 21 'w21' / 'y', 22 'w22' / 'w20'" in line and "--tokenizer-source union, base" in line
