@@ -40,6 +40,9 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
         if "bool_masked_pos" in accepted and "MaskedImage" in type(a).__name__:
             side = _least(image, "image_size", default=1) // _least(image, "patch_size", default=1)
             given["bool_masked_pos"] = torch.rand(batch, side * side, generator=generator) < 0.4
+        token = next(iter(_ids(a.config, "image_token_id")), None)
+        if token is not None and "input_ids" in given:
+            _place_images(a, given, token)
     if "input_features" in accepted:  # a log-mel spectrogram: twice the encoder's positions
         frames = 2 * _least(whole, "max_source_positions", default=1500)
         bins = _least(whole, "num_mel_bins", default=80)
@@ -57,6 +60,27 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
         for name, value in given.items()
         if name in accepted
     }
+
+
+def _place_images(model: PreTrainedModel, given: dict[str, Tensor], token: int) -> None:
+    """Put the tokens that stand for the images before the texts of a model that reads both; leave the images out where
+    the model does not say how many they are."""
+    pixels = given["pixel_values"].to(model.device, model.dtype)
+    for images in (pixels, pixels.unsqueeze(1)):  # one image for every text, or a list of one
+        try:
+            with torch.no_grad():
+                found = model.get_image_features(pixel_values=images)
+            found = getattr(found, "pooler_output", found)
+            count = sum(features.flatten(0, -2).shape[0] for features in found) // len(pixels)
+        except Exception:  # each model class wants its images in its own way
+            continue
+        ids = given["input_ids"]
+        ids = torch.where(ids == token, ids[ids != token][0], ids)
+        given["input_ids"] = torch.cat([torch.full((len(ids), count), token), ids], 1)
+        given["attention_mask"] = torch.cat([torch.ones(len(ids), count, dtype=torch.long), given["attention_mask"]], 1)
+        given["pixel_values"] = images
+        return
+    del given["pixel_values"]
 
 
 def _accepted(model: PreTrainedModel) -> set[str]:

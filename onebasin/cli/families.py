@@ -11,7 +11,7 @@ from . import common as c
 
 def families(json: c.Json = False) -> None:
     """List the supported families, their model types, and which of their spaces can move."""
-    from onebasin.families import tables
+    from onebasin.families import NOT_YET, tables
 
     found = {
         name: {"types": table.types, "spaces": {key: space.kind for key, space in table.spaces.items() if space.part}}
@@ -25,3 +25,5 @@ def families(json: c.Json = False) -> None:
         spaces = ", ".join(f"{key}: {space.kind}" for key, space in table.spaces.items() if space.part)
         shown.add_row(name, " ".join(table.types), spaces)
     Console().print(shown)
+    for kind, reason in NOT_YET.items():
+        Console().print(f"not yet: {kind} ({reason})")
