@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
+from onebasin.engine import in_order
 from onebasin.matching import match_weights
 from onebasin.symmetry import Group, Signature, acting_groups
 from onebasin.symmetry.canonical import canonical
@@ -75,12 +77,15 @@ def prepared(row: Row) -> tuple[Signature, dict[str, tuple[Tensor, Tensor]]]:
 
 
 def ours(row: Row, signature: Signature, read: Read) -> Iterator[dict[str, Tensor]]:
-    """The matched tensors by role: the alignment, then every tensor that it moves."""
-    groups = row.groups(signature)
+    """The matched tensors by role: the alignment, then every tensor that it moves, one thread for a layer or tensor."""
+    groups, workers = row.groups(signature), torch.get_num_threads()
     roles = touched(signature, groups)
-    alignment = match_weights(signature, read, groups, roles=roles, measure=False).alignment
-    for role in roles:
-        yield {role: alignment.apply(signature, role, read(role)[1])}
+    alignment = match_weights(signature, read, groups, roles=roles, measure=False, workers=workers).alignment
+
+    def moved(role: str) -> dict[str, Tensor]:
+        return {role: alignment.apply(signature, role, read(role)[1])}
+
+    yield from in_order(moved, roles, workers)
 
 
 def plain(row: Row, signature: Signature, read: Read) -> Iterator[dict[str, Tensor]]:

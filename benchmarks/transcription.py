@@ -57,14 +57,24 @@ def scale(
     read: tuple[Tensor, ...],
     read_to: tuple[Tensor, ...],
 ) -> float:
-    """The positive root of Eq. 12 with the least objective (Eq. 11)."""
+    """The real root of Eq. 12 at which Eq. 11 is least.
+
+    "The roots of Equation (12) can be derived using numerical methods": a general solver. Which of them is meant the
+    paper leaves to Eq. 11; the published code evaluates that, as it stands, at every real root.
+    """
     p = sum(float((x * x).sum()) for x in write)
     d = sum(float((x * x).sum()) for x in read)
     pa = sum(float((x * y).sum()) for x, y in zip(write, write_to, strict=True))
     da = sum(float((x * y).sum()) for x, y in zip(read, read_to, strict=True))
+
+    def objective(a: float) -> float:
+        """Eq. 11."""
+        writes = sum(float((a * x - y).square().sum()) for x, y in zip(write, write_to, strict=True))
+        reads = sum(float((x / a - y).square().sum()) for x, y in zip(read, read_to, strict=True))
+        return writes + reads
+
     roots = np.roots([p, -pa, 0.0, da, -d])
-    positive = [float(x.real) for x in roots if abs(x.imag) < 1e-6 * abs(x) and x.real > 0]
-    return min(positive, key=lambda x: x * x * p - 2 * x * pa + d / (x * x) - 2 * da / x)
+    return min((float(x.real) for x in roots if abs(x.imag) < 1e-6 * abs(x)), key=objective)
 
 
 def ffn(source: dict[str, Tensor], anchor: dict[str, Tensor]) -> dict[str, Tensor]:
