@@ -55,7 +55,7 @@ def features(folder: Path, files: Sequence[Path]) -> Tensor:
 def transcribe(model: PreTrainedModel, heard: Tensor, prompt: Sequence[int], end: int) -> Iterator[list[int]]:
     """Greedily, token ids for every recording (recordings, bins, frames); neither `prompt` nor `end` among them."""
     longest = min(LONGEST, model.config.max_target_positions - len(prompt))
-    for one in heard.split(1):
+    for one in torch.split(heard, 1):
         encoded = model.get_encoder()(one.to(model.device))
         written, cache, given = list[int](), None, list(prompt)
         while len(written) < longest:
