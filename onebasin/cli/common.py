@@ -66,11 +66,15 @@ Precision = Annotated[str, typer.Option(help="Type of the computation: float32 o
 Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
 Parts = Annotated[str | None, typer.Option(help="Move only these parts, of attention,ffn,stream,head [default: all].")]
 Layers = Annotated[str | None, typer.Option(help="Move only these layers, such as 0-4,11 [default: all].")]
+Relative = Annotated[
+    bool, typer.Option("--relative", help="Divide every tensor's distance by the root of both norms' product.")
+]
 Starts = Annotated[int, typer.Option(help="Tries of the search where spaces are coupled; the closest is kept.")]
 Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
 MatchWith = Annotated[str, typer.Option(help="What is compared: weights, activations on --data, or learned there.")]
 Start = Annotated[str, typer.Option(help="Where learning starts from: weights or activations.")]
 Steps = Annotated[int, typer.Option(help="Steps of learning.")]
+Rate = Annotated[float, typer.Option(help="The largest learning rate of learning.")]
 Loss = Annotated[
     str, typer.Option(help="What learning lowers: divergence from the models' predictions, or the task's own loss.")
 ]

@@ -50,9 +50,11 @@ STREAM_LEVELS = ("orthogonal", "full", "invertible")
 class Options:
     """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`.
 
+    relative: divide every tensor's squared distance by the root of the product of both norms.
     match_with: weights, the activations on calibration data, or learned: from `start` (weights or activations), `steps`
-    steps of gradient descent on what the average of all predicts there. loss, of learning: `divergence` from the
-    models' own predictions, or the `task`'s own, which needs labels. permutations: see `onebasin.matching.learned`.
+    steps of gradient descent at the learning rate `lr` on what the average of all predicts there. loss, of learning:
+    `divergence` from the models' own predictions, or the `task`'s own, which needs labels. permutations: see
+    `onebasin.matching.learned`.
     checkpoint: a file that learning is saved in, and continued from. data: those data, `self` (causal language models
     write them) or a file, or several of these; samples: how many sequences or images; task, context, vocabulary,
     mask_id, maskable: as in `onebasin.data.load_task`. workers: threads of weight matching (default: one per core), on
@@ -73,9 +75,11 @@ class Options:
     tolerance: float = 1e-6
     max_sweeps: int = 100
     tensor_weights: Mapping[str, float] = field(default_factory=dict)
+    relative: bool = False
     match_with: str = "weights"
     start: str = "weights"
     steps: int = 200
+    lr: float = 8e-3
     loss: str = "divergence"
     permutations: str = "fixed"
     checkpoint: str | None = None
@@ -134,6 +138,7 @@ class Options:
         """What `match_weights` and `match_universe` are told about the descent."""
         return {
             "weights": self.weight,
+            "relative": self.relative,
             "tolerance": self.tolerance,
             "max_sweeps": self.max_sweeps,
             "starts": self.starts,

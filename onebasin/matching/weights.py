@@ -9,6 +9,7 @@ set to its exact optimum given the others: block coordinate descent, whose objec
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -73,6 +74,7 @@ def match_weights(
     *,
     roles: Iterable[str] | None = None,
     weights: Callable[[str], float] | None = None,
+    relative: bool = False,
     tolerance: float = 1e-6,
     max_sweeps: int = 100,
     starts: int = 1,
@@ -88,7 +90,8 @@ def match_weights(
     signature: of the source. read: role -> (anchor, source) tensors of equal shape, in the dtype and on the device of
     the mathematics; it is called whenever they are looked at, from several threads, and only the tensors of a few
     layers (one for every worker) are held at a time. roles: the tensors that count (default: all but aliases).
-    weights: role -> weight of its squared distance. tolerance: relative decrease per sweep under which coupled spaces
+    weights: role -> weight of its squared distance. relative: divide it by the root of the product of both norms,
+    so that large tensors count for less. tolerance: relative decrease per sweep under which coupled spaces
     are called converged. starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed
     spaces, the second from the same tensors with their spectra evened out, the others from the first with noise; the
     least objective is kept. warm: descend from where the source stands
@@ -109,14 +112,14 @@ def match_weights(
         coupled = len(component.units) > 1
         for start in range(starts if coupled else 1):
             noise = torch.Generator().manual_seed(seed + start) if start > 1 else None
-            descent = _Descent(signature, component, read, active, weights, noise, workers, even=start == 1)
+            descent = _Descent(signature, component, read, active, weights, noise, workers, relative, start == 1)
             kept = None if store is None else (store, f"{component.units[0].root}, start {start}, warm {warm}")
             descent.run(tolerance, max_sweeps, warm, progress, measure, kept)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
         if coupled and best is not None and best.objective[-1] > sum(best.before.values()):
             # The start led away for good (models that were near already): descend from where the source stands.
-            best = _Descent(signature, component, read, active, weights, None, workers)
+            best = _Descent(signature, component, read, active, weights, None, workers, relative)
             best.run(tolerance, max_sweeps, True, progress)
         assert best is not None
         best.finish()
@@ -240,11 +243,15 @@ class _Descent:
         weights: Callable[[str], float] | None,
         noise: torch.Generator | None,
         workers: int | None,
+        relative: bool = False,
         even: bool = False,
     ) -> None:
         self.read, self.workers, self.even = read, workers, even
         self.signature, self.component, self.groups, self.noise = signature, component, groups, noise
         self.weight = {role: weights(role) if weights else 1.0 for role in component.roles}
+        for role in component.roles if relative else ():
+            size = math.prod(float(torch.linalg.vector_norm(tensor)) for tensor in read(role)) ** 0.5
+            self.weight[role] /= size or 1.0
         self.batch = {
             root: signature.spaces[root].batch for unit in component.units for root in (unit.root, *unit.inner)
         }

@@ -148,9 +148,50 @@ def test_tensor_weights_change_what_counts(tiny):
     assert distances[1] < distances[0]
 
 
+def test_relative_distances_are_those_over_the_roots_of_both_norms(tiny):
+    signature, anchor = tiny("GPT2LMHeadModel", "full")
+    _, source = tiny("GPT2LMHeadModel", "full", number=1)
+    groups = acting_groups(signature, "orthogonal")
+    found = match_weights(signature, pairs(anchor, source), groups, relative=True)
+    moved = apply(signature, found.alignment, source)
+    for tensors, value in ((source, found.before), (moved, found.objective[-1])):
+        terms = [
+            float((anchor[role] - tensors[role]).square().sum())
+            / (float(anchor[role].norm() * source[role].norm()) ** 0.5 or 1.0)
+            for role in anchor
+            if any(signature.root[leaf.space] in groups for leaf in signature.leaves(signature.tensors[role]))
+        ]
+        assert value == pytest.approx(sum(terms), rel=1e-9)
+
+
 def test_more_starts_never_end_higher(tiny):
     signature, anchor = tiny("GPT2LMHeadModel", "full")
     _, source = tiny("GPT2LMHeadModel", "full", number=1)
     groups = acting_groups(signature, "orthogonal")
     one, four = (match_weights(signature, pairs(anchor, source), groups, starts=starts) for starts in (1, 4))
     assert four.objective[-1] <= one.objective[-1]
+
+
+@pytest.mark.parametrize("level, rescale", [("paper", "after"), ("paper", "joint"), ("full", "joint")])
+def test_single_precision_has_the_same_bits_for_any_number_of_workers(tiny, level, rescale):
+    signature, anchor = tiny("GPT2LMHeadModel", "full")
+    _, source = tiny("GPT2LMHeadModel", "full", number=1)
+    groups = acting_groups(signature, level, rescale=rescale)
+    anchor, source = ({role: tensor.float() for role, tensor in each.items()} for each in (anchor, source))
+    read = pairs(anchor, source)
+    one, two, five = (match_weights(signature, read, groups, workers=n, max_sweeps=3) for n in (1, 2, 5))
+    for other in (two, five):
+        assert other.objective == one.objective
+        moved = apply(signature, other.alignment, source)
+        assert all(torch.equal(tensor, moved[role]) for role, tensor in apply(signature, one.alignment, source).items())
+
+
+def test_single_precision_rotates_as_double_does(tiny):
+    """The certified iteration behind float32 rotations ends where the SVD behind float64 ends."""
+    signature, anchor = tiny("BertForMaskedLM")
+    _, source = tiny("BertForMaskedLM", number=1)
+    groups = acting_groups(signature, "paper", rescale="joint", parts=("attention",))
+    exact = match_weights(signature, pairs(anchor, source), groups)
+    single = match_weights(signature, lambda role: (anchor[role].float(), source[role].float()), groups)
+    reached = squared(anchor, apply(signature, single.alignment, source))
+    assert reached == pytest.approx(squared(anchor, apply(signature, exact.alignment, source)), rel=1e-6)
