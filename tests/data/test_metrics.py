@@ -53,7 +53,7 @@ def test_a_regression(tmp_path: Path) -> None:
     rows = [{"text": text, "text_pair": "j", "label": 0.5 * i} for i, text in enumerate(TEXTS)]
     model = load_model(path, "text-regression")
     scores = evaluate(model, load_task("text-regression", jsonl(tmp_path / "rows.jsonl", rows), path, batch=3))
-    outputs = [float(model(**tokenizer()(text, "j", return_tensors="pt")).logits) for text in TEXTS]
+    outputs = [float(model(**tokenizer()(text, "j", return_tensors="pt")).logits.detach()) for text in TEXTS]
     assert scores.loss == pytest.approx(sum((y - 0.5 * i) ** 2 for i, y in enumerate(outputs)) / 4, rel=1e-4)
     ranks = torch.tensor(outputs).argsort().argsort().double()
     expected = torch.corrcoef(torch.stack([ranks, torch.arange(4.0)]))[0, 1]
