@@ -147,8 +147,8 @@ def learn(
         models[centre].signature, stock[0].parameter, [one.parameter for one in stock[1:]],
         [alignments[i] for i in others], groups_of(models[centre], opt), forward,
         recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_back=held_back,
-        steps=opt.steps, seed=opt.seed, loss=own_loss if opt.loss == "task" else None, permutations=opt.permutations,
-        checkpoint=opt.checkpoint, progress=shown,
+        steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=own_loss if opt.loss == "task" else None,
+        permutations=opt.permutations, checkpoint=opt.checkpoint, progress=shown,
     )  # fmt: skip
 
 

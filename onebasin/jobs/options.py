@@ -54,13 +54,12 @@ class Options:
     match_with: weights, the activations on calibration data, or learned: from `start` (weights or activations), `steps`
     steps of gradient descent at the learning rate `lr` on what the average of all predicts there. loss, of learning:
     `divergence` from the models' own predictions, or the `task`'s own, which needs labels. permutations: see
-    `onebasin.matching.learned`.
-    checkpoint: a file that learning is saved in, and continued from. data: those data, `self` (causal language models
-    write them) or a file, or several of these; samples: how many sequences or images; task, context, vocabulary,
-    mask_id, maskable: as in `onebasin.data.load_task`. workers: threads of weight matching (default: one per core), on
-    which no result depends. ray: address of a Ray cluster to match on instead, or `local`. resume: go on where a run
-    with the same output was killed. units: the folder in which finished units of weight matching are kept; jobs that
-    write a folder choose it.
+    `onebasin.matching.learned`. checkpoint: a file that learning is saved in, and continued from. data: those data,
+    `self` (causal language models write them) or a file, or several of these; samples: how many sequences or images;
+    task, context, vocabulary, mask_id, maskable: as in `onebasin.data.load_task`. workers: threads of weight matching
+    (default: one per core), on which no result depends. ray: address of a Ray cluster to match on instead, or `local`.
+    resume: go on where a run with the same output was killed. units: the folder in which finished units of weight
+    matching are kept; jobs that write a folder choose it.
     """
 
     symmetry: str = "paper"
