@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from onebasin.symmetry import Group, Signature
+from onebasin.symmetry.groups import ISOMETRIES
+from onebasin.symmetry.groups.scaling import CHUNK
 
 from .weights import _components, _Unit
 
 COPIES = 4  # of a tensor that is at work: the anchor's, the source's, the rewritten one, and a temporary of its size
+QUARTIC = 60  # for a scale that is solved for: float64 temporaries of `best_scale`
 MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their sum and terms, what a solver works on
 
 
@@ -35,8 +38,10 @@ def numbers_held(
             touched = {role for root in (unit.root, *unit.inner) for role in signature.touching[root]} & sizes.keys()
             shared = signature.spaces[unit.root].layer is None
             together = sum(sizes[role] for role in touched) if unit.inner and not shared else largest
-            tensors = COPIES * together * (2 * count if shared else count)
-            held = max(held, tensors + MOMENTS * _moments(signature, unit) * (2 * count if shared else count))
+            moments = _moments(signature, unit)
+            scaled = any(not isinstance(active[root], ISOMETRIES) for root in (unit.root, *unit.inner))
+            solver = QUARTIC * min(CHUNK, moments) if scaled else 0
+            held = max(held, (COPIES * together + MOMENTS * moments + solver) * (2 * count if shared else count))
     return held
 
 

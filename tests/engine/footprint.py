@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of jobs on models of different depth. Run as: footprint.py FOLDER; prints a JSON object.
+"""Peak memory of jobs on models of different depth. Run as: footprint.py FOLDER [KEY=NUMBER...]; prints a JSON object.
 
+The keys are those of a Llama's config, for other widths: hidden_size=4096 intermediate_size=11008 and so on.
 Every job runs in a fork of this process, which has imported everything and computed nothing.
 """
 
@@ -87,7 +88,8 @@ def jobs(folder: Path, layers: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *changes: str) -> None:
+    SHAPE.update((key, int(number)) for key, _, number in (change.partition("=") for change in changes))
     peaks: dict[str, dict[int, int]] = {}
     for layers in DEPTHS:
         for name, job in jobs(folder, layers).items():
@@ -96,4 +98,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -12,7 +12,10 @@ from pathlib import Path
 import footprint
 import pytest
 
+import onebasin
 from onebasin.engine import peak_memory
+
+LIBRARIES = 100 << 20
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,16 @@ def test_depth_does_not_matter(peaks: dict[str, dict[int, int]], job: str) -> No
     width = footprint.SHAPE["hidden_size"]
     added = 2 * 6 * 4 * (4 * width**2 + 3 * width * footprint.SHAPE["intermediate_size"])
     assert of[8] - of[2] < added / 4, of
+
+
+@pytest.mark.parametrize(("job", "level"), [("paper", "paper"), ("full", "orthogonal")])
+def test_check_foretells_it(peaks: dict[str, dict[int, int]], tmp_path: Path, job: str, level: str) -> None:
+    """Beside the program itself, which loads some libraries only when they are needed. Without scales, `full` is solved
+    as `orthogonal` is."""
+    pair = [footprint.make(tmp_path / str(seed), 2, seed) for seed in range(2)]
+    foretold = onebasin.check(*pair, workers=2)["memory"][level]
+    program = peaks["verify"][2]
+    assert peaks[job][2] - program < foretold + LIBRARIES
 
 
 def test_the_peak_counts_what_was_let_go() -> None:
