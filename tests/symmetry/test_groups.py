@@ -6,7 +6,7 @@ from itertools import product as cartesian
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from onebasin.symmetry.groups import (
@@ -526,7 +526,6 @@ def test_a_planted_invertible_map_is_recovered_from_uneven_sources(n):
     assert float(error.max()) < 1e-6
 
 
-@settings(deadline=None)
 @given(seeds, st.integers(1, 5), st.integers(1, 8), scales, st.booleans())
 def test_invertible_is_never_worse_than_scaled_orthogonal(seed, n, width, skew, related):
     source = heads(2, n, width, seed=seed)
