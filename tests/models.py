@@ -57,7 +57,7 @@ def build(kind: str, **config: Any) -> PreTrainedModel:
     """The stock model `kind` in eval mode, its parameters drawn from a seed that depends on `kind` alone."""
     cls = getattr(transformers, kind)
     options = _options(config)
-    if kind.endswith("QuestionAnswering"):
+    if "QuestionAnswering" in kind:
         config["num_labels"] = 2  # start and end
     values = {key: value for key, value in config.items() if not key.startswith("_")}
     model: PreTrainedModel = cls(cls.config_class(**values), **options).eval()

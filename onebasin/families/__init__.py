@@ -17,7 +17,7 @@ from onebasin.symmetry import Table, TableError, read_table
 # Model types that are asked for, and why they have no table yet.
 NOT_YET = {
     "deepseek_v32": "an indexer with scores of its own picks the keys that are attended to, and no table describes it",
-    "idefics2": "the last norm of its resampler writes into the language model's stream, and nothing else reads it",
+    "idefics2": "the last norm of its resampler writes into the language model's stream, so its weight cannot fold",
     "swinv2": "queries and keys are compared by their cosine, and no kind of space says so inside heads",
 }
 

@@ -55,7 +55,7 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
         while len(within := inside.get(chain[-1], ())) == 1:
             chain.append(within[0])
         permuted = [isinstance(groups[space], Permutation) for space in chain]
-        fits = len(chain) > 1 and all(permuted[:-1]) and permuted[1] and not inside.get(chain[-1])
+        fits = len(chain) > 1 and all(permuted[:-1]) and all(permuted[:2]) and not inside.get(chain[-1])
         single = signature.sizes[chain[-1]] == 1 or permuted[-1]
         if fits and single and not any(_twice(signature, role, chain) for role in signature.touching[root]):
             found[root] = tuple(chain)
@@ -114,12 +114,12 @@ def _solve(groups: Sequence[Group], terms: list[_Term], workers: int | None) -> 
     def row(i: int) -> Tensor:
         return torch.tensor([inside(i, j)[1] for j in range(size)], dtype=torch.float64)
 
-    values = torch.stack(in_parallel(row, range(size), workers))
+    values = torch.stack(in_parallel(row, range(size), workers)).to(terms[0].anchor.device)
     values = values - 2 * _cross(here).to(values) if here else values
     index = assignment(-values)
     found = [inside(i, j)[0] for i, j in enumerate(index.tolist())]
     stacked = (_stack(level) for level in zip(*found, strict=True))
-    return (Monomial(index), *stacked), float(values[torch.arange(size), index].sum())
+    return (Monomial(index), *stacked), float(values.gather(1, index.unsqueeze(1)).sum())
 
 
 def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) -> tuple[tuple[Monomial, ...], float]:
@@ -128,7 +128,7 @@ def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) 
     if len(groups) == 1:
         assert rest is not None
         index = assignment(rest)
-        return (Monomial(index),), -2 * float(rest[torch.arange(len(index)), index].sum())
+        return (Monomial(index),), -2 * float(rest.gather(1, index.unsqueeze(1)).sum())
     size = len(deeper[0].source)
     crosses, norms = [], []
     for side in ([term for term in deeper if term.dual is dual] for dual in (False, True)):
@@ -136,11 +136,11 @@ def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) 
         crosses.append((_cross(side) if side else norm.new_zeros(size, size))[..., None, None])
         norms.append(norm.expand(size, size)[..., None])  # of [anchor, source, the one factor]
     moments = Moments(*crosses, *norms)
-    index, (factor,) = Wreath(groups[1]).nearest((moments,), rest)
-    rows = torch.arange(len(index.index))
-    value = float(moments.take((rows, index.index)).value(factor).sum())
+    order, (factor,) = Wreath(groups[1]).nearest((moments,), rest)
     assert isinstance(factor, Monomial)
-    return (index, factor), value - (0.0 if rest is None else 2 * float(rest[rows, index.index].sum()))
+    rows = torch.arange(size, device=order.index.device)
+    value = float(moments.take((rows, order.index)).value(factor).sum())
+    return (order, factor), value - (0.0 if rest is None else 2 * float(rest[rows, order.index].sum()))
 
 
 def _cross(terms: list[_Term]) -> Tensor:

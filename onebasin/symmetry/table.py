@@ -551,6 +551,7 @@ def _absent(
 def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set[str]:
     """Spaces that leave the model: nothing reads them, or only a head would and there is none."""
     inner = {name for entry in entries for _, outer in nesting(entry.axes) for name in outer}
+    inner |= {entry.notes["over"] for entry in entries if "over" in entry.notes}
     written = {leaf.space for entry in entries for leaf in leaves(entry.axes)}
     found = written - inner - _read(entries)
     if not any(entry.head for entry in entries):

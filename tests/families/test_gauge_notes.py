@@ -108,7 +108,7 @@ MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_const
 BARE = ("DebertaForTokenClassification-talking", "Llama", "Mistral", "Qwen", "Phi3", "Gemma", "Olmo", "GPTJ", "Falcon",
         "GPTNeoXForCausalLM-no-bias", "Starcoder2ForCausalLM-no-bias", "OPTForCausalLM-gelu-no-bias",
         "StableLm", "Cohere", "Mpt", "Mixtral", "T5", "MT5", "ModernBert", "SwinForImageClassification-no-bias",
-        "DeepseekV", "Llava", "Idefics3", "SmolVLM")  # fmt: skip
+        "DeepseekV", "Llava", "Idefics3", "SmolVLM", "XLNet")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", models.CASES)

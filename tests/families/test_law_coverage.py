@@ -77,7 +77,8 @@ def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Sav
             continue
         if weight is None or models.is_norm(module):  # a norm, or parameters that stand alone, only write
             alone = (entries.get(f"{name}.{key}") for key, _ in module.named_parameters(recurse=False))
-            assert not any(leaf.dual for entry in alone if entry for leaf in signature.leaves(entry)), name
+            plain = [entry for entry in alone if entry and "over" not in entry.notes]  # XLNet's matrices have no module
+            assert not any(leaf.dual for entry in plain for leaf in signature.leaves(entry)), name
             continue
         turned = isinstance(module, (nn.Embedding, Conv1D))  # these store the input axis first
         read, written = weight.axes[:2] if turned else weight.axes[1::-1]
@@ -86,7 +87,7 @@ def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Sav
         bias = entries.get(f"{name}.{fused}bias")
         assert bias is None or bias.axes == (written,), name
         seen += 1
-    assert seen >= 4 * len(signature.layers)
+    assert seen >= (2 if case.startswith("XLNet") else 4) * len(signature.layers)
 
 
 @pytest.mark.parametrize("case", models.CASES)

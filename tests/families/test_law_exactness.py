@@ -22,6 +22,7 @@ Saved = Callable[[str], Checkpoint]
 FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
          "pixel", "output", "frame", "patch", "register", "shared", "hidden", "embedded", "code", "value",
          "quantised", "feature",
+         "wave", "segment",
          *(f"tap{layer}" for layer in range(7))}  # fmt: skip
 
 
