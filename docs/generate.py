@@ -2,11 +2,13 @@
 """Write what the code already knows into the documentation: `python docs/generate.py`.
 
 docs/commands.md comes from the command line's own definitions and the text below, the table of families in README.md
-from the tables. A test fails when either is not current.
+and docs/families.md from the tables, the latter also from the audits that `python docs/audits.py` has recorded. A test
+fails when any of them is not current.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import typer
 
 from onebasin.cli import app
-from onebasin.families import tables
+from onebasin.families import NOT_YET, tables
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- families: python docs/generate.py -->", "<!-- end of families -->"
@@ -88,9 +90,10 @@ onebasin merge A B -o plain --match none
 ```
 
 JSON: as `match`, with `anchor` a number and lists over the other models in `distance_before`, `distance_after` and
-`max_output_difference`; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridge` and
-`held_back_losses`, RegMean `jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are
-explained in [methods.md](methods.md).
+`max_output_difference`; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridges`
+(layer -> the ridge that it took) and `held_back_losses` (of the plain average and the fitted model), RegMean
+`jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are explained in
+[methods.md](methods.md).
 
 `--quality` settles level, matching and method, so these options are then left alone. JSON: `quality` with `level`,
 `chosen`, `why`, `candidates` (each with its loss on data held back, in nats) and `next`: the next level, and what it
@@ -234,6 +237,51 @@ def families() -> str:
     return "\n".join(lines)
 
 
+FAMILIES = """\
+# Families
+
+A family is one table in `onebasin/families`. What may act on a space is not written there alone: it is what all tensors
+and norms that touch the space allow. The largest group of a space of size n, for every head or layer that has its own:
+
+| kind | moves | dimension |
+|---|---|---|
+| permutation | places | 0 |
+| odd | places and signs | 0 |
+| relu | places and positive scales | n |
+| ones | rotations that keep the all-ones direction, under a LayerNorm | (n - 1) (n - 2) / 2 |
+| orthogonal | rotations, under an RMSNorm | n (n - 1) / 2 |
+| linear | any invertible map (inside a head; elsewhere rotations and one scale) | n^2 (elsewhere n (n - 1) / 2 + 1) |
+| rotary, interleaved | a complex number per pair of dimensions | n |
+| pair signs, next signs, signs | signs of pairs, or of dimensions | 0 |
+| factor | a number other than zero | n |
+
+The audit counts, for a tiny model in float64 with random parameters, the directions in parameter space that leave all
+outputs as they are (free), and those that the table generates: its groups, and what the canonical form removes. Where
+both are the same number, and no generated direction changes an output, the table is complete. The third column has the
+spaces of that tiny model that move: kind, size, and the dimension over all heads and layers. `python docs/audits.py`
+counts again; `onebasin audit TYPE` does so for one type and settings of your own.
+
+"""
+
+
+def family_page() -> str:
+    """The text of docs/families.md."""
+    audits = json.loads((ROOT / "docs" / "audits.json").read_text("utf-8"))
+    lines = [f"{FAMILIES}| family | model types | spaces | parameters | free | generated | audit |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name, table in tables().items():
+        kind = next(kind for kind in audits if kind in table.types)
+        found = audits[kind]
+        spaces = ", ".join(f"{space}: {what} {size} ({count})" for space, (what, size, count)
+                           in found.get("spaces", {}).items())  # fmt: skip
+        numbers = " | ".join(str(found.get(key, "")) for key in ("parameters", "nullity", "dimension"))
+        counted = f"{found['dimension']} of {found['nullity']}" if "nullity" in found else "not counted"
+        verdict = "complete" if found.get("complete") else found.get("reason") or counted
+        lines.append(f"| {name} | {', '.join(table.types)} | {spaces} | {numbers} | {verdict} ({kind}) |")
+    reasons = "\n".join(f"- `{kind}`: {reason}." for kind, reason in NOT_YET.items())
+    return "\n".join(lines) + f"\n\n## Not yet\n\n{reasons}\n"
+
+
 def readme() -> str:
     """README.md with a current table of families."""
     text = (ROOT / "README.md").read_text("utf-8")
@@ -243,3 +291,4 @@ def readme() -> str:
 if __name__ == "__main__":
     (ROOT / "docs" / "commands.md").write_text(commands(), "utf-8")
     (ROOT / "README.md").write_text(readme(), "utf-8")
+    (ROOT / "docs" / "families.md").write_text(family_page(), "utf-8")

@@ -202,7 +202,8 @@ def random_inputs(
     config: Any = model.config
     text, image = config.get_text_config(), getattr(config, "vision_config", config)
     accepted = inspect.signature(model.forward).parameters
-    length = min(getattr(text, name, LENGTH) for name in ("max_position_embeddings", "max_target_positions"))
+    most = (getattr(text, name, LENGTH) for name in ("max_position_embeddings", "max_target_positions"))
+    length = min(number if number > 0 else LENGTH for number in most)  # XLNet says -1 for any
 
     def integers(high: int, low: int = 0) -> Tensor:
         return torch.randint(low, high, (rows, length), generator=generator)
