@@ -182,7 +182,8 @@ def _numbered(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Tensor
     """The stock model in float64, and for each of its parameters where its entries stand among those of all tensors,
     one after another: observed by loading tensors that hold their own places. Experts that are separate in the folder
     may be one parameter in memory."""
-    state, start = {}, 0
+    state: dict[str, Tensor] = {}
+    start = 0
     for entry in stored(checkpoint.signature).values():
         count = torch.Size(entry.shape).numel()
         whole = torch.arange(start, start + count, dtype=torch.float32).reshape(entry.shape)
@@ -192,7 +193,9 @@ def _numbered(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Tensor
     model.set_experts_implementation("eager")
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in state}
     places = {name: tensor.detach().round().long() for name, tensor in (*model.named_parameters(), *buffers.items())}
-    return model.double().eval(), places
+    module: nn.Module = model
+    module.to(torch.float64).train(False)
+    return model, places
 
 
 def random_inputs(
