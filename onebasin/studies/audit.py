@@ -190,7 +190,8 @@ def _numbered(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Tensor
         state |= {name: part.contiguous() for name, part in entry.split(whole)}
         start += count
     model = _load(checkpoint, state, "eager")
-    model.set_experts_implementation("eager")
+    if hasattr(model, "set_experts_implementation"):  # grouped kernels take no float64
+        model.set_experts_implementation("eager")
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in state}
     places = {name: tensor.detach().round().long() for name, tensor in (*model.named_parameters(), *buffers.items())}
     module: nn.Module = model
