@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForSequenceClassification
 
 from onebasin.checkpoint import Checkpoint, read_pair, write_model
 from onebasin.matching import match_weights
@@ -63,9 +63,9 @@ def main(
 
 def make(folder: Path, kind: str, layers: int, number: int) -> None:
     """Random weights; a fine-tuned pair shares most of them."""
-    config = BertConfig(num_hidden_layers=layers, architectures=["BertForMaskedLM"], **WIDTHS)
+    config = BertConfig(num_hidden_layers=layers, architectures=["BertForSequenceClassification"], **WIDTHS)
     with torch.device("meta"):
-        shapes = {name: tuple(t.shape) for name, t in BertForMaskedLM(config).state_dict().items()}
+        shapes = {name: tuple(t.shape) for name, t in BertForSequenceClassification(config).state_dict().items()}
     bare = folder.with_name(f"{folder.name}-config")
     config.save_pretrained(bare)
     base = torch.Generator().manual_seed(0 if kind == "fine-tuned" else number)
@@ -73,8 +73,6 @@ def make(folder: Path, kind: str, layers: int, number: int) -> None:
 
     def tensors() -> Any:
         for name, shape in shapes.items():
-            if name.startswith("cls.predictions.decoder"):  # tied
-                continue
             tensor = STD * torch.randn(shape, generator=base)
             if kind == "fine-tuned":
                 tensor += STD * NOISE * torch.randn(shape, generator=own)

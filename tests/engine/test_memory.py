@@ -24,7 +24,7 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, int]]
     script = [sys.executable, footprint.__file__, str(folder)]
     # Tensors this small would stay in the allocator's pools, where peaks depend on what else was freed when.
     how = {"PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(script, env={**os.environ, **how}, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(script, env={**os.environ, **how}, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     return {job: {int(depth): peak for depth, peak in by.items()} for job, by in json.loads(done.stdout).items()}
 

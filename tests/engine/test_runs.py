@@ -75,7 +75,7 @@ def test_no_worker_and_no_ray(pair: list[Path], tmp_path: Path, monkeypatch: pyt
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     script = [sys.executable, interrupted.__file__, str(tmp_path), "3", "full"]
     how = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(script, env=how, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(script, env=how, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["none"] + seen["complete"] == 3
