@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Assignment solvers on the scores that matching makes: `python -m benchmarks.solvers` prints JSON.
+
+Processor seconds of one thread: ours as it is used, the sparse solver with its proof (shift included), SciPy without a
+shift, and lapx (`pip install lapx`) where it is installed. Raises where two solvers find different totals.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Annotated
+
+import torch
+import typer
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from onebasin.symmetry.assignment import _column_shift, assignment
+from onebasin.symmetry.certified import assign_certified
+
+from .floor import timed
+
+
+def score(kind: str, n: int) -> Tensor:
+    """Cross-moments (n, n) of n neurons with n / 2 weights each."""
+    generator = torch.Generator().manual_seed(n)
+    a, b = (torch.randn(n, n // 2, generator=generator) for _ in range(2))
+    if kind == "independent":
+        return a @ b.T
+    if kind == "uneven":  # norms that differ, and a shared mean
+        norms = torch.randn(2, n, 1, generator=generator).exp()
+        return (a * norms[0] + 0.3) @ (b * norms[1] + 0.3).T
+    return a @ (a + float(kind) * b)[torch.randperm(n, generator=generator)].T  # one base, this much noise
+
+
+def main(
+    sizes: Annotated[str, typer.Option(help="numbers of neurons")] = "1024,2048,4096",
+    kinds: Annotated[str, typer.Option(help="independent, uneven, or noise around a base")] = "independent,uneven,6",
+) -> None:
+    """Seconds of every solver on every kind of score."""
+    torch.set_num_threads(1)
+    results = []
+    for n in map(int, sizes.split(",")):
+        for kind in kinds.split(","):
+            matrix = score(kind, n)
+            solvers: dict[str, Callable[[], object]] = {
+                "ours": lambda: assignment(matrix),  # noqa: B023
+                "sparse": lambda: assign_certified(matrix, _column_shift(matrix), float(matrix.std())),  # noqa: B023
+                "scipy": lambda: linear_sum_assignment(matrix.double().neg().numpy())[1],  # noqa: B023
+            }
+            if find_spec("lap"):
+                import lap
+
+                solvers["lapx"] = lambda: lap.lapjv(matrix.double().neg().numpy())[1]  # noqa: B023
+            seconds, totals = {}, []
+            for name, solver in solvers.items():
+                seconds[name], columns = timed(solver, time.process_time)
+                if columns is None:  # too many entries for the sparse solver
+                    seconds[name] = None
+                else:
+                    picked = matrix.double()[torch.arange(n), torch.as_tensor(columns).long()]
+                    totals.append(float(picked.sum()))
+            if max(totals) - min(totals) > 1e-9 * abs(totals[0]):
+                raise RuntimeError(f"{kind}, {n}: the solvers find {totals}")
+            results.append({"score": kind, "n": n, "seconds": seconds})
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)
