@@ -5,7 +5,7 @@ Words and numbers only: no tensor, no model folder and no algorithm lives here. 
 mergekit's documentation; `align` is the one addition, which mergekit itself passes over.
 """
 
-from .schema import Align, Reference, Recipe, Slice, Source, read_recipe
+from .schema import Align, Recipe, Reference, Slice, Source, read_recipe
 from .values import number, truth
 
 __all__ = ["Align", "Recipe", "Reference", "Slice", "Source", "number", "read_recipe", "truth"]

@@ -217,7 +217,7 @@ def _sentence(error: ValidationError) -> str:
 
 def _path(where: list[str]) -> str:
     """`models[0].parameters`; what pydantic adds to tell the members of a union apart is left out."""
-    pieces = [piece for piece in where if piece.isidentifier() and piece not in _TYPES or piece.isdigit()]
+    pieces = [piece for piece in where if (piece.isidentifier() and piece not in _TYPES) or piece.isdigit()]
     return "".join(f"[{piece}]" if piece.isdigit() else f".{piece}" for piece in pieces).lstrip(".")
 
 
