@@ -275,8 +275,9 @@ def family_page() -> str:
         spaces = ", ".join(f"{space}: {what} {size} ({count})" for space, (what, size, count)
                            in found.get("spaces", {}).items())  # fmt: skip
         numbers = " | ".join(str(found.get(key, "")) for key in ("parameters", "nullity", "dimension"))
-        counted = f"{found['dimension']} of {found['nullity']}" if "nullity" in found else "not counted"
-        verdict = "complete" if found.get("complete") else found.get("reason") or counted
+        counted = f"{found['dimension']} of {found['nullity']}" if "nullity" in found else ""
+        partly = "; ".join(filter(None, [counted, found.get("reason")]))
+        verdict = "complete" if found.get("complete") else partly or "not counted"
         lines.append(f"| {name} | {', '.join(table.types)} | {spaces} | {numbers} | {verdict} ({kind}) |")
     reasons = "\n".join(f"- `{kind}`: {reason}." for kind, reason in NOT_YET.items())
     return "\n".join(lines) + f"\n\n## Not yet\n\n{reasons}\n"

@@ -62,7 +62,7 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
     }
 
 
-def _place_images(model: PreTrainedModel, given: dict[str, Tensor], token: int) -> None:
+def _place_images(model: Any, given: dict[str, Tensor], token: int) -> None:
     """Put the tokens that stand for the images before the texts of a model that reads both; leave the images out where
     the model does not say how many they are."""
     pixels = given["pixel_values"].to(model.device, model.dtype)

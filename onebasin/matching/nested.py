@@ -52,7 +52,7 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
     found = {}
     for root in outermost:
         chain = [root]
-        while len(within := inside.get(chain[-1], ())) == 1:
+        while len(within := inside.get(chain[-1], [])) == 1:
             chain.append(within[0])
         permuted = [isinstance(groups[space], Permutation) for space in chain]
         fits = len(chain) > 1 and all(permuted[:-1]) and all(permuted[:2]) and not inside.get(chain[-1])
