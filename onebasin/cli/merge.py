@@ -45,6 +45,9 @@ def merge(
     labels: c.Labels = "sampled",
     draws: c.Draws = 1,
     eps: Annotated[float, typer.Option(help="fisher: least weight of a parameter, as a share of the mean.")] = 1e-6,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="fisher: every model's information divided by its mean.")
+    ] = False,
     shrink: Annotated[float, typer.Option(help="regmean: factor of the Gram matrices off their diagonal.")] = 0.9,
     ground: Annotated[str, typer.Option(help="ot: compare weights (wts), or activations on --data (acts).")] = "wts",
     entropy: Annotated[
@@ -129,7 +132,7 @@ def merge(
             device=device, match_with=match_with, start=start, steps=steps, lr=lr, loss=loss,
             permutations=permutations, checkpoint=checkpoint, data=c.datasets(data),
             columns=t.renamed(columns), samples=samples,
-            statistics=c.words(statistics), labels=labels, draws=draws, eps=eps, shrink=shrink,
+            statistics=c.words(statistics), labels=labels, draws=draws, eps=eps, normalise=normalise, shrink=shrink,
             ground=ground, entropy=entropy, residual=residual,
             task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
             starts=starts, seed=seed,

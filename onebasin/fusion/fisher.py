@@ -209,15 +209,19 @@ def _bernoulli(logits: Tensor, given: Tensor | None) -> Tensor:
 # --- merging ----------------------------------------------------------------------------------------------------
 
 
-def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS) -> Combine:
+def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalise: bool = False) -> Combine:
     """The average of aligned tensors with weights w_i (F_i + eps m), where m is the mean of all diagonals.
 
     diagonals: one for every model, role -> F in the aligned tensors' shapes; roles without one are plainly averaged,
-    as is a parameter on which no data depend. Raises ValueError for an eps that is not positive; what is returned
-    raises it for weights that are negative or all zero.
+    as is a parameter on which no data depend. normalise: divide every model's diagonal by its mean first. A model that
+    is sure of its answers has a small one everywhere, and without this the result is nearly the other model.
+    Raises ValueError for an eps that is not positive; what is returned raises it for weights that are negative or all
+    zero.
     """
     if not 0 < eps < float("inf"):
         raise ValueError(f"eps must be a positive number, not {eps}")
+    if normalise:
+        diagonals = [_normalised(diagonal) for diagonal in diagonals]
     number = sum(f.numel() for diagonal in diagonals for f in diagonal.values())
     mean = sum(float(f.sum(dtype=torch.float64)) for diagonal in diagonals for f in diagonal.values()) / max(1, number)
     floor = eps * mean or 1.0
@@ -237,3 +241,9 @@ def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS) -> Combine:
         return above / below
 
     return combine
+
+
+def _normalised(diagonal: Tensors) -> dict[str, Tensor]:
+    number = max(1, sum(f.numel() for f in diagonal.values()))
+    mean = sum(float(f.sum(dtype=torch.float64)) for f in diagonal.values()) / number
+    return {role: f / (mean or 1.0) for role, f in diagonal.items()}

@@ -153,7 +153,7 @@ class Options:
 class Fusion:
     """What single methods of merging are told.
 
-    statistics: one file of `onebasin statistics` for every model. labels, draws, eps: of `fisher`, see
+    statistics: one file of `onebasin statistics` for every model. labels, draws, eps, normalise: of `fisher`, see
     `onebasin.fusion.fisher`. shrink: of `regmean`. ground, entropy, residual: of `ot`, see
     `onebasin.fusion.couplings`.
     """
@@ -162,6 +162,7 @@ class Fusion:
     labels: str = "sampled"
     draws: int = 1
     eps: float = 1e-6
+    normalise: bool = False
     shrink: float = 0.9
     ground: str = "wts"
     entropy: float = 0.0
@@ -169,7 +170,11 @@ class Fusion:
 
     def of(self, method: str) -> dict[str, Any]:
         """The settings that a method looks at, as JSON takes them."""
-        names = {"fisher": ("labels", "draws", "eps"), "regmean": ("shrink",), "ot": ("ground", "entropy", "residual")}
+        names = {
+            "fisher": ("labels", "draws", "eps", "normalise"),
+            "regmean": ("shrink",),
+            "ot": ("ground", "entropy", "residual"),
+        }
         found = {name: getattr(self, name) for name in names.get(method, ())}
         files = None if self.statistics is None else [str(file) for file in self.statistics]
         return {**found, "statistics": files} if files and method in ("fisher", "regmean") else found

@@ -119,7 +119,7 @@ def combination(
         ]
     tensors: list[Mapping[str, Any]] = [one.tensors for one in moved]
     if kind == "fisher":
-        return fisher_mean(tensors, how.eps)
+        return fisher_mean(tensors, how.eps, how.normalise)
     return Regression(tensors, frozenset().union(*(one.columns for one in moved)), how.shrink)
 
 

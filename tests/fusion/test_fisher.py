@@ -204,6 +204,20 @@ def test_the_merged_model_minimises_the_sum_of_quadratic_losses(count: int, tmp_
     assert torch.allclose(named["transformer.wpe.weight"][3:], plain[3:], atol=1e-12)
 
 
+def test_normalised_diagonals_do_not_depend_on_their_scale() -> None:
+    """A model that is a hundred times surer counts the same; without it, the other wins."""
+    tensors = [torch.zeros(6).double(), torch.ones(6).double()]
+    diagonals = [{"w": torch.rand(6).double() + 0.5} for _ in tensors]
+    entry, weights = SimpleNamespace(role="w", alias=None), [0.5, 0.5]
+    found = [
+        fisher_mean([diagonals[0], {"w": scale * diagonals[1]["w"]}], 1e-6, normalise)(tensors, weights, None, entry)
+        for scale in (1.0, 0.01)
+        for normalise in (True, False)
+    ]
+    assert torch.allclose(found[0], found[2], atol=1e-5)
+    assert (found[3] < found[1] / 10).all()
+
+
 def test_bad_data_end_in_one_sentence() -> None:
     model = linear(logits=True)
     x = {"pixel_values": torch.randn(2, 4, dtype=torch.float64)}
