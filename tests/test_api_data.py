@@ -101,3 +101,16 @@ def test_the_task_s_own_loss_needs_labels(tmp_path):
     assert all(difference < 1e-4 for difference in found["max_output_difference"])
     with pytest.raises(ValueError, match="choose one of divergence, task"):
         onebasin.merge(models, tmp_path / "other", **{**how, "loss": "both"})
+
+
+def test_models_with_different_numbers_of_positions_learn_on_those_that_both_have(tmp_path):
+    short = CASES["GPT2LMHeadModel"]()
+    config = type(short.config)(**{**short.config.to_dict(), "n_positions": short.config.n_positions + 4})
+    save(short, tmp_path / "short")
+    save(type(short)(config), tmp_path / "long")
+    for source, anchor in (("short", "long"), ("long", "short")):
+        found = onebasin.match(
+            tmp_path / source, tmp_path / anchor, tmp_path / f"{source}-out", symmetry="full", match_with="learned",
+            steps=3, data="self", samples=64,
+        )  # fmt: skip
+        assert found["max_output_difference"] < 1e-4

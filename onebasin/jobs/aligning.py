@@ -137,6 +137,7 @@ def learn(
     others = [i for i in range(len(models)) if i != centre]
     stock = [stock_model(models[i], dtype=opt.dtype, device=opt.device) for i in (centre, *others)]
     forward = forward_of(stock[0])
+    tensors = cornered([one.parameter for one in stock])
     shown: Callable[[str, float], None] | None = None
     if tell:
 
@@ -144,12 +145,24 @@ def learn(
             tell(f"{what}, loss {loss:.4g}")
 
     return match_learned(
-        models[centre].signature, stock[0].parameter, [one.parameter for one in stock[1:]],
+        models[centre].signature, tensors[0], tensors[1:],
         [alignments[i] for i in others], groups_of(models[centre], opt), forward,
         recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_back=held_back,
         steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=own_loss if opt.loss == "task" else None,
         permutations=opt.permutations, checkpoint=opt.checkpoint, progress=shown,
     )  # fmt: skip
+
+
+def cornered(models: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Every model's tensors, cut to the rows that all have where one has more (positions)."""
+    found: list[dict[str, Tensor]] = [dict(model) for model in models]
+    for role in set.intersection(*(set(model) for model in models)):
+        shapes = [model[role].shape for model in models]
+        if len(set(shapes)) > 1 and len({len(shape) for shape in shapes}) == 1:
+            rows = min(shape[0] for shape in shapes)
+            for mine, model in zip(found, models, strict=True):
+                mine[role] = model[role][:rows]
+    return found
 
 
 def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: Sequence[Batch]) -> int:
