@@ -218,8 +218,9 @@ def random_inputs(
     given: dict[str, Tensor] = {}
     if "pixel_values" in accepted:
         given["pixel_values"] = normal(image.num_channels, image.image_size, image.image_size)
-        patches = (image.image_size // image.patch_size) ** 2
-        given["bool_masked_pos"] = torch.rand(rows, patches, generator=generator) < 0.5
+        if any("mask_token" in role for role in checkpoint.signature.tensors):
+            patches = (image.image_size // image.patch_size) ** 2
+            given["bool_masked_pos"] = torch.rand(rows, patches, generator=generator) < 0.5
     if "input_features" in accepted:
         given["input_features"] = normal(config.num_mel_bins, 2 * config.max_source_positions)
     if "input_values" in accepted:
