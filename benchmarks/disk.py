@@ -79,7 +79,7 @@ def make(folder: Path, kind: str, layers: int, number: int) -> None:
             yield name, tensor + 1 if "LayerNorm.weight" in name else tensor
 
     like = Checkpoint(bare)
-    like.__dict__["files"] = {}
+    like.__dict__["files"] = dict.fromkeys(shapes, bare)
     write_model(folder, tensors(), like, dtype=torch.float32)
 
 

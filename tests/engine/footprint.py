@@ -46,7 +46,7 @@ def make(folder: Path, layers: int, seed: int, **shape: Any) -> Path:
             sizes[f"{at}{name}.weight"] = (d,)
     generator = torch.Generator().manual_seed(seed)
     like = Checkpoint(bare)
-    like.__dict__["files"] = {}
+    like.__dict__["files"] = dict.fromkeys(sizes, bare)
     tensors = ((name, 0.02 * torch.randn(size, generator=generator)) for name, size in sizes.items())
     write_model(folder, tensors, like, dtype=torch.float32)
     return folder

@@ -31,12 +31,14 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, int]]
 
 @pytest.mark.parametrize("job", ["paper", "full", "canonical", "distance", "verify"])
 def test_depth_does_not_matter(peaks: dict[str, dict[int, int]], job: str) -> None:
-    """Six more layers of both models are 22 MB: holding a quarter of them would show."""
+    """Six more layers of both models are 22 MB: a quarter of them, beside the maps that are found, would show."""
     of = peaks[job]
     assert max(of.values()) < 1.1 * min(of.values())
     width = footprint.SHAPE["hidden_size"]
     added = 2 * 6 * 4 * (4 * width**2 + 3 * width * footprint.SHAPE["intermediate_size"])
-    assert of[8] - of[2] < added / 4, of
+    head = width // footprint.SHAPE["num_attention_heads"]
+    maps = 6 * 2 * width * head * 8  # float64, of both spaces of every head
+    assert of[8] - of[2] < added / 4 + 2 * maps, of
 
 
 @pytest.mark.parametrize(("job", "level"), [("paper", "paper"), ("full", "orthogonal")])
