@@ -209,7 +209,7 @@ def test_the_first_layers_may_lack_a_norm():
     signature = resolve(read_table(LATER), shapes, {"depth": 2})
     assert show(signature.tensors["l.0.up"].axes) == "l.0.ffn stream'"
     assert show(signature.tensors["l.1.up"].axes) == "l.1.ffn l.1.mid'"
-    with pytest.raises(TableError, match=r"'l\.0\.norm' only in later layers"):
+    with pytest.raises(TableError, match=r"'l\.0\.norm' only in other layers"):
         resolve(read_table(LATER), shapes | {"l.0.norm": (4,)}, {"depth": 2})
     with pytest.raises(TableError, match=r"lack 'l\.1\.norm'"):
         resolve(read_table(LATER), {name: shape for name, shape in shapes.items() if "norm" not in name}, {"depth": 2})
