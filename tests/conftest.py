@@ -79,8 +79,8 @@ def _float64_throughout() -> None:
 
     def turn_pairs(q: torch.Tensor, k: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         pairs = (torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) for x in (q, k))
-        q, k = (torch.view_as_real(pair * turns.unsqueeze(1)).flatten(3) for pair in pairs)
-        return q, k
+        turned = [torch.view_as_real(pair * turns.unsqueeze(1)).flatten(3) for pair in pairs]
+        return turned[0].type_as(q), turned[1].type_as(k)
 
     def route(self: torch.nn.Module, x: torch.Tensor) -> Any:
         logits = x.flatten(0, -2) @ self.weight.T

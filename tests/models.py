@@ -344,6 +344,7 @@ _LATENT = dict(
 _add("DeepseekV3ForCausalLM", **_LATENT)
 _add("DeepseekV3ForCausalLM", "half-biases", **_LATENT, rope_interleave=False, attention_bias=True)
 _add("DeepseekV3ForCausalLM", "groups", **{**_LATENT, "n_group": 2, "q_lora_rank": None})
+_LATENT["qk_nope_head_dim"] = 6  # DeepSeek-V2 turns pairs in place: a query's length must be even
 _add("DeepseekV2ForCausalLM", **_LATENT, topk_method="greedy")
 _add("DeepseekV2ForCausalLM", "groups", **{**_LATENT, "n_group": 2, "q_lora_rank": None},
      topk_method="group_limited_greedy")  # fmt: skip

@@ -30,7 +30,7 @@ def test_federated_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     import federated  # type: ignore[import-not-found]
 
     client = federated.new_model(0)
-    federated.train(client, range(5), 3, seed=0)
+    federated.train(client, range(5), 6, seed=0)
     pixels, labels = federated.digits("test")
     with torch.no_grad():
         predicted = client(pixel_values=pixels).logits.argmax(-1)

@@ -160,7 +160,8 @@ def evened(matrix: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(matrix @ matrix.mT)
     scale = values.clamp_min(1e-6 * float(values[-1])) ** -0.25
-    return (vectors * scale) @ (vectors.mT @ matrix)
+    result: Tensor = (vectors * scale) @ (vectors.mT @ matrix)
+    return result
 
 
 def as_matrix(view: Tensor, batch: int) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from pairs import folder
 from safetensors.torch import load_file, save_file
 
-from onebasin.checkpoint import writer
+from onebasin.checkpoint.shards import Shard
 from onebasin.symmetry import Alignment, Signature
 
 
@@ -170,15 +170,14 @@ def test_a_place_for_the_alignment_that_cannot_be_written(refused: Any, a: Path,
 
 def test_a_full_disk(refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk of the output is full, that of the temporary folder is not."""
-    real = writer.save_file
+    real = Shard.add
 
-    def save(tensors: dict[str, torch.Tensor], file: str, metadata: dict[str, str]) -> None:
-        if file.startswith(str(tmp_path)):
-            Path(file).write_bytes(b"a part")
+    def add(shard: Shard, name: str, tensor: torch.Tensor) -> None:
+        real(shard, name, tensor)
+        if str(shard.path).startswith(str(tmp_path)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(tensors, file, metadata)
 
-    monkeypatch.setattr(writer, "save_file", save)
+    monkeypatch.setattr(Shard, "add", add)
     for command in (("match", b, a), ("merge", a, b), ("canonical", a)):
         line = refused(*command, "-o", tmp_path / "new" / "out")
         assert "the disk is full" in line and str(tmp_path / "new") in line

@@ -255,7 +255,7 @@ def test_families(run: Any, ask: Any) -> None:
 def test_canonical(ask: Any, tmp_path: Path) -> None:
     source = folder(tmp_path / "vit", "ViTForImageClassification")
     found = ask("canonical", source, "-o", tmp_path / "out")
-    assert found.keys() == {"output", "max_output_difference", "notes", "seconds"}
+    assert found.keys() == {"output", "max_output_difference", "notes", "seconds", "peak_memory"}
     assert ask("verify", source, tmp_path / "out")["same"]
     ask("canonical", tmp_path / "out", "-o", tmp_path / "again")
     assert ask("distance", tmp_path / "out", tmp_path / "again")["relative"] < 1e-6

@@ -61,13 +61,17 @@ def test_training_depends_on_its_seed_alone() -> None:
     assert first.equal(again) and not first.equal(other)
 
 
-def test_bad_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_model_is_no_demo(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 2 models, not 1"):
         demo(tmp_path / "out", models=1)
-    monkeypatch.setattr("onebasin.landscape.plots.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install"):
-        demo(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onebasin.studies.demo.find_spec", lambda name: None)
+    results = demo(tmp_path / "out", models=2, levels=(), epochs=1)
+    assert results["picture"] is None and not (tmp_path / "out" / "curves.png").exists()
+    assert (tmp_path / "out" / "results.json").is_file()
 
 
 def command(*words: object) -> Any:
