@@ -68,7 +68,8 @@ def _bars(figure: Figure, chart: Chart) -> None:
                  color=COLOURS[i % len(COLOURS)], error_kw={"elinewidth": 0.8, "capsize": 1.5})  # fmt: skip
     axes.set_xticks(range(len(chart.x)), [str(label) for label in chart.x])
     if max(len(str(label)) for label in chart.x) * len(chart.x) > 70:
-        axes.tick_params(axis="x", rotation=20)
+        for label in axes.get_xticklabels():
+            label.set(rotation=20, ha="right", rotation_mode="anchor")
     _legend(axes, chart)
 
 
