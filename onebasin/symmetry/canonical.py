@@ -296,7 +296,7 @@ def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str 
 
 
 def beside(signature: Signature, role: str, space: str) -> list[str]:
-    """The biases that enter the sum in `space` which `role` writes into: no norm and no reader stands between."""
+    """The biases that enter the sum in `space` which `role` writes into: no norm, gain or reader stands between."""
     order = list(signature.tensors)
     if not any(entry.norm and entry.norm.source == space for entry in signature.tensors.values()):
         return []
@@ -307,6 +307,8 @@ def beside(signature: Signature, role: str, space: str) -> list[str]:
             found = list(signature.leaves(entry))
             if Leaf(space, dual=True) in found or (entry.norm and space in (entry.norm.source, entry.norm.target)):
                 return
+            if found == [Leaf(space)] and other.endswith("weight"):
+                return  # a gain, as in wav2vec 2.0's convolutions: what comes before it is normed and scaled
             normed = signature.tensors.get(other.removesuffix("bias") + "weight", entry).norm is not None
             if found == [Leaf(space)] and other.endswith("bias") and not normed and "nonlinear" not in entry.notes:
                 yield other

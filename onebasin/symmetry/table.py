@@ -555,8 +555,10 @@ def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set
     written = {leaf.space for entry in entries for leaf in leaves(entry.axes)}
     found = written - inner - _read(entries)
     if not any(entry.head for entry in entries):
-        heads = (leaf for line in table.lines if line.head for leaf in leaves(line.axes))
-        found |= {same.get(leaf.space, leaf.space) for leaf in heads if leaf.dual}
+        heads = [line for line in table.lines if line.head]
+        read = {leaf.space for line in heads for leaf in leaves(line.axes) if leaf.dual}
+        read |= {line.norm[1] for line in heads if line.norm}  # BEiT puts its stream out as it is; a head norms it
+        found |= {same.get(space, space) for space in read}
     around = (outer for entry in entries for leaf, outer in nesting(entry.axes) if leaf.space in found)
     return found.union(*around)
 
