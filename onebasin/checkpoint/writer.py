@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from onebasin.engine import behind
+from onebasin.engine import behind, discard, missing_parents
 
 from .reader import Checkpoint, CheckpointError, finite, one_line
 from .shards import Shard, room_for
@@ -67,7 +67,7 @@ def write_model(
     most a hidden folder beside `out`. Raises CheckpointError for an output that exists, is no model folder or
     is an input, for a tensor that is not finite in its dtype, and for a full disk.
     """
-    limit = _bytes(shard_size)
+    limit = bytes_of(shard_size)
     with appearing(out, overwrite, [like.folder, *map(Path, inputs)]) as temporary:
         with _clearly(Path(out)):
             _companions(temporary, like, dtype, config_updates or {}, tokenizer)
@@ -87,7 +87,7 @@ def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] =
     """
     out = Path(out).resolve()
     _refuse(out, overwrite, list(inputs))
-    made = [parent for parent in out.parents if not parent.exists()]
+    made = missing_parents(out)
     temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
         with _clearly(out):
@@ -96,10 +96,7 @@ def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] =
         with _clearly(out):
             _into_place(temporary, out)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for parent in made:  # innermost first
-            with suppress(OSError):
-                parent.rmdir()
+        discard(temporary, made)
         raise
 
 
@@ -266,7 +263,7 @@ def _clearly(out: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write '{out}': {reason}") from None
 
 
-def _bytes(size: int | str) -> int:
+def bytes_of(size: int | str) -> int:
     """`5GB`, `500MB`, `2GiB` or a number -> bytes. Raises CheckpointError for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|[KMB])?", str(size).strip(), re.IGNORECASE)
     count = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0

@@ -7,7 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,15 +45,25 @@ class Store:
 def kept(folder: Path, resume: bool) -> Iterator[Path]:
     """A folder for results: with `resume` what is there is used, else it is removed first. It goes away with the end of
     the block or an error; only a process that is killed or interrupted leaves it."""
-    made = [parent for parent in folder.parents if not parent.exists()]
+    made = missing_parents(folder)
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     try:
         yield folder
     except Exception:
-        shutil.rmtree(folder, ignore_errors=True)
-        for parent in made:  # innermost first
-            with suppress(OSError):
-                parent.rmdir()
+        discard(folder, made)
         raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def missing_parents(folder: Path) -> list[Path]:
+    """The folders that would have to be made for `folder`, innermost first."""
+    return [parent for parent in folder.parents if not parent.exists()]
+
+
+def discard(folder: Path, made: Iterable[Path]) -> None:
+    """Remove a folder, and the parents that were `made` for it where nothing else is in them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in made:
+        with suppress(OSError):
+            parent.rmdir()

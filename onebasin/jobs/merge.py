@@ -31,7 +31,18 @@ from .folders import (
     widened,
     workplace,
 )
-from .options import Fusion, Model, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype, verification
+from .options import (
+    Fusion,
+    Model,
+    Options,
+    Tell,
+    Written,
+    refuse_out_of_range,
+    shares_of,
+    stored_dtype,
+    taken,
+    verification,
+)
 from .quality import LEVEL, choose, refuse_settled
 from .statistics import combination
 from .transporting import of_one_width, transported
@@ -81,7 +92,7 @@ def merge(
     if len(models) < 2:
         raise ValueError("merging needs at least two models")
     shares, stored = shares_of(weights, len(models)), stored_dtype(dtype)
-    how, look = Fusion.taken(options), Written.taken(options)
+    how, look = taken(Fusion, options), taken(Written, options)
     if quality is not None:
         refuse_settled(quality, method=method, match=match, match_with=options.get("match_with", "weights"), soft=soft)
         match = LEVEL

@@ -10,7 +10,7 @@ from typing import Any
 
 from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.reader import one_line
-from onebasin.checkpoint.writer import _bytes, appearing, copy_companions
+from onebasin.checkpoint.writer import appearing, bytes_of, copy_companions
 from onebasin.recipe import Recipe
 
 from .options import Written
@@ -63,7 +63,7 @@ def merge_in_mergekit(
     told = recipe.model_dump(exclude={"align", *(("tokenizer_source",) if unified else ())}, exclude_none=True)
     with appearing(out, overwrite, places.values()) as folder:
         try:
-            options = MergeOptions(device=device, out_shard_size=_bytes(look.shard_size),
+            options = MergeOptions(device=device, out_shard_size=bytes_of(look.shard_size),
                                    copy_tokenizer=look.copy_tokenizer, write_model_card=False, quiet=True)  # fmt: skip
             run_merge(MergeConfiguration.model_validate(_placed(told, places)), str(folder), options)
         except Exception as error:  # it raises whatever comes

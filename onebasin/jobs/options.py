@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -179,11 +179,6 @@ class Fusion:
         files = None if self.statistics is None else [str(file) for file in self.statistics]
         return {**found, "statistics": files} if files and method in ("fisher", "regmean") else found
 
-    @classmethod
-    def taken(cls, options: dict[str, Any]) -> Fusion:
-        """From keyword arguments, of which these are then removed."""
-        return cls(**{field.name: options.pop(field.name) for field in fields(cls) if field.name in options})
-
 
 @dataclass(frozen=True)
 class Written:
@@ -195,15 +190,18 @@ class Written:
     write_model_card: bool = True
     files: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def taken(cls, options: dict[str, Any]) -> Written:
-        """From keyword arguments, of which these are then removed."""
-        return cls(**{field.name: options.pop(field.name) for field in fields(cls) if field.name in options})
-
     @property
     def told(self) -> dict[str, Any]:
         """What `write_model` is told."""
         return {"shard_size": self.shard_size, "tokenizer": self.copy_tokenizer, "files": self.files}
+
+
+T = TypeVar("T", Fusion, Written)
+
+
+def taken(kind: type[T], options: dict[str, Any]) -> T:
+    """A `kind` from keyword arguments, of which its fields are then removed."""
+    return kind(**{field.name: options.pop(field.name) for field in fields(kind) if field.name in options})
 
 
 VERIFY = ("outputs", "tensors", "none")

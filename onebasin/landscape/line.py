@@ -24,16 +24,21 @@ def interpolate(a: Model, b: Model, lam: float) -> dict[str, Tensor]:
     Raises ValueError naming a tensor that one of them lacks or that has another shape.
     """
     first, second = _tensors(a), _tensors(b)
-    for name in sorted(first.keys() ^ second.keys()):
-        raise ValueError(f"the models do not lie on one line: only one of them has the tensor '{name}'")
-    for name, tensor in first.items():
-        if tensor.shape != second[name].shape:
-            shapes = f"{tuple(tensor.shape)} and {tuple(second[name].shape)}"
-            raise ValueError(f"the models do not lie on one line: the tensor '{name}' has the shapes {shapes}")
+    refuse_unlike(first, second, "on one line")
     return {
         name: torch.lerp(x.float(), second[name].float(), lam) if x.is_floating_point() else x
         for name, x in first.items()
     }
+
+
+def refuse_unlike(first: Mapping[str, Tensor], second: Mapping[str, Tensor], place: str) -> None:
+    """Raises ValueError, saying that the models do not lie `place`, for a tensor that one lacks or of another shape."""
+    for name in sorted(first.keys() ^ second.keys()):
+        raise ValueError(f"the models do not lie {place}: only one of them has the tensor '{name}'")
+    for name, tensor in first.items():
+        if tensor.shape != second[name].shape:
+            shapes = f"{tuple(tensor.shape)} and {tuple(second[name].shape)}"
+            raise ValueError(f"the models do not lie {place}: the tensor '{name}' has the shapes {shapes}")
 
 
 def barrier(loss_a: float, loss_b: float, losses: Sequence[float], lambdas: Sequence[float]) -> float:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from onebasin.data import Task, evaluate, load_model
 
+from .line import refuse_unlike
+
 Tensors = dict[str, Tensor]
 
 
@@ -29,9 +31,8 @@ def plane(
     Raises ValueError where the models do not lie in one space, or on one line.
     """
     model = load_model(a, task.name)
-    origin, to_b, to_c = (_state(load_model(folder, task.name)) for folder in (a, b, c))
-    _alike(origin, to_b, to_c)
-    to_b, to_c = _minus(to_b, origin), _minus(to_c, origin)
+    origin = _state(model)
+    to_b, to_c = (_from(origin, load_model(folder, task.name)) for folder in (b, c))
     width, along = sqrt(_dot(to_b, to_b)), _dot(to_b, to_c)
     if not width:
         raise ValueError("the first two models are the same: they span no plane")
@@ -60,17 +61,10 @@ def _state(model: torch.nn.Module) -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
 
-def _alike(*states: Tensors) -> None:
-    for other in states[1:]:
-        for name in sorted(states[0].keys() ^ other.keys()):
-            raise ValueError(f"the models do not lie in one plane: only one of them has the tensor '{name}'")
-        for name, tensor in states[0].items():
-            if tensor.shape != other[name].shape:
-                raise ValueError(f"the models do not lie in one plane: the tensor '{name}' differs in shape")
-
-
-def _minus(one: Tensors, other: Tensors) -> Tensors:
-    return {name: one[name] - other[name] for name in one}
+def _from(origin: Tensors, model: torch.nn.Module) -> Tensors:
+    there = _state(model)
+    refuse_unlike(origin, there, "in one plane")
+    return {name: there[name] - origin[name] for name in origin}
 
 
 def _dot(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

@@ -176,7 +176,7 @@ def test_a_buffer_that_the_caller_fills_again(bert: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("size", "count"), [("5GB", 5 * 10**9), ("1.5 mb", 1_500_000), ("2KiB", 2048), (7, 7)])
 def test_shard_sizes(size: str | int, count: int) -> None:
-    assert writer._bytes(size) == count
+    assert writer.bytes_of(size) == count
 
 
 @pytest.mark.parametrize("size", ["", "big", "-1", 0, "5 bananas", "0GB"])
