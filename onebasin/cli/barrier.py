@@ -46,11 +46,11 @@ def barrier(
     import onebasin
     from onebasin.landscape import curve
     from onebasin.landscape.plots import plot_curves, require_matplotlib
+    from onebasin.studies.results import refuse_existing
 
     require_matplotlib()
     folder = Path(output)
-    if folder.exists() and not overwrite:
-        raise ValueError(f"the output folder '{output}' exists; choose another or pass --overwrite")
+    refuse_existing(folder / "barrier.json", overwrite)
     examples = t.load(
         task, data, a, split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
         mask_id=mask_id, mask_share=mask_share, maskable=maskable, seed=seed,

@@ -128,6 +128,10 @@ def _from_file(name: str, text: str) -> None:
     def run(
         config: Annotated[str, typer.Option(help="YAML file: task, models, corpora, and what to compare on them.")],
         output: Annotated[str, typer.Option("--output", "-o", help="The folder of results; studies share one report.")],
+        overwrite: c.Overwrite = False,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="Go on where a run on the same file and models was stopped.")
+        ] = False,
         json: c.Json = False,
         quiet: c.Quiet = False,
     ) -> None:
@@ -135,7 +139,9 @@ def _from_file(name: str, text: str) -> None:
         from onebasin.studies.run import run_study
 
         with c.progress(quiet) as tell:
-            results = run_study(name, config, output, tell=tell, command=c.command_line())
+            results = run_study(
+                name, config, output, overwrite=overwrite, resume=resume, tell=tell, command=c.command_line()
+            )
         if json:
             c.print_json(asdict(results))
         elif not quiet:

@@ -42,6 +42,12 @@ def kind(file: str | Path) -> str:
     return kinds[ending]
 
 
+def split_off(data: str) -> tuple[str, str | None]:
+    """`builtin:digits#train` -> the data and the split."""
+    name, mark, split = data.rpartition("#")
+    return (name, split) if mark else (data, None)
+
+
 def read_rows(
     file: str | Path,
     columns: tuple[str, ...],

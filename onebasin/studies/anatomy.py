@@ -23,6 +23,8 @@ from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.groups import polar
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
+from .results import refuse_existing
+
 BINS = 36  # of the histogram of angles, five degrees each
 
 
@@ -46,8 +48,7 @@ def study_anatomy(
     """
     require_matplotlib()
     folder = Path(output)
-    if (folder / "anatomy.json").exists() and not overwrite:
-        raise ValueError(f"the output '{folder / 'anatomy.json'}' exists; choose another folder or pass --overwrite")
+    refuse_existing(folder / "anatomy.json", overwrite)
     alignments = [Alignment.load(place) for place in (first, second)]
     models = [Checkpoint(place) for place in (b, a)]
     try:

@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from onebasin.fusion import MERGE_METHODS
+from onebasin.jobs.options import Fusion, Options
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
+MATCHING = frozenset(field.name for field in fields(Options))
+MERGING = frozenset({"method", "weights", *(field.name for field in fields(Fusion))})
 
 
 class Corpus(BaseModel):
@@ -33,8 +40,9 @@ class Config(BaseModel):
 
     models: folders or hub ids, one per corpus, or all of the only corpus; `{seed}` in a name stands for each of `seeds`
     in turn. out_of_domain: a corpus that no model was trained on, for the merge of all. matchings: name -> options of
-    `onebasin.match` (null: as they are; `layers: auto` takes the layer whose match alone scores best on validation
-    data). methods: of `onebasin merge --method`. options: further options of `load_task`, such as context.
+    `onebasin.match` (null: as they are; `layers: auto` takes the layers whose match scores best on validation
+    data; see `onebasin.jobs.layers`). methods: of `onebasin merge --method`; or name -> what `onebasin.merge` is told,
+    the method being the name unless it is told, too. options: further options of `load_task`, such as context.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -45,12 +53,36 @@ class Config(BaseModel):
     corpora: list[Corpus] = Field(min_length=1)
     out_of_domain: Corpus | None = None
     matchings: dict[str, Matching] = Field(default={}, validate_default=True)
-    methods: list[str] = ["average"]
+    methods: dict[str, dict[str, Any]] = Field(default={"average": {}}, validate_default=True)
     metric: str = "accuracy"
     limit: int | None = None
     samples: int = 256
     points: int = 11
     options: dict[str, Any] = {}
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        """A list of methods is one without settings."""
+        return {name: {} for name in given} if isinstance(given, list) else given
+
+    @field_validator("methods")
+    @classmethod
+    def _whole(cls, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        found = {}
+        for name, told in given.items():
+            _refuse_unknown(f"of the method '{name}'", told, MERGING)
+            found[name] = {"method": name, **told}
+            if found[name]["method"] not in MERGE_METHODS:
+                raise ValueError(f"unknown method '{found[name]['method']}'; choose from {', '.join(MERGE_METHODS)}")
+        return found
+
+    @field_validator("matchings")
+    @classmethod
+    def _known(cls, given: dict[str, Matching]) -> dict[str, Matching]:
+        for name, told in given.items():
+            _refuse_unknown(f"of the matching '{name}'", told or {}, MATCHING)
+        return given
 
     def runs(self) -> list[list[str]]:
         """The models of every seed."""
@@ -83,11 +115,21 @@ def read_config(file: str | Path, **defaults: Any) -> Config:
     return config
 
 
+def _refuse_unknown(of: str, told: Mapping[str, Any], known: Collection[str]) -> None:
+    for key in told:
+        if key not in known:
+            raise ValueError(f"unknown setting '{key}' {of}; did you mean '{_nearest(key, known)}'?")
+
+
+def _nearest(word: object, known: Collection[str]) -> str:
+    return get_close_matches(str(word), sorted(known), n=1, cutoff=0)[0]
+
+
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         known = Corpus.model_fields if len(first["loc"]) > 1 else Config.model_fields
-        near = get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0)
-        return f"unknown key '{where}'; did you mean '{near[0]}'?"
-    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        return f"unknown key '{where}'; did you mean '{_nearest(first['loc'][-1], known)}'?"
+    said = first["msg"].removeprefix("Value error, ")
+    return f"{where}: {said[0].lower()}{said[1:]}"

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from .config import Config
+from .config import Config, Matching
+from .once import Once
 from .results import Chart, Results, Table, spread
-from .settings import Tell, matched, pairs
+from .settings import matched, pairs
 
 # The two baselines as presets of the same machinery: Git Re-Basin's weight matching permutes every space, OT-Fusion's
 # hard matching, as that figure applies it, the neurons of the FFNs alone.
@@ -23,7 +25,7 @@ MATCHINGS: dict[str, Any] = {
 }
 
 
-def distances(config: Config, tell: Tell) -> Results:
+def distances(config: Config, once: Once) -> Results:
     """Euclidean distance over the shared parameters after each matching, and as a share of the distance before it.
 
     Levels that rotate the residual stream measure both distances between canonical forms, so their distance before is
@@ -31,13 +33,9 @@ def distances(config: Config, tell: Tell) -> Results:
     """
     rows, shares = [], {}
     for name, matching in config.matchings.items():
-        before, after = [], []
-        for run in config.runs():
-            for i, j in pairs(config):
-                tell(f"{name}: {run[i]} and {run[j]}")
-                with matched([run[i], run[j]], matching) as found:
-                    before.append(found.before[0])
-                    after.append(found.after[0])
+        gaps = [once(f"{name}: {run[i]} and {run[j]}", partial(_gaps, [run[i], run[j]], matching))
+                for run in config.runs() for i, j in pairs(config)]  # fmt: skip
+        before, after = zip(*gaps, strict=True)
         shares[name] = spread([b / a for a, b in zip(before, after, strict=True)])
         rows.append([name, spread(before), spread(after), shares[name]])
     count = len(config.runs()) * len(pairs(config))
@@ -47,3 +45,9 @@ def distances(config: Config, tell: Tell) -> Results:
                   {"after / before": list(shares.values())}, ylabel="share")  # fmt: skip
     text = "Euclidean distance over all shared parameters. Smaller is nearer; the function is the same in every row."
     return Results("distance", "How near matching brings two models", text, config.model_dump(), [table], [chart])
+
+
+def _gaps(pair: list[str], matching: Matching) -> tuple[float, float]:
+    """Distance before and after."""
+    with matched(pair, matching) as found:
+        return found.before[0], found.after[0]

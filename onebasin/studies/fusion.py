@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import mean
 from typing import Any
 
 from onebasin.data import load_model
 
-from .config import Config
+from .config import Config, Corpus, Matching
+from .once import Once
 from .results import Chart, Results, Table, spread
-from .settings import Tell, fused, merged, pairs, score, test_of
+from .settings import fused, merged, pairs, score, test_of
 from .settings import matched as matched_to_first
 
 MATCHINGS: dict[str, Any] = {
@@ -20,6 +22,7 @@ MATCHINGS: dict[str, Any] = {
     "paper": {"symmetry": "paper", "rescale": "after"},
     "full": {"symmetry": "full", "rescale": "joint"},
 }
+METHODS: dict[str, Any] = {"average": {}, "fisher": {}, "regmean": {}}
 ABLATIONS: dict[str, Any] = {
     "no match": None,
     "w/o attention": {"symmetry": "paper", "rescale": "after", "parts": ["ffn"]},
@@ -29,24 +32,24 @@ ABLATIONS: dict[str, Any] = {
 }
 
 
-def fusion_table(config: Config, tell: Tell) -> Results:
+def fusion_table(config: Config, once: Once) -> Results:
     """Tables 1 and 2 of Zhang et al. (2025): every method under every matching, beside the end models' own scores.
 
     In-domain: every pair of models, scored on each one's corpus under its own head. Out of domain, where the study
     names such a corpus: all models merged, scored on data that none was trained on.
     """
-    results = _grid(config, tell, "fusion-table", "Fusion with and without matching")
+    results = _grid(config, once, "fusion-table", "Fusion with and without matching")
     if config.out_of_domain is not None:
-        results.tables.append(_out_of_domain(config, tell))
+        results.tables.append(_out_of_domain(config, once))
     return results
 
 
-def ablation(config: Config, tell: Tell) -> Results:
+def ablation(config: Config, once: Once) -> Results:
     """Figure 3 of Zhang et al. (2025): matching without attention, without FFN, without rescaling."""
-    return _grid(config, tell, "ablation", "What each part of matching adds")
+    return _grid(config, once, "ablation", "What each part of matching adds")
 
 
-def _grid(config: Config, tell: Tell, study: str, title: str) -> Results:
+def _grid(config: Config, once: Once, study: str, title: str) -> Results:
     runs, members = config.runs(), pairs(config)
     # matching -> method -> seed -> pair -> the scores on both corpora
     found: dict[str, dict[str, list[list[list[float]]]]] = {}
@@ -55,11 +58,11 @@ def _grid(config: Config, tell: Tell, study: str, title: str) -> Results:
         for number, run in enumerate(runs):
             scored: list[dict[str, list[float]]] = []
             for pair in members:
-                tell(f"{name}: seed {config.seeds[number]}, models {pair[0]} and {pair[1]}")
-                scored.append(fused(config, run, pair, matching))
+                what = f"{name}: seed {config.seeds[number]}, models {pair[0]} and {pair[1]}"
+                scored.append(once(what, partial(fused, config, run, pair, matching)))
             for method in config.methods:
                 found[name][method].append([one[method] for one in scored])
-    own = [[_own(config, run, i) for i in range(len(run))] for run in runs]
+    own = [[once(f"{model} on its own", partial(_own, config, run, i)) for i, model in enumerate(run)] for run in runs]
     cells = {name: {method: spread([mean(map(mean, seed)) for seed in seeds]) for method, seeds in of.items()}
              for name, of in found.items()}  # fmt: skip
     ends = spread([mean(scores) for scores in own])
@@ -95,28 +98,34 @@ def _name(config: Config, model: int) -> str:
 
 
 def _own(config: Config, run: Sequence[str], model: int) -> float:
-    return score(load_model(run[model], config.task), test_of(config.corpus(model), run[model], config), config)
+    return _score_of(config, run[model], config.corpus(model))
 
 
-def _out_of_domain(config: Config, tell: Tell) -> Table:
+def _score_of(config: Config, model: str, corpus: Corpus) -> float:
+    return score(load_model(model, config.task), test_of(corpus, model, config), config)
+
+
+def _all(config: Config, run: Sequence[str], matching: Matching, corpus: Corpus) -> dict[str, float]:
+    """Method -> score of all models merged. Layers chosen by pairs (auto) have no meaning here: all are matched."""
+    whole = None if matching is None else {key: value for key, value in matching.items() if value != "auto"}
+    corpora = [config.corpus(i) for i in range(len(run))]
+    with matched_to_first(run, whole) as at:
+        return {name: score(merged(at.folders, how, config, corpora), test_of(corpus, run[0], config), config)
+                for name, how in config.methods.items()}  # fmt: skip
+
+
+def _out_of_domain(config: Config, once: Once) -> Table:
     """All models merged, on data that none was trained on; and the end models there."""
     corpus = config.out_of_domain
     assert corpus is not None
     rows: dict[str, list[Any]] = {method: [] for method in config.methods}
     for name, matching in config.matchings.items():
-        values: dict[str, list[float]] = {method: [] for method in config.methods}
-        for run in config.runs():
-            tell(f"{name}: all models, on {corpus.name}")
-            task = test_of(corpus, run[0], config)
-            with matched_to_first(
-                run, None if matching is None else {k: v for k, v in matching.items() if v != "auto"}
-            ) as at:
-                for method in config.methods:
-                    model = merged(at.folders, method, config, [config.corpus(i) for i in range(len(run))])
-                    values[method].append(score(model, task, config))
+        what = f"{name}: all models, on {corpus.name}, seed"
+        scored = [once(f"{what} {seed}", partial(_all, config, run, matching, corpus))
+                  for seed, run in zip(config.seeds, config.runs(), strict=True)]  # fmt: skip
         for method in config.methods:
-            rows[method].append(spread(values[method]))
-    ends = [mean(score(load_model(model, config.task), test_of(corpus, model, config), config) for model in run)
+            rows[method].append(spread([one[method] for one in scored]))
+    ends = [mean(once(f"{model}, on {corpus.name}", partial(_score_of, config, model, corpus)) for model in run)
             for run in config.runs()]  # fmt: skip
     return Table(
         f"All models merged, on {corpus.name}, which none was trained on: {config.metric}",

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import mean
 
 from .config import Config, Matching
+from .once import Once
 from .results import Chart, Results, Table, spread
-from .settings import Tell, fused, layers_of, pairs
+from .settings import fused, layers_of, pairs
 
 MATCHINGS = {"attention": {"symmetry": "paper", "rescale": "after", "parts": ["attention"]}}
 
 
-def layers(config: Config, tell: Tell) -> Results:
+def layers(config: Config, once: Once) -> Results:
     """The merged models' score when only some layers are matched, for every matching of the study.
 
     Single: layer l alone. Tail: the last n. Head: the first n. Zero layers is no match.
@@ -28,8 +30,9 @@ def layers(config: Config, tell: Tell) -> Results:
         found: dict[tuple[int, ...], dict[str, tuple[float, float]]] = {}
         for chosen in (chosen for each in subsets.values() for chosen in each):
             if tuple(chosen) not in found:  # one layer alone is also the first, or the last
-                tell(f"{name}: layers {', '.join(map(str, chosen)) or 'none'}")
-                found[tuple(chosen)] = _scores(config, {**(matching or {}), "layers": chosen} if chosen else None)
+                what = f"{name}: layers {', '.join(map(str, chosen)) or 'none'}"
+                asked = {**(matching or {}), "layers": chosen} if chosen else None
+                found[tuple(chosen)] = _scores(config, what, asked, once)
         for kind, each in subsets.items():
             at = numbers if kind == "single" else list(range(len(numbers) + 1))
             values = [found[tuple(chosen)] for chosen in each]
@@ -43,7 +46,8 @@ def layers(config: Config, tell: Tell) -> Results:
     return Results("layers", "Which layers to match", text, config.model_dump(), tables, charts)
 
 
-def _scores(config: Config, matching: Matching) -> dict[str, tuple[float, float]]:
+def _scores(config: Config, what: str, matching: Matching, once: Once) -> dict[str, tuple[float, float]]:
     """Method -> mean over pairs, with the spread over seeds."""
-    found = [[fused(config, run, pair, matching) for pair in pairs(config)] for run in config.runs()]
+    found = [[once(f"{what}; {run[pair[0]]} and {run[pair[1]]}", partial(fused, config, run, pair, matching))
+              for pair in pairs(config)] for run in config.runs()]  # fmt: skip
     return {method: spread([mean(mean(pair[method]) for pair in run) for run in found]) for method in config.methods}

@@ -23,6 +23,8 @@ from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.symmetry import LEVELS, Alignment
 
+from .results import refuse_existing
+
 SETTINGS = ("none", "permutation", "paper", "full", "invertible")
 
 Tell = Callable[[str], None]
@@ -61,8 +63,7 @@ def study_levels(
     if points < 2:
         raise ValueError(f"a curve needs at least 2 points, not {points}")
     folder = Path(output)
-    if folder.exists() and not overwrite:
-        raise ValueError(f"the output folder '{output}' exists; choose another or pass --overwrite")
+    refuse_existing(folder / "levels.json", overwrite)
     require_matplotlib()
     lambdas = [i / (points - 1) for i in range(points)]
     found: dict[str, Any] = {}

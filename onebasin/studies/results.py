@@ -59,6 +59,12 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return mean(values), stdev(values) if len(values) > 1 else 0.0
 
 
+def refuse_existing(file: Path, overwrite: bool) -> None:
+    """The rule of all studies: they replace their own results only where they are told to. Raises ValueError."""
+    if file.exists() and not overwrite:
+        raise ValueError(f"the output '{file}' exists; choose another folder or pass --overwrite")
+
+
 def write(results: Results, folder: Path) -> None:
     """NAME.json, a PNG per chart, and the report over every study in the folder. Raises OSError where it cannot."""
     from .charts import draw, save

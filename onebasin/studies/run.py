@@ -13,37 +13,48 @@ from onebasin.landscape.plots import require_matplotlib
 
 from . import distances, fusion, landscapes, layers, runtime
 from .config import Config, read_config
-from .results import Results, write
-from .settings import Tell
+from .once import Once, measuring
+from .results import Results, refuse_existing, write
 
-Study = Callable[[Config, Tell], Results]
+Study = Callable[[Config, Once], Results]
 
 # name -> the study, and what its file need not say
 STUDIES: dict[str, tuple[Study, dict[str, Any]]] = {
-    "fusion-table": (fusion.fusion_table, {"matchings": fusion.MATCHINGS, "methods": ["average", "fisher", "regmean"]}),
-    "ablation": (fusion.ablation, {"matchings": fusion.ABLATIONS, "methods": ["average", "fisher", "regmean"]}),
+    "fusion-table": (fusion.fusion_table, {"matchings": fusion.MATCHINGS, "methods": fusion.METHODS}),
+    "ablation": (fusion.ablation, {"matchings": fusion.ABLATIONS, "methods": fusion.METHODS}),
     "distance": (distances.distances, {"matchings": distances.MATCHINGS}),
     "landscape": (landscapes.landscape, {"matchings": landscapes.MATCHINGS}),
-    "runtime": (runtime.runtime, {"matchings": runtime.MATCHINGS, "methods": runtime.METHODS}),
+    "runtime": (runtime.runtime, {"matchings": runtime.MATCHINGS, "methods": fusion.METHODS}),
     "layers": (layers.layers, {"matchings": layers.MATCHINGS}),
 }
 
 
 def run_study(
-    name: str, config: str | Path, output: str | Path, *, tell: Tell | None = None, command: str = ""
+    name: str,
+    config: str | Path,
+    output: str | Path,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    tell: Callable[[str], None] | None = None,
+    command: str = "",
 ) -> Results:
     """Run the study `name` on the file `config`; writes NAME.json, its pictures and report.html under `output`.
 
-    A folder may hold several studies: the report shows all of them. Nothing is written before all is measured.
-    Raises ValueError for a name, key, model or dataset that cannot be used, and where matplotlib is not installed.
+    A folder may hold several studies: the report shows all of them. Nothing is written before all is measured, but for
+    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped.
+    Raises ValueError for a name, key, model or dataset that cannot be used, for a NAME.json that exists (unless
+    `overwrite`), and where matplotlib is not installed.
     """
     if name not in STUDIES:
         raise ValueError(f"unknown study '{name}'; choose from {', '.join(STUDIES)}")
     require_matplotlib()
     study, defaults = STUDIES[name]
-    asked = read_config(config, **defaults)
+    asked, folder = read_config(config, **defaults), Path(output)
+    refuse_existing(folder / f"{name}.json", overwrite)
     started = time.perf_counter()
-    results = study(asked, tell or (lambda text: None))
+    with measuring(name, asked, folder, resume, tell or (lambda text: None)) as once:
+        results = study(asked, once)
     results = replace(results, seconds=round(time.perf_counter() - started, 1), command=command)
-    write(results, Path(output))
+    write(results, folder)
     return results

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 import onebasin
 from onebasin.checkpoint import Checkpoint
 from onebasin.data import Task, evaluate, load_model, load_task
+from onebasin.data.files import split_off
+from onebasin.jobs.layers import best_layers
 
 from .config import Config, Corpus, Matching
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,17 @@ def matched(models: Sequence[str], matching: Matching) -> Iterator[Matched]:
         yield Matched(folders, before, after, seconds)
 
 
-def merged(folders: Sequence[str], method: str, config: Config, corpora: Sequence[Corpus]) -> PreTrainedModel:
-    """Matched folders merged by `method`; methods that measure on data do so on the corpora's calibration files."""
+def merged(
+    folders: Sequence[str], how: Mapping[str, Any], config: Config, corpora: Sequence[Corpus]
+) -> PreTrainedModel:
+    """Matched folders merged as `how` says, one of the study's `methods`; what measures on data does so on the
+    corpora's calibration files.
+    """
     data = [split_off(corpus.calibration)[0] for corpus in corpora if corpus.calibration]
     options: dict[str, Any] = {"data": data[0] if len(data) == 1 else data} if data else {}
     found = onebasin.merge(
-        list(folders), method=method, match="none", anchor=0, verify=False, samples=config.samples, task=config.task,
-        **options, **{key: value for key, value in config.options.items() if key in ("context", "vocabulary")},
+        list(folders), match="none", anchor=0, verify=False, samples=config.samples, task=config.task,
+        **how, **options, **{key: value for key, value in config.options.items() if key in ("context", "vocabulary")},
     )  # fmt: skip
     model: PreTrainedModel = found["model"]
     return model
@@ -99,31 +103,35 @@ def pairs(config: Config) -> list[tuple[int, int]]:
 def fused(config: Config, run: Sequence[str], members: Sequence[int], matching: Matching) -> dict[str, list[float]]:
     """Method -> the merged members' score on each member's corpus.
 
-    `layers: auto` matches one layer at a time and keeps, per method, the one that scores best on validation data
-    (Zhang et al., 2025, section 5.2, the protocol for ViTs).
+    `layers: auto` keeps, per method, the layers that score best on validation data, see `onebasin.jobs.layers`.
     """
     models, corpora = [run[i] for i in members], [config.corpus(i) for i in members]
-    auto = matching is not None and matching.get("layers") == "auto"
-    tried = [{**(matching or {}), "layers": [layer]} for layer in layers_of(models[0])] if auto else [matching]
-    best: dict[str, tuple[float, list[float]]] = {}
 
-    def scores(bodies: Sequence[PreTrainedModel], of: Callable[[Corpus, str, Config], Task]) -> list[float]:
+    def scores(place: Matched, how: Mapping[str, Any], of: Callable[[Corpus, str, Config], Task]) -> list[float]:
+        body = merged(place.folders, how, config, corpora)
+        heads = place.folders if len(config.corpora) > 1 else [None] * len(models)
+        bodies = (body if head is None else under_head_of(head, body, config) for head in heads)
         return [score(body, of(corpus, model, config), config)
                 for body, corpus, model in zip(bodies, corpora, models, strict=True)]  # fmt: skip
 
-    for one in tried:
-        with matched(models, one) as found:
-            for method in config.methods:
-                body = merged(found.folders, method, config, corpora)
-                bodies = [body] * len(models)
-                if len(config.corpora) > 1:
-                    bodies = [under_head_of(folder, body, config) for folder in found.folders]
-                chosen = 0.0
-                if auto:
-                    chosen = sum(scores(bodies, validation_of)) * (-1 if config.metric == "loss" else 1)
-                if method not in best or chosen > best[method][0]:
-                    best[method] = chosen, scores(bodies, test_of)
-    return {method: found for method, (_, found) in best.items()}
+    found: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+
+        @cache
+        def at(layers: tuple[int, ...] | None) -> Matched:
+            one = matching if layers is None else {**(matching or {}), "layers": list(layers)}
+            return stack.enter_context(matched(models, one))
+
+        for name, how in config.methods.items():
+            chosen = None
+            if matching is not None and matching.get("layers") == "auto":
+
+                def measure(layers: list[int], how: Mapping[str, Any] = how) -> float:
+                    return sum(scores(at(tuple(layers)), how, validation_of))
+
+                chosen = tuple(best_layers(layers_of(models[0]), measure, config.metric)[0])
+            found[name] = scores(at(chosen), how, test_of)
+    return found
 
 
 def layers_of(model: str) -> list[int]:
@@ -133,12 +141,6 @@ def layers_of(model: str) -> list[int]:
         return checkpoint.signature.layers
     finally:
         checkpoint.close()
-
-
-def split_off(data: str) -> tuple[str, str | None]:
-    """`builtin:digits#train` -> the data and the split."""
-    name, mark, split = data.rpartition("#")
-    return (name, split) if mark else (data, None)
 
 
 def _task(data: str, model: str, config: Config) -> Task:

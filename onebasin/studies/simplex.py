@@ -12,6 +12,8 @@ from onebasin.data import Task
 from onebasin.landscape import simplex
 from onebasin.landscape.plots import plot_simplex, require_matplotlib
 
+from .results import refuse_existing
+
 
 def study_simplex(
     models: Sequence[str | Path],
@@ -28,8 +30,7 @@ def study_simplex(
     """
     require_matplotlib()
     folder = Path(output)
-    if (folder / "simplex.json").exists() and not overwrite:
-        raise ValueError(f"the output '{folder / 'simplex.json'}' exists; choose another folder or pass --overwrite")
+    refuse_existing(folder / "simplex.json", overwrite)
     results = {"models": [str(model) for model in models], **simplex(models, task, points, tell=tell)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "simplex.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")

@@ -48,7 +48,7 @@ def study_file(folder: Path, vits: Path, models: int, **more: object) -> Path:
 
 
 def run(name: str, tmp_path: Path, vits: Path, models: int = 2, **more: object) -> Results:
-    return run_study(name, study_file(tmp_path, vits, models, **more), tmp_path / "out")
+    return run_study(name, study_file(tmp_path, vits, models, **more), tmp_path / "out", overwrite=True)
 
 
 def test_the_row_without_matching_is_the_plain_average(tmp_path: Path, vits: Path) -> None:
@@ -62,14 +62,55 @@ def test_the_row_without_matching_is_the_plain_average(tmp_path: Path, vits: Pat
     assert rows["the end models, each on its own"][0] == pytest.approx(sum(own) / 2)
 
 
-def test_auto_layers_are_the_best_single_layer_on_validation_data(tmp_path: Path, vits: Path) -> None:
+def test_auto_layers_are_the_best_on_validation_data(tmp_path: Path, vits: Path) -> None:
     one = {"symmetry": "paper", "parts": ["ffn"]}
-    chosen = {"single": {**one, "layers": "auto"}, **{str(i): {**one, "layers": [i]} for i in range(3)}}
+    chosen = {"auto": {**one, "layers": "auto"}, **{str(i): {**one, "layers": [i]} for i in range(3)}, "all": one}
     # Validation and test data are the same here, so the best layer shows in the table.
     corpora = [{**DIGITS, "validation": DIGITS["test"]}]
     found = run("fusion-table", tmp_path, vits, matchings=chosen, corpora=corpora, metric="loss")
     row = dict(zip(found.tables[0].columns, found.tables[0].rows[0], strict=True))
-    assert row["single"] == min(row[str(i)] for i in range(3))
+    assert row["auto"] == min(row[name] for name in ("0", "1", "2", "all"))
+
+
+def test_a_method_with_settings_is_that_merge(tmp_path: Path, vits: Path) -> None:
+    """Two settings of one method are two rows, and `average` under another name is the average."""
+    methods = {"plain": {"method": "average"}, "0.9": {"method": "regmean"}, "0": {"method": "regmean", "shrink": 0}}
+    found = run("fusion-table", tmp_path, vits, matchings={"no match": None}, methods=methods, metric="loss")
+    rows = {row[0]: row[1][0] for row in found.tables[0].rows}
+    assert rows["0.9"] != rows["0"]
+    models, data = [str(vits / "0"), str(vits / "1")], {"data": "builtin:digits", "samples": 32}
+    task = load_task("image-classification", "builtin:digits", vits / "0", split="test", limit=60)
+    for name, how in (("plain", {}), ("0", {"method": "regmean", "shrink": 0, **data})):
+        merged = onebasin.merge(models, match="none", anchor=0, verify=False, **how)["model"]
+        assert rows[name] == pytest.approx(evaluate(merged, task).loss, rel=1e-5)
+
+
+def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path, vits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after the first matching, it measures only the second, and finds what one run would have found."""
+    file = study_file(tmp_path, vits, 2, matchings={"no match": None, "match": {"symmetry": "paper"}})
+    said: list[str] = []
+
+    def stop(what: str) -> None:
+        said.append(what)
+        if len(said) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study("distance", file, tmp_path / "stopped", tell=stop)
+    assert not (tmp_path / "stopped" / "distance.json").exists()
+    again: list[str] = []
+    found = run_study("distance", file, tmp_path / "stopped", resume=True, tell=again.append)
+    assert again == said[1:] and len(again) == 1
+    assert found.tables == run_study("distance", file, tmp_path / "whole").tables
+    assert not list((tmp_path / "stopped").glob(".*"))
+
+
+def test_results_are_replaced_only_where_asked_for(tmp_path: Path, vits: Path) -> None:
+    file = study_file(tmp_path, vits, 2, matchings={"no match": None})
+    run_study("distance", file, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"distance\.json' exists; choose another folder or pass --overwrite"):
+        run_study("distance", file, tmp_path / "out")
+    run_study("distance", file, tmp_path / "out", overwrite=True)
 
 
 def test_no_matching_moves_models_apart(tmp_path: Path, vits: Path) -> None:
@@ -146,6 +187,10 @@ def test_studies_of_one_folder_share_a_page_that_fetches_nothing(tmp_path: Path,
         ({"models": ["a"]}, "models:"),
         ({"corpora": [DIGITS, DIGITS, DIGITS]}, "2 models need one corpus, or one each"),
         ({"corpora": [{**DIGITS, "tets": "x"}]}, "did you mean 'test'?"),
+        ({"matchings": {"m": {"symetry": "full"}}}, "unknown setting 'symetry' of the matching 'm'; did you mean"),
+        ({"methods": {"ot": {"grounds": "acts"}}}, "unknown setting 'grounds' of the method 'ot'; did you mean"),
+        ({"methods": {"soft": {"ground": "acts"}}}, "unknown method 'soft'; choose from average"),
+        ({"methods": ["regmeen"]}, "unknown method 'regmeen'"),
     ],
 )
 def test_a_file_with_a_mistake_is_refused_in_one_sentence(

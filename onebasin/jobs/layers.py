@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which layers to match, chosen by what the merged model does on validation data.
+
+The protocol is that of Zhang et al. (2025), section 5.2, for vision transformers: "we match each layer separately
+before conducting model fusion. The merged model achieving the highest validation performance is selected." All layers
+together are one more candidate here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from onebasin.data import evaluate, load_task
+from onebasin.data.files import split_off
+
+from .aligning import task_of
+from .folders import opened
+from .merge import merge
+from .options import Model, Tell, refuse_device
+
+LESS_IS_BETTER = ("loss", "perplexity")
+
+
+def candidates(layers: Sequence[int]) -> list[list[int]]:
+    """The sets of layers to choose from: every layer alone, and all together."""
+    return [*([layer] for layer in layers), *([list(layers)] if len(layers) > 1 else [])]
+
+
+def best_layers(
+    layers: Sequence[int], measure: Callable[[list[int]], float], metric: str
+) -> tuple[list[int], dict[str, float]]:
+    """The candidate with the best score, the first of equals, and every candidate's: `0,1,2` -> score."""
+    scores = {",".join(map(str, some)): measure(some) for some in candidates(layers)}
+    sign = -1 if metric in LESS_IS_BETTER else 1
+    best = max(scores, key=lambda name: sign * scores[name])
+    return [int(layer) for layer in best.split(",")], scores
+
+
+def merge_best_layers(
+    models: Sequence[Model],
+    output: str | Path | None = None,
+    *,
+    validation: str | None,
+    metric: str = "loss",
+    overwrite: bool = False,
+    verify: bool | str = "outputs",
+    tell: Tell | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """`merge` with the set of layers matched that scores best on `validation`.
+
+    validation: labelled data, as `onebasin.data.load_task` reads them (`NAME#SPLIT` for a split); for what `task` says,
+    or the models' class. metric: `loss`, `accuracy`, or another of the task's. options: of `merge`, but layers.
+
+    Returns as `merge`, with `layers` and `tried` (layers -> score). Raises ValueError as `merge` does, for validation
+    data that are missing, and where no matching or `quality` leaves nothing to choose.
+    """
+    if validation is None:
+        raise ValueError("layers auto chooses by validation data, which are missing: --validation FILE")
+    if options.get("match") == "none" or options.get("quality") is not None:
+        raise ValueError("layers auto chooses what is matched: it does not go with --match none or --quality")
+    device = options.get("device", "cpu")
+    refuse_device(device)
+    data, split = split_off(validation)
+    with opened(models, options.get("family")) as given:
+        told = {key: options[key] for key in ("context", "vocabulary", "mask_id", "maskable", "columns")
+                if options.get(key) is not None}  # fmt: skip
+        task = load_task(options.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
+        layers = given[0].signature.layers
+
+    def measure(some: list[int]) -> float:
+        if tell:
+            tell(f"matching layers {', '.join(map(str, some))}")
+        model = merge(models, layers=some, verify=False, **options)["model"].to(device)
+        found: float = getattr(evaluate(model, task), metric.replace("-", "_"))
+        return found
+
+    chosen, tried = best_layers(layers, measure, metric)
+    result = merge(
+        models, output, layers=chosen, overwrite=overwrite, verify=verify, tell=tell, command=command, **options
+    )
+    names = ",".join(map(str, chosen))
+    note = f"matched layers {names}: {metric} {tried[names]:.4g} on '{validation}', the best of {len(tried)} sets"
+    return {**result, "layers": chosen, "tried": tried, "notes": [note, *result["notes"]]}
