@@ -241,6 +241,21 @@ def test_other_merges_of_matched_models_run(file: str, there: Path, tmp_path: Pa
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
+def test_an_adapter_is_matched_with_its_model(there: Path, tmp_path: Path) -> None:
+    """b is a scrambled copy of what a becomes with its adapter: once matched, the merge has that function."""
+    for name in ("a", "adapter"):
+        shutil.copytree(there / name, tmp_path / name)
+    alone = tmp_path / "alone.yml"
+    alone.write_text(
+        f"merge_method: linear\nmodels: [{{model: '{there / 'a'}+{there / 'adapter'}', parameters: {{weight: 1}}}}]\n"
+    )
+    merge_config(alone, tmp_path / "whole")
+    scrambled(tmp_path / "whole", tmp_path / "b", "paper", 0)
+    matched(FILES[0].with_stem("lora"), tmp_path)
+    assert verify(tmp_path / "whole", tmp_path / "out").same
+    assert not verify(tmp_path / "a", tmp_path / "out").same
+
+
 def matched(file: Path, where: Path) -> dict[str, Any]:
     text = file.read_text() + "align: {symmetry: full, anchor: base, rescale: joint}\n"
     (where / "recipe.yml").write_text(text)
