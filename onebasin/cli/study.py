@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,29 +16,20 @@ app = typer.Typer(help="Measure what matching and merging do to models of yours.
 
 @app.command()
 @c.exits_with_2
+@t.measures
 def levels(
     a: Annotated[str, typer.Argument(metavar="A", help="The model at lambda 0, and the anchor: a folder or a hub id.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The model at lambda 1, matched to A.")],
     output: Annotated[
         str, typer.Option("--output", "-o", help="The folder to write levels.json, levels.md and levels.png in.")
     ],
-    task: t.Name,
-    data: t.Data,
+    examples: t.Examples,
     at: Annotated[
         str, typer.Option("--levels", help=f"Levels of symmetry, of none, {c.LEVELS}.")
     ] = "none,permutation,paper,full,invertible",
     methods: Annotated[str, typer.Option(help=f"Ways to merge, of {c.METHODS}.")] = c.METHODS.replace(" ", ""),
     points: Annotated[int, typer.Option(help="Models on a line, both ends included.")] = 11,
     rescale: c.Rescale = "joint",
-    split: t.Split = None,
-    limit: t.Limit = None,
-    batch: t.Batch = 64,
-    context: t.Context = None,
-    vocabulary: t.Vocabulary = None,
-    mask_id: t.MaskId = None,
-    mask_share: t.MaskShare = 0.15,
-    maskable: t.Maskable = None,
-    seed: t.Seed = 0,
     device: c.Device = "cpu",
     overwrite: c.Overwrite = False,
     json: c.Json = False,
@@ -48,14 +38,11 @@ def levels(
     """Measure the barrier between A and B at every level of symmetry, with every way to merge."""
     from onebasin.studies.levels import study_levels, table
 
-    examples = t.load(
-        task, data, a, split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
-        mask_id=mask_id, mask_share=mask_share, maskable=maskable, seed=seed,
-    )  # fmt: skip
+    measured = examples.of(a)
     with c.progress(quiet) as tell:
         results = study_levels(
-            a, b, examples, output, levels=c.words(at) or [], methods=c.words(methods) or [], points=points,
-            rescale=rescale, device=device, overwrite=overwrite, title=f"{task} on {Path(data).name}", tell=tell,
+            a, b, measured, output, levels=c.words(at) or [], methods=c.words(methods) or [], points=points,
+            rescale=rescale, device=device, overwrite=overwrite, title=examples.title, tell=tell,
         )  # fmt: skip
     if json:
         c.print_json(results)
@@ -87,21 +74,12 @@ def anatomy(
 
 @app.command()
 @c.exits_with_2
+@t.measures
 def simplex(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Three models, matched to one another.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write simplex.json and simplex.png in.")],
-    task: t.Name,
-    data: t.Data,
+    examples: t.Examples,
     points: Annotated[int, typer.Option(help="Models on an edge, both ends included.")] = 6,
-    split: t.Split = None,
-    limit: t.Limit = None,
-    batch: t.Batch = 64,
-    context: t.Context = None,
-    vocabulary: t.Vocabulary = None,
-    mask_id: t.MaskId = None,
-    mask_share: t.MaskShare = 0.15,
-    maskable: t.Maskable = None,
-    seed: t.Seed = 0,
     overwrite: c.Overwrite = False,
     json: c.Json = False,
     quiet: c.Quiet = False,
@@ -109,12 +87,9 @@ def simplex(
     """Measure and draw the loss over all averages of three models."""
     from onebasin.studies.simplex import study_simplex
 
-    examples = t.load(
-        task, data, models[0], split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
-        mask_id=mask_id, mask_share=mask_share, maskable=maskable, seed=seed,
-    )  # fmt: skip
+    measured = examples.of(models[0])
     with c.progress(quiet) as tell:
-        results = study_simplex(models, examples, output, points=points, overwrite=overwrite, tell=tell)
+        results = study_simplex(models, measured, output, points=points, overwrite=overwrite, tell=tell)
     if json:
         c.print_json(results)
     elif not quiet:
@@ -128,6 +103,8 @@ def _from_file(name: str, text: str) -> None:
     def run(
         config: Annotated[str, typer.Option(help="YAML file: task, models, corpora, and what to compare on them.")],
         output: Annotated[str, typer.Option("--output", "-o", help="The folder of results; studies share one report.")],
+        methods: Annotated[str | None, typer.Option(help="Only these of the file's methods [default: all].")] = None,
+        metric: Annotated[str | None, typer.Option(help="Another metric than the file's.")] = None,
         overwrite: c.Overwrite = False,
         resume: Annotated[
             bool, typer.Option("--resume", help="Go on where a run on the same file and models was stopped.")
@@ -140,7 +117,15 @@ def _from_file(name: str, text: str) -> None:
 
         with c.progress(quiet) as tell:
             results = run_study(
-                name, config, output, overwrite=overwrite, resume=resume, tell=tell, command=c.command_line()
+                name,
+                config,
+                output,
+                methods=c.words(methods),
+                metric=metric,
+                overwrite=overwrite,
+                resume=resume,
+                tell=tell,
+                command=c.command_line(),
             )
         if json:
             c.print_json(asdict(results))

@@ -163,8 +163,8 @@ def as_function(
         flat = torch.cat([tensors[role].reshape(-1) for role in stored(checkpoint.signature)])
         values = {name: flat[place] for name, place in places.items()}
         with Float64():
-            found = torch.func.functional_call(model, values, (), given, tie_weights=True)
-        return torch.cat([value.reshape(-1) for value in outward(found).values()])
+            found = [torch.func.functional_call(model, values, (), each, tie_weights=True) for each in ways(given)]
+        return torch.cat([value.reshape(-1) for each in found for value in outward(each).values()])
 
     with torch.no_grad():
         entries = stored(checkpoint.signature).values()
@@ -172,6 +172,13 @@ def as_function(
         each = len(run(some, random_inputs(checkpoint, model, 2, generator))) // 2
     given = random_inputs(checkpoint, model, max(ROWS, -(-least // each)), generator)
     return lambda tensors: run(tensors, given)
+
+
+def ways(given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The inputs as they are, and without what XLNet's second stream alone is asked with: it is put out instead of the
+    first."""
+    first = {name: value for name, value in given.items() if name not in ("perm_mask", "target_mapping")}
+    return [given, first] if len(first) < len(given) else [given]
 
 
 def stored(signature: Signature) -> dict[str, Entry]:
@@ -233,6 +240,10 @@ def random_inputs(
             given["position_ids"] = integers(text.max_position_embeddings, text.max_position_embeddings - counted[0])
         if getattr(text, "type_vocab_size", 0):
             given["token_type_ids"] = integers(text.type_vocab_size)
+    if "target_mapping" in accepted:
+        given["token_type_ids"] = integers(2)
+        given["target_mapping"] = torch.eye(length, dtype=torch.float64).expand(rows, length, length)
+        given["perm_mask"] = torch.eye(length, dtype=torch.float64).expand(rows, length, length)  # all but itself
     if "decoder_input_ids" in accepted:
         given["decoder_input_ids"] = integers(text.vocab_size)
     if getattr(config, "add_cross_attention", False):
@@ -245,6 +256,8 @@ class Float64(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is torch.einsum:  # XLNet's positions are float32
+            args = (args[0], *(arg.double() for arg in args[1:]))
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if func is Tensor.float:
                 return args[0]

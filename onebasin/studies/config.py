@@ -84,6 +84,14 @@ class Config(BaseModel):
             _refuse_unknown(f"of the matching '{name}'", told or {}, MATCHING)
         return given
 
+    def only(self, methods: Collection[str] | None, metric: str | None) -> Config:
+        """The same with some of the methods, or another metric; None leaves them. ValueError for an unknown method."""
+        for name in methods or ():
+            if name not in self.methods:
+                raise ValueError(f"the study has no method '{name}'; it has {', '.join(self.methods)}")
+        some = {name: how for name, how in self.methods.items() if methods is None or name in methods}
+        return self.model_copy(update={"methods": some, "metric": metric or self.metric})
+
     def runs(self) -> list[list[str]]:
         """The models of every seed."""
         return [[name.replace("{seed}", str(seed)) for name in self.models] for seed in self.seeds]

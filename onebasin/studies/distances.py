@@ -9,7 +9,7 @@ from typing import Any
 from .config import Config, Matching
 from .once import Once
 from .results import Chart, Results, Table, spread
-from .settings import matched, pairs
+from .settings import matched, paired, pairs
 
 # The two baselines as presets of the same machinery: Git Re-Basin's weight matching permutes every space, OT-Fusion's
 # hard matching, as that figure applies it, the neurons of the FFNs alone.
@@ -33,8 +33,7 @@ def distances(config: Config, once: Once) -> Results:
     """
     rows, shares = [], {}
     for name, matching in config.matchings.items():
-        gaps = [once(f"{name}: {run[i]} and {run[j]}", partial(_gaps, [run[i], run[j]], matching))
-                for run in config.runs() for i, j in pairs(config)]  # fmt: skip
+        gaps = [once(name, pair, partial(_gaps, pair, matching)) for pair in paired(config)]
         before, after = zip(*gaps, strict=True)
         shares[name] = spread([b / a for a, b in zip(before, after, strict=True)])
         rows.append([name, spread(before), spread(after), shares[name]])

@@ -55,14 +55,13 @@ def _grid(config: Config, once: Once, study: str, title: str) -> Results:
     found: dict[str, dict[str, list[list[list[float]]]]] = {}
     for name, matching in config.matchings.items():
         found[name] = {method: [] for method in config.methods}
-        for number, run in enumerate(runs):
+        for run in runs:
             scored: list[dict[str, list[float]]] = []
             for pair in members:
-                what = f"{name}: seed {config.seeds[number]}, models {pair[0]} and {pair[1]}"
-                scored.append(once(what, partial(fused, config, run, pair, matching)))
+                scored.append(once(name, [run[i] for i in pair], partial(fused, config, run, pair, matching)))
             for method in config.methods:
                 found[name][method].append([one[method] for one in scored])
-    own = [[once(f"{model} on its own", partial(_own, config, run, i)) for i, model in enumerate(run)] for run in runs]
+    own = [[once("on its own", [model], partial(_own, config, run, i)) for i, model in enumerate(run)] for run in runs]
     cells = {name: {method: spread([mean(map(mean, seed)) for seed in seeds]) for method, seeds in of.items()}
              for name, of in found.items()}  # fmt: skip
     ends = spread([mean(scores) for scores in own])
@@ -120,12 +119,11 @@ def _out_of_domain(config: Config, once: Once) -> Table:
     assert corpus is not None
     rows: dict[str, list[Any]] = {method: [] for method in config.methods}
     for name, matching in config.matchings.items():
-        what = f"{name}: all models, on {corpus.name}, seed"
-        scored = [once(f"{what} {seed}", partial(_all, config, run, matching, corpus))
-                  for seed, run in zip(config.seeds, config.runs(), strict=True)]  # fmt: skip
+        what = f"{name}, on {corpus.name}"
+        scored = [once(what, run, partial(_all, config, run, matching, corpus)) for run in config.runs()]
         for method in config.methods:
             rows[method].append(spread([one[method] for one in scored]))
-    ends = [mean(once(f"{model}, on {corpus.name}", partial(_score_of, config, model, corpus)) for model in run)
+    ends = [mean(once(f"on {corpus.name}", [model], partial(_score_of, config, model, corpus)) for model in run)
             for run in config.runs()]  # fmt: skip
     return Table(
         f"All models merged, on {corpus.name}, which none was trained on: {config.metric}",

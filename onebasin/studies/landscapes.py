@@ -31,7 +31,7 @@ def landscape(config: Config, once: Once) -> Results:
     A plane shows the last matching of the study whose anchor stays as it is.
     """
     curves = {
-        name: [once(f"{name}: the line between {run[i]} and {run[j]}", partial(_line, config, run, (i, j), matching))
+        name: [once(f"{name}, the line", [run[i], run[j]], partial(_line, config, run, (i, j), matching))
                for run in config.runs() for i, j in pairs(config)]
         for name, matching in config.matchings.items()
     }  # fmt: skip
@@ -68,7 +68,7 @@ def _planes(config: Config, once: Once) -> dict[str, Any]:
 
     def panel(title: str, models: Sequence[str], third: str = "C") -> None:
         a, b, c = models
-        found = once(f"the plane: {title}", lambda: plane(a, b, c, task, config.points))
+        found = once(f"the plane: {title}", run[:3], lambda: plane(a, b, c, task, config.points))
         panels[title] = {**found, "marks": dict(zip(("A", "B", third), found["marks"].values(), strict=True))}
 
     with matched(run[:3], matching) as found:

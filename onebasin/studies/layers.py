@@ -48,6 +48,6 @@ def layers(config: Config, once: Once) -> Results:
 
 def _scores(config: Config, what: str, matching: Matching, once: Once) -> dict[str, tuple[float, float]]:
     """Method -> mean over pairs, with the spread over seeds."""
-    found = [[once(f"{what}; {run[pair[0]]} and {run[pair[1]]}", partial(fused, config, run, pair, matching))
+    found = [[once(what, [run[i] for i in pair], partial(fused, config, run, pair, matching))
               for pair in pairs(config)] for run in config.runs()]  # fmt: skip
     return {method: spread([mean(mean(pair[method]) for pair in run) for run in found]) for method in config.methods}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Once(Protocol):
-    def __call__(self, what: str, measure: Callable[[], T]) -> T:
+    def __call__(self, what: str, models: Sequence[str], measure: Callable[[], T]) -> T:
         """What `measure` gives, as JSON holds it: measured now, or found where an earlier run has kept it.
 
-        what: one line, another for every measurement of a study; it is also what the user is told.
+        what: one line, another for every measurement of a study on `models`; the user is told both.
         """
 
 
@@ -31,17 +31,19 @@ class Once(Protocol):
 def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Callable[[str], None]) -> Iterator[Once]:
     """A `Once` that keeps its results in a hidden folder under `folder` until the study is complete.
 
-    resume: use what is there. Results of another file, other settings or other models are never found.
+    resume: use what is there. Results of other settings or other models are never found.
     """
+    settings = config.model_dump(exclude={"models", "seeds"})
     with kept(folder / f".{study}.units", resume) as place:
-        store = Store(place, inputs(config))
+        store = Store(place, json.dumps([torch.__version__, settings]))
 
-        def once(what: str, measure: Callable[[], T]) -> T:
-            file = store.find(what)
+        def once(what: str, models: Sequence[str], measure: Callable[[], T]) -> T:
+            unit = json.dumps([what, *map(_files, models)])
+            file = store.find(unit)
             if file is None:
-                tell(what)
+                tell(f"{what}: {', '.join(models)}")
                 text = json.dumps(measure())
-                store.put(what, partial(_write, text))
+                store.put(unit, partial(_write, text))
             else:
                 text = file.read_text("utf-8")
             found: T = json.loads(text)
@@ -54,12 +56,7 @@ def _write(text: str, file: Path) -> None:
     file.write_text(text, "utf-8")
 
 
-def inputs(config: Config) -> str:
-    """What a study depends on, as text: its settings, and the files of its models as they stand now."""
-    files: list[list[Any]] = [
-        [str(file), file.stat().st_size, file.stat().st_mtime_ns]
-        for run in config.runs()
-        for model in run
-        for file in sorted(Path(model).glob("*.*"))
-    ]
-    return json.dumps([torch.__version__, config.model_dump(), files])
+def _files(model: str) -> list[Any]:
+    """A model's files as they stand now."""
+    found = ((str(file), file.stat()) for file in sorted(Path(model).glob("*.*")))
+    return [model, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in found)]

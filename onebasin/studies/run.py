@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ def run_study(
     config: str | Path,
     output: str | Path,
     *,
+    methods: Collection[str] | None = None,
+    metric: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     tell: Callable[[str], None] | None = None,
@@ -42,7 +44,8 @@ def run_study(
     """Run the study `name` on the file `config`; writes NAME.json, its pictures and report.html under `output`.
 
     A folder may hold several studies: the report shows all of them. Nothing is written before all is measured, but for
-    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped.
+    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped. methods,
+    metric: only these methods of the file, and another metric than its own.
     Raises ValueError for a name, key, model or dataset that cannot be used, for a NAME.json that exists (unless
     `overwrite`), and where matplotlib is not installed.
     """
@@ -50,7 +53,7 @@ def run_study(
         raise ValueError(f"unknown study '{name}'; choose from {', '.join(STUDIES)}")
     require_matplotlib()
     study, defaults = STUDIES[name]
-    asked, folder = read_config(config, **defaults), Path(output)
+    asked, folder = read_config(config, **defaults).only(methods, metric), Path(output)
     refuse_existing(folder / f"{name}.json", overwrite)
     started = time.perf_counter()
     with measuring(name, asked, folder, resume, tell or (lambda text: None)) as once:

@@ -27,7 +27,7 @@ def runtime(config: Config, once: Once) -> Results:
     tuned = [float(json.loads(file.read_text("utf-8"))["seconds"]) for run in config.runs() for model in run
              if (file := Path(model) / "training.json").is_file()]  # fmt: skip
     found = {
-        name: [once(f"{name}: {run[i]} and {run[j]}", partial(_seconds, config, run, (i, j), options, number == 0))
+        name: [once(name, [run[i], run[j]], partial(_seconds, config, run, (i, j), options, number == 0))
                for run in config.runs() for i, j in pairs(config)]
         for number, (name, options) in enumerate(config.matchings.items())
     }  # fmt: skip

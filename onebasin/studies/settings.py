@@ -100,6 +100,11 @@ def pairs(config: Config) -> list[tuple[int, int]]:
     return list(combinations(range(len(config.models)), 2))
 
 
+def paired(config: Config) -> list[list[str]]:
+    """Every two models of every seed."""
+    return [[run[i], run[j]] for run in config.runs() for i, j in pairs(config)]
+
+
 def fused(config: Config, run: Sequence[str], members: Sequence[int], matching: Matching) -> dict[str, list[float]]:
     """Method -> the merged members' score on each member's corpus.
 

@@ -105,6 +105,15 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path, vits: Path, monkey
     assert not list((tmp_path / "stopped").glob(".*"))
 
 
+def test_some_of_the_methods_and_another_metric(tmp_path: Path, vits: Path) -> None:
+    file = study_file(tmp_path, vits, 2, methods=["average", "regmean"], matchings={"no match": None})
+    found = run_study("ablation", file, tmp_path / "out", methods=["regmean"], metric="loss")
+    assert [row[0] for row in found.tables[0].rows] == ["regmean", "the end models, each on its own"]
+    assert found.config["metric"] == "loss"
+    with pytest.raises(ValueError, match="no method 'ot'; it has average, regmean"):
+        run_study("ablation", file, tmp_path / "no", methods=["ot"])
+
+
 def test_results_are_replaced_only_where_asked_for(tmp_path: Path, vits: Path) -> None:
     file = study_file(tmp_path, vits, 2, matchings={"no match": None})
     run_study("distance", file, tmp_path / "out")
