@@ -75,20 +75,24 @@ def main() -> None:
     parser.add_argument("-o", "--output", required=True)
     parser.add_argument("--labels", required=True, help="all labels that a row may carry, in the order of their ids")
     parser.add_argument("--task", default="text-classification", choices=list(HEADS))
-    parser.add_argument("--limit", type=int, help="only the first so many rows")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first so many rows, a multiple of the batch")
+    parser.add_argument("--limit", type=int, help="only the next so many rows")
     parser.add_argument("--context", type=int, default=48, help="tokens in a sequence")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.skip % args.batch:
+        parser.error(f"--skip {args.skip} is no multiple of --batch {args.batch}")
 
     started, output = time.perf_counter(), Path(args.output)
     model = fresh(args.encoder, args.labels.split(","), args.task, args.seed)
     model.save_pretrained(output)  # load_task reads labels and tokenizer from the folder
     AutoTokenizer.from_pretrained(args.encoder).save_pretrained(output)
-    task = load_task(args.task, args.rows, output, limit=args.limit, batch=args.batch, context=args.context)
-    loss = train(model, list(task.batches), args.epochs, args.lr, args.seed)
+    last = None if args.limit is None else args.skip + args.limit
+    task = load_task(args.task, args.rows, output, limit=last, batch=args.batch, context=args.context)
+    loss = train(model, list(task.batches[args.skip // args.batch :]), args.epochs, args.lr, args.seed)
     model.save_pretrained(output)
     facts = {**vars(args), "loss": loss, "seconds": round(time.perf_counter() - started, 1)}
     (output / "training.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .jobs.canonical import canonical
     from .jobs.check import check
     from .jobs.compare import distance, verify
+    from .jobs.layers import merge_best_layers
     from .jobs.match import match
     from .jobs.merge import merge
     from .jobs.options import Options, StateDict
@@ -37,6 +38,7 @@ __all__ = [
     "distance",
     "match",
     "merge",
+    "merge_best_layers",
     "merge_config",
     "refine",
     "statistics",
@@ -47,6 +49,7 @@ _ROOM = {
     **{name: f".jobs.{name}" for name in ("canonical", "check", "match", "merge", "refine", "statistics")},
     **dict.fromkeys(("distance", "verify"), ".jobs.compare"),
     **dict.fromkeys(("Options", "StateDict"), ".jobs.options"),
+    "merge_best_layers": ".jobs.layers",
     "merge_config": ".jobs.recipe",
     **dict.fromkeys(("Checkpoint", "CheckpointError"), ".checkpoint"),
     **dict.fromkeys(("METHODS",), ".fusion"),

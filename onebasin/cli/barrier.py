@@ -16,27 +16,18 @@ from . import common as c
 from . import tasks as t
 
 
+@t.measures
 def barrier(
     a: Annotated[str, typer.Argument(metavar="A", help="The model at lambda 0, and the anchor: a folder or a hub id.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The model at lambda 1.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write barrier.json and barrier.png in.")],
-    task: t.Name,
-    data: t.Data,
+    examples: t.Examples,
     points: Annotated[int, typer.Option(help="Models on the line, both ends included.")] = 11,
     match: Annotated[
         str,
         typer.Option(help=f"Match B to A first, at this level: none, {c.LEVELS}."),
     ] = "none",
     rescale: c.Rescale = "joint",
-    split: t.Split = None,
-    limit: t.Limit = None,
-    batch: t.Batch = 64,
-    context: t.Context = None,
-    vocabulary: t.Vocabulary = None,
-    mask_id: t.MaskId = None,
-    mask_share: t.MaskShare = 0.15,
-    maskable: t.Maskable = None,
-    seed: t.Seed = 0,
     device: c.Device = "cpu",
     overwrite: c.Overwrite = False,
     json: c.Json = False,
@@ -51,10 +42,7 @@ def barrier(
     require_matplotlib()
     folder = Path(output)
     refuse_existing(folder / "barrier.json", overwrite)
-    examples = t.load(
-        task, data, a, split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
-        mask_id=mask_id, mask_share=mask_share, maskable=maskable, seed=seed,
-    )  # fmt: skip
+    measured = examples.of(a)
     with c.progress(quiet) as tell, tempfile.TemporaryDirectory() as temporary:
         ends = (a, b)
         if match != "none":
@@ -64,12 +52,12 @@ def barrier(
             c.print_notes(found, quiet)
             # A level that moves the residual stream gives A a normal form too: the line starts there.
             ends = (found.get("anchor_output", a), found["output"])
-        result = curve(*ends, examples, points, device=device, tell=tell)
+        result = curve(*ends, measured, points, device=device, tell=tell)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "barrier.json").write_text(json_.dumps(result, indent=2) + "\n", "utf-8")
     legend = "as they are" if match == "none" else f"matched: {match}"
     names = (Path(a).name, Path(b).name)
-    plot_curves({legend: result}, folder / "barrier.png", title=f"{task} on {Path(data).name}", ends=names)
+    plot_curves({legend: result}, folder / "barrier.png", title=examples.title, ends=names)
     if json:
         c.print_json(result)
         return

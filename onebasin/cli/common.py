@@ -32,7 +32,7 @@ TASKS = (
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, notes or summary, only errors.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output folder where it exists.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output where it exists.")]
 Verify = Annotated[
     str,
     typer.Option(
@@ -66,13 +66,20 @@ Precision = Annotated[str, typer.Option(help="Type of the computation: float32 o
 Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
 Parts = Annotated[str | None, typer.Option(help="Move only these parts, of attention,ffn,stream,head [default: all].")]
 Layers = Annotated[str | None, typer.Option(help="Move only these layers, such as 0-4,11 [default: all].")]
+BestLayers = Annotated[
+    str | None,
+    typer.Option(
+        help="Move only these layers, such as 0-4,11 [default: all]; auto: the one, or all, with which the merged "
+        "model does best on --validation."
+    ),
+]
 Relative = Annotated[
     bool, typer.Option("--relative", help="Divide every tensor's distance by the root of both norms' product.")
 ]
 Starts = Annotated[int, typer.Option(help="Tries of the search where spaces are coupled; the closest is kept.")]
 Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
 MatchWith = Annotated[str, typer.Option(help="What is compared: weights, activations on --data, or learned there.")]
-Start = Annotated[str, typer.Option(help="Where learning starts from: weights or activations.")]
+Start = Annotated[str, typer.Option(help="Where learning starts from: weights, activations or none.")]
 Steps = Annotated[int, typer.Option(help="Steps of learning.")]
 Rate = Annotated[float, typer.Option(help="The largest learning rate of learning.")]
 Loss = Annotated[
@@ -207,15 +214,16 @@ def datasets(text: str | None) -> str | list[str] | None:
     return text if len(named) < 2 or Path(str(text)).exists() else named
 
 
-def numbers(text: str | None) -> list[int] | None:
-    """`0-4,11` -> [0, 1, 2, 3, 4, 11]. Raises ValueError quoting the piece that is no range."""
+def numbers(text: str | None, option: str) -> list[int] | None:
+    """`0-4,11` -> [0, 1, 2, 3, 4, 11]. option: what the text was given to. Raises ValueError quoting the piece that is
+    neither a number nor a range, or runs backwards."""
     if text is None:
         return None
     found: list[int] = []
     for piece in text.split(","):
         first, dash, last = piece.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
-            raise ValueError(f"--layers: '{piece.strip()}' is neither a number nor a range such as 0-4")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ValueError(f"{option}: '{piece.strip()}' is neither a number nor a range such as 0-4")
         found += range(int(first), int(last or first) + 1)
     return found
 

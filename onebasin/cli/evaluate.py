@@ -13,20 +13,10 @@ from . import common as c
 from . import tasks as t
 
 
+@t.measures
 def evaluate(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models to measure: folders or hub ids.")],
-    task: t.Name,
-    data: t.Data,
-    columns: t.Columns = None,
-    split: t.Split = None,
-    limit: t.Limit = None,
-    batch: t.Batch = 64,
-    context: t.Context = None,
-    vocabulary: t.Vocabulary = None,
-    mask_id: t.MaskId = None,
-    mask_share: t.MaskShare = 0.15,
-    maskable: t.Maskable = None,
-    seed: t.Seed = 0,
+    examples: t.Examples,
     device: c.Device = "cpu",
     json: c.Json = False,
     quiet: c.Quiet = False,
@@ -40,18 +30,14 @@ def evaluate(
     results = []
     with c.progress(quiet) as tell:
         for model in models:
-            examples = t.load(
-                task, data, model, split=split, limit=limit, batch=batch, context=context, vocabulary=vocabulary,
-                mask_id=mask_id, mask_share=mask_share, maskable=maskable, seed=seed, columns=t.renamed(columns),
-                by_length=True,
-            )  # fmt: skip
-            moved = load_model(model, task).to(device)  # type: ignore[arg-type]
-            scores = measure(moved, examples, tell)
+            read = examples.of(model, by_length=True)
+            moved = load_model(model, examples.task).to(device)  # type: ignore[arg-type]
+            scores = measure(moved, read, tell)
             # A regression has no accuracy.
             found = {"loss": scores.loss, "accuracy": scores.accuracy, **scores.metrics}
             results.append({"model": model, **{name: value for name, value in found.items() if value == value}})
     if json:
-        c.print_json({"task": task, "data": data, "results": results})
+        c.print_json({"task": examples.task, "data": examples.data, "results": results})
         return
     names = list(results[0])
     table = Table(*names)

@@ -25,6 +25,7 @@ def match(
     permutations: c.Permutations = "fixed",
     checkpoint: c.Saved = None,
     data: c.Data = None,
+    columns: t.Columns = None,
     samples: c.Samples = 256,
     task: c.Task = None,
     context: c.Context = None,
@@ -70,11 +71,13 @@ def match(
 
     with c.progress(quiet) as tell:
         result = onebasin.match(
-            source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts), layers=c.numbers(layers),
+            source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts),
+            layers=c.numbers(layers, "--layers"),
             alignment=alignment, anchor_output=anchor_output, adapter=adapter, adapter_output=adapter_output,
             dtype=dtype, precision=precision, device=device,
             match_with=match_with, start=start, steps=steps, lr=lr, loss=loss,
-            permutations=permutations, checkpoint=checkpoint, data=data, samples=samples,
+            permutations=permutations, checkpoint=checkpoint, data=c.datasets(data), columns=t.renamed(columns),
+            samples=samples,
             task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
             starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), relative=relative, family=family,
             overwrite=overwrite,

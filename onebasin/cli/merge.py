@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -77,7 +77,14 @@ def merge(
     mask_id: t.MaskId = None,
     maskable: t.Maskable = None,
     parts: c.Parts = None,
-    layers: c.Layers = None,
+    layers: c.BestLayers = None,
+    validation: Annotated[
+        str | None,
+        typer.Option(help="layers auto: labelled data to choose by, NAME#SPLIT for one split of a dataset."),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(help="layers auto: loss, accuracy, macro-f1, or another metric of onebasin evaluate.")
+    ] = "loss",
     dtype: c.Dtype = None,
     precision: c.Precision = "float32",
     device: c.Device = "cpu",
@@ -124,11 +131,15 @@ def merge(
         raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
     if anchor != "auto" and not anchor.isdigit():
         raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
+    job: Callable[..., dict[str, Any]] = onebasin.merge
+    chosen: dict[str, Any] = {"layers": c.numbers(layers if layers != "auto" else None, "--layers")}
+    if layers == "auto":
+        job, chosen = onebasin.merge_best_layers, {"validation": validation, "metric": metric}
     with c.progress(quiet, verbose) as tell:
-        result = onebasin.merge(
+        result = job(
             models, output, method=method, quality=quality, weights=shares, match=match, anchor=anchor,
             heads_from=heads_from, soft=soft, rescale=rescale,
-            parts=c.words(parts), layers=c.numbers(layers), dtype=dtype, precision=precision,
+            parts=c.words(parts), dtype=dtype, precision=precision,
             device=device, match_with=match_with, start=start, steps=steps, lr=lr, loss=loss,
             permutations=permutations, checkpoint=checkpoint, data=c.datasets(data),
             columns=t.renamed(columns), samples=samples,
@@ -137,7 +148,7 @@ def merge(
             task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
             starts=starts, seed=seed,
             tensor_weights=c.pairs(tensor_weight), relative=relative, family=family, overwrite=overwrite,
-            workers=workers, ray=ray, resume=resume,
+            workers=workers, ray=ray, resume=resume, **chosen,
             verify=how, tokenizer_source=tokenizer_source, tell=tell, command=c.command_line(), **look,
         )  # fmt: skip
         c.push(output, push_to_hub, result, tell)

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,24 +46,72 @@ Maskable = Annotated[str | None, typer.Option(help="masked-lm: only these token 
 Seed = Annotated[int, typer.Option(help="masked-lm: of the masks.")]
 
 
-def load(task: str, data: str, model: str, *, maskable: str | None, **options: Any) -> Task:
-    """`onebasin.data.load_task` on the options as they were typed."""
-    from onebasin.data import load_task
+# What `measures` adds to a command: option -> its type and default; `...` where it must be given.
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "task": (Name, ...),
+    "data": (Data, ...),
+    "columns": (Columns, None),
+    "split": (Split, None),
+    "limit": (Limit, None),
+    "batch": (Batch, 64),
+    "context": (Context, None),
+    "vocabulary": (Vocabulary, None),
+    "mask_id": (MaskId, None),
+    "mask_share": (MaskShare, 0.15),
+    "maskable": (Maskable, None),
+    "seed": (Seed, 0),
+}
 
-    return load_task(task, data, model, maskable=ids(maskable), **options)
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples that a command's options name. given: option -> what was typed."""
+
+    given: Mapping[str, Any]
+
+    @property
+    def task(self) -> str:
+        return str(self.given["task"])
+
+    @property
+    def data(self) -> str:
+        return str(self.given["data"])
+
+    @property
+    def title(self) -> str:
+        return f"{self.task} on {Path(self.data).name}"
+
+    def of(self, model: str, **more: Any) -> Task:
+        """As `model` reads them; more: further arguments of `onebasin.data.load_task`."""
+        from onebasin.data import load_task
+
+        told = {name: value for name, value in self.given.items() if name not in ("task", "data")}
+        told |= {"columns": renamed(told["columns"]), "maskable": ids(told["maskable"])}
+        return load_task(self.task, self.data, model, **told, **more)
 
 
-def ids(text: str | None) -> set[int] | None:
-    """`5-7,91` -> {5, 6, 7, 91}. Raises ValueError quoting the piece that is no range."""
-    if text is None:
-        return None
-    found: set[int] = set()
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"--maskable: '{piece.strip()}' is neither a token id nor a range such as 5-80")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+def measures(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name examples; what was typed arrives as its argument `examples`."""
+
+    @wraps(command)
+    def wrapped(**given: Any) -> None:
+        command(**{name: value for name, value in given.items() if name not in OPTIONS},
+                examples=Examples({name: given[name] for name in OPTIONS}))  # fmt: skip
+
+    own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "examples"]
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=Parameter.empty if default is ... else default)
+        for name, (kind, default) in OPTIONS.items()
+    ]
+    whole = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own] + added
+    wrapped.__signature__ = signature(command).replace(parameters=whole)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in whole}
+    return wrapped
+
+
+def ids(text: str | None) -> list[int] | None:
+    """`--maskable` as numbers."""
+    return c.numbers(text, "--maskable")
 
 
 def renamed(text: str | None) -> dict[str, str]:
