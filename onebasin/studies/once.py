@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,12 +20,31 @@ from .config import Config
 T = TypeVar("T")
 
 
-class Once(Protocol):
+class Once:
+    """Measures what was not measured yet. seconds: of all measurements, those that were found too."""
+
+    def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
+        self.store, self.tell, self.seconds = store, tell, 0.0
+
     def __call__(self, what: str, models: Sequence[str], measure: Callable[[], T]) -> T:
         """What `measure` gives, as JSON holds it: measured now, or found where an earlier run has kept it.
 
         what: one line, another for every measurement of a study on `models`; the user is told both.
         """
+        unit = json.dumps([what, *map(_files, models)])
+        file = self.store.find(unit)
+        if file is None:
+            self.tell(f"{what}: {', '.join(models)}")
+            started = time.perf_counter()
+            found = measure()
+            text = json.dumps([found, time.perf_counter() - started])
+            self.store.put(unit, partial(_write, text))
+        else:
+            text = file.read_text("utf-8")
+        value: T
+        value, seconds = json.loads(text)
+        self.seconds += seconds
+        return value
 
 
 @contextmanager
@@ -35,21 +55,7 @@ def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Call
     """
     settings = config.model_dump(exclude={"models", "seeds"})
     with kept(folder / f".{study}.units", resume) as place:
-        store = Store(place, json.dumps([torch.__version__, settings]))
-
-        def once(what: str, models: Sequence[str], measure: Callable[[], T]) -> T:
-            unit = json.dumps([what, *map(_files, models)])
-            file = store.find(unit)
-            if file is None:
-                tell(f"{what}: {', '.join(models)}")
-                text = json.dumps(measure())
-                store.put(unit, partial(_write, text))
-            else:
-                text = file.read_text("utf-8")
-            found: T = json.loads(text)
-            return found
-
-        yield once
+        yield Once(Store(place, json.dumps([torch.__version__, settings])), tell)
 
 
 def _write(text: str, file: Path) -> None:

@@ -41,7 +41,8 @@ class Chart:
 
 @dataclass(frozen=True)
 class Results:
-    """study: the command's name. title, text: for the report. config: what was asked. seconds: in all."""
+    """study: the command's name. title, text: for the report. config: what was asked. seconds: of all
+    measurements."""
 
     study: str
     title: str

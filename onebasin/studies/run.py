@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +54,8 @@ def run_study(
     study, defaults = STUDIES[name]
     asked, folder = read_config(config, **defaults).only(methods, metric), Path(output)
     refuse_existing(folder / f"{name}.json", overwrite)
-    started = time.perf_counter()
     with measuring(name, asked, folder, resume, tell or (lambda text: None)) as once:
         results = study(asked, once)
-    results = replace(results, seconds=round(time.perf_counter() - started, 1), command=command)
+    results = replace(results, seconds=round(once.seconds, 1), command=command)
     write(results, folder)
     return results
