@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -81,14 +82,16 @@ def provenance(
     result: Mapping[str, Any],
     before: Sequence[Distances] = (),
     after: Sequence[Distances] = (),
+    sha256: Sequence[Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """The contents of onebasin.json: what made this model, exactly, in plain JSON values.
 
-    Reads every weight file once, for its hash. Models are named as the user wrote them.
+    Models are named as the user wrote them. sha256: `hashes` of every input, where they are known already.
     """
+    sha256 = [hashes(model) for model in inputs] if sha256 is None else sha256
     return {
         "command": command,
-        "inputs": [{"model": model.given, "sha256": hashes(model)} for model in inputs],
+        "inputs": [{"model": model.given, "sha256": dict(found)} for model, found in zip(inputs, sha256, strict=True)],
         "options": _plain(options),
         "result": _plain(result),
         "versions": versions(),
@@ -96,10 +99,10 @@ def provenance(
     }
 
 
-def hashes(model: Checkpoint) -> dict[str, str]:
-    """File name -> SHA-256, of config.json and every weight file."""
+def hashes(model: Checkpoint, stop: Event | None = None) -> dict[str, str]:
+    """File name -> SHA-256, of config.json and every weight file. Reads all of them, or up to where `stop` is set."""
     files = [model.folder / "config.json", *sorted(set(model.files.values()))]
-    return {file.name: _sha256(file) for file in files}
+    return {file.name: _sha256(file, stop) for file in files}
 
 
 def versions() -> dict[str, str]:
@@ -140,9 +143,10 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _sha256(file: Path) -> str:
+def _sha256(file: Path, stop: Event | None) -> str:
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
+    buffer = memoryview(bytearray(1 << 20))
+    with file.open("rb", buffering=0) as stream:
+        while not (stop and stop.is_set()) and (size := stream.readinto(buffer)):
+            digest.update(buffer[:size])
     return digest.hexdigest()

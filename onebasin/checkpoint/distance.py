@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, sqrt
 
 import torch
+from torch import Tensor
 
 from onebasin.engine import in_order
 from onebasin.symmetry import Alignment, Signature
@@ -17,6 +18,7 @@ from .pairing import read_pair, shared_roles
 from .reader import Checkpoint
 
 _PARTS = ("attention", "ffn", "norm", "embedding", "head", "other")
+PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def before_and_after(
     def squares(role: str) -> tuple[float, float, float]:
         x, y = read_pair(a, b, role, dtype, device)
         moved = x if align is None else align.apply(signature, role, x)
-        before = _square(x.sub(y))
-        return before, before if moved is x else _square(moved.sub(y)), _square(y)
+        before = squared_distance(x, y)
+        return before, before if moved is x else squared_distance(moved, y), squared_distance(y)
 
     found = list(in_order(squares, roles, workers))
     norm = sum(size for _, _, size in found)
@@ -82,14 +84,23 @@ def _summed(signature: Signature, squares: Mapping[str, float], norm: float) -> 
         parts[signature.part(entry)] += square
         if entry.layer is not None:
             layers[entry.layer] += square
-    distance = sqrt(sum(parts.values()))
+    distance = math.sqrt(sum(parts.values()))
     return Distances(
         distance,
-        distance / sqrt(norm) if norm else (inf if distance else 0.0),
-        {part: sqrt(square) for part, square in parts.items()},
-        {str(layer): sqrt(layers[layer]) for layer in sorted(layers)},
+        distance / math.sqrt(norm) if norm else (math.inf if distance else 0.0),
+        {part: math.sqrt(square) for part, square in parts.items()},
+        {str(layer): math.sqrt(layers[layer]) for layer in sorted(layers)},
     )
 
 
-def _square(x: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+def squared_distance(x: Tensor, y: Tensor | None = None) -> float:
+    """|x - y|^2, or |x|^2: in pieces that stay in a core's cache, which are added up in float64."""
+    total = math.inf
+    if x.device.type == "cpu":
+        pieces = torch.split(x.reshape(-1), PIECE)
+        others = pieces if y is None else torch.split(y.reshape(-1), PIECE)
+        apart = (one if y is None else one - other for one, other in zip(pieces, others, strict=True))
+        total = math.fsum(float(piece @ piece) for piece in apart)
+    if math.isinf(total):  # elsewhere, and where a square is beyond float32
+        total = float(torch.linalg.vector_norm(x if y is None else x - y, dtype=torch.float64)) ** 2
+    return total

@@ -7,7 +7,18 @@ do not depend on how many run at once.
 
 from .cluster import on_ray
 from .memory import peak_memory
-from .parallel import behind, in_order, in_parallel
+from .parallel import behind, in_order, in_parallel, meanwhile
 from .store import Store, discard, kept, missing_parents
 
-__all__ = ["Store", "behind", "discard", "in_order", "in_parallel", "kept", "missing_parents", "on_ray", "peak_memory"]
+__all__ = [
+    "Store",
+    "behind",
+    "discard",
+    "in_order",
+    "in_parallel",
+    "kept",
+    "meanwhile",
+    "missing_parents",
+    "on_ray",
+    "peak_memory",
+]

@@ -63,6 +63,20 @@ def behind(function: Callable[[T], object], items: Iterable[T], ahead: int = 1) 
             future.result()
 
 
+@contextmanager
+def meanwhile(function: Callable[[threading.Event], R]) -> Iterator[Callable[[], R]]:
+    """function(stop) in a thread of its own while the block runs; yields what waits for its result.
+
+    `stop` is set when the block ends: the function should then come to an end, too.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(function, stop).result
+        finally:
+            stop.set()
+
+
 def _mark() -> None:
     _inside.unit = True
 

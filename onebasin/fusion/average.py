@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint
+from onebasin.engine import in_order
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.axes import Leaf, blocks
 
@@ -99,12 +101,13 @@ def merged_tensors(
     combine: Combine | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    workers: int | None = 1,
 ) -> Iterator[tuple[str, Tensor]]:
     """The merged model's tensors under the names of `models[layout]`, one at a time.
 
     Roles in `shared` are combined by `method`, or by `combine` where it is given, after each model's alignment acted
     on them. All others come from `models[layout]` alone, likewise aligned. Where position tables differ in length, the
-    common rows are combined and the rest are the layout's.
+    common rows are combined and the rest are the layout's. workers: how many are made at a time; none depends on it.
     """
     signature = models[layout].signature
     combine = combine or COMBINE.get(method, average)
@@ -130,25 +133,36 @@ def merged_tensors(
         whole[corner] = mean
         return whole
 
-    ready: dict[str, Tensor] = {}  # heads of one layer, whose tensors are merged together
-    for role, entry in signature.tensors.items():
-        touched = [root for root in circuits.get(entry.layer, []) if role in signature.touching[root]]
-        if role not in shared and entry.alias not in shared:
-            model = models[layout]
-            yield from entry.split(alignments[layout].apply(signature, role, model.read(role, dtype, device)))
-        elif touched:
-            if role not in ready:
-                roots = circuits[entry.layer]
-                group = list(dict.fromkeys(r for root in roots for r in signature.touching[root] if r in shared))
-                all_tensors = {r: aligned(r) for r in group}
-                ready = {r: merged(r, tensors) for r, tensors in all_tensors.items()}
-                for root in roots:
-                    parts = [{r: t[i] for r, t in all_tensors.items()} for i in range(len(models))]
-                    mean = {r: ready[r] for r in group if r in signature.touching[root]}
-                    average_circuit(signature, root, parts, weights, mean)
-            yield from entry.split(ready[role])
-        else:
-            yield from entry.split(merged(role, aligned(role)))
+    def single(role: str) -> Tensor:
+        if role in shared or signature.tensors[role].alias in shared:
+            return merged(role, aligned(role))
+        return alignments[layout].apply(signature, role, models[layout].read(role, dtype, device))
+
+    def heads(layer: int | None, roles: Sequence[str]) -> dict[str, Tensor]:
+        """The tensors of a layer's heads, which are merged together."""
+        every = {role: aligned(role) for role in roles}
+        mean = {role: merged(role, tensors) for role, tensors in every.items()}
+        for root in circuits[layer]:
+            parts = [{role: tensors[i] for role, tensors in every.items()} for i in range(len(models))]
+            touched = {role: mean[role] for role in roles if role in signature.touching[root]}
+            average_circuit(signature, root, parts, weights, touched)
+        return mean
+
+    together: dict[int | None, list[str]] = {}
+    for layer, roots in circuits.items():
+        found = dict.fromkeys(role for root in roots for role in signature.touching[root] if role in shared)
+        together[layer] = [role for role in found if signature.tensors[role].layer == layer]
+
+    def unit(role: str) -> list[tuple[str, Tensor]]:
+        layer = signature.tensors[role].layer
+        group = together.get(layer, [])
+        if role not in group:
+            return list(signature.tensors[role].split(single(role)))
+        if role != group[0]:  # it came with the first
+            return []
+        return [pair for role, tensor in heads(layer, group).items() for pair in signature.tensors[role].split(tensor)]
+
+    yield from chain.from_iterable(in_order(unit, signature.tensors, workers))
 
 
 def nearest_to_mean(models: Sequence[Checkpoint], shared: Sequence[str], weights: Sequence[float]) -> int:

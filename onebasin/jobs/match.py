@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from onebasin.symmetry import Signature
 from .aligning import align
 from .folders import gauge, opened, refuse_existing, unit_folder, widened, workplace
 from .options import STREAM_LEVELS, Model, Options, Tell, stored_dtype, verification
-from .writing import Record, refuse_unverifiable, rewritten, save_alignment, verified, write_canonical
+from .writing import Record, hashed, refuse_unverifiable, rewritten, save_alignment, verified, write_canonical
 
 
 def match(
@@ -55,8 +56,12 @@ def match(
     opt, stored = Options(**options), stored_dtype(dtype)
     if opt.permutations == "sinkhorn":
         raise ValueError("permutations 'sinkhorn': a relaxed model is not the same function; use it in a merge")
-    with opened([source, anchor], opt.family) as given, workplace(output) as target, unit_folder(output, opt) as opt:
+    with ExitStack() as stack:
+        given = stack.enter_context(opened([source, anchor], opt.family))
+        target = stack.enter_context(workplace(output))
         refuse_existing(target, given, overwrite)
+        opt = stack.enter_context(unit_folder(output, opt))
+        sha256 = stack.enter_context(hashed(given))
         beside = Path(f"{str(output).rstrip('/')}-anchor") if output is not None else target.with_name("anchor")
         beside = Path(anchor_output) if anchor_output else beside
         if opt.symmetry in STREAM_LEVELS:
@@ -80,7 +85,7 @@ def match(
         }
         result["max_output_difference"] = verified(given[0], first, found.alignment, opt, tell, verify)
         result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
-        record = Record("match", command, given, opt, result, [found])
+        record = Record("match", command, given, opt, result, [found], sha256)
 
         def complete(folder: Path) -> None:
             """What belongs to the output is written before anyone sees the output."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,11 @@ from onebasin.checkpoint import (
     tolerance_of,
     write_model,
 )
+from onebasin.checkpoint.card import hashes
 from onebasin.checkpoint.reader import one_line
 from onebasin.checkpoint.seen import Seen
 from onebasin.checkpoint.verification import runnable
+from onebasin.engine import in_order, meanwhile
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.exactness import departure
@@ -41,9 +45,13 @@ EXACT = 1e-5  # relative departure of a map from its group that the rounding of 
 
 def rewritten(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[tuple[str, Tensor]]:
     """The rewritten model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
-    for role, entry in model.signature.tensors.items():
-        tensor = model.read(role, opt.dtype, opt.device)
-        yield from entry.split(alignment.apply(model.signature, role, tensor))
+    signature = model.signature
+
+    def made(role: str) -> list[tuple[str, Tensor]]:
+        tensor = alignment.apply(signature, role, model.read(role, opt.dtype, opt.device))
+        return list(signature.tensors[role].split(tensor))
+
+    return chain.from_iterable(in_order(made, signature.tensors, opt.workers))
 
 
 def moved(model: Checkpoint, alignment: Alignment | Softened, opt: Options) -> Checkpoint:
@@ -111,6 +119,13 @@ def refuse_inexact(model: Checkpoint, alignment: Alignment) -> None:
                               "nothing was written")  # fmt: skip
 
 
+def hashed(models: Sequence[Checkpoint]) -> AbstractContextManager[Callable[[], list[dict[str, str]]]]:
+    """The hashes of all input files, made while the block runs."""
+    for model in models:
+        assert model.files  # which a thread of its own should not be the first to ask
+    return meanwhile(lambda stop: [hashes(model, stop) for model in models])
+
+
 def save_alignment(alignment: Alignment, place: str | Path) -> None:
     try:
         alignment.save(place)
@@ -136,7 +151,7 @@ def write_canonical(
 
 @dataclass
 class Record:
-    """What is written beside the weights: README.md and onebasin.json."""
+    """What is written beside the weights: README.md and onebasin.json. sha256: gives the inputs' hashes."""
 
     job: str
     command: str | None
@@ -144,6 +159,7 @@ class Record:
     options: Options
     result: Mapping[str, Any]
     found: Sequence[Found]
+    sha256: Callable[[], Sequence[Mapping[str, str]]] | None = None
 
     def write(self, folder: Path, card: bool = True) -> None:
         """card: whether README.md is written, too."""
@@ -151,8 +167,9 @@ class Record:
         before, after = [item.before for item in self.found], [item.after for item in self.found]
         options = {key: value for key, value in self.options.told.items() if value is not None}
         facts = provenance(
-            self.inputs, command=command, options=options, result=self.result, before=before, after=after
-        )
+            self.inputs, command=command, options=options, result=self.result, before=before, after=after,
+            sha256=self.sha256 and self.sha256(),
+        )  # fmt: skip
         if card:
             text = model_card(self.inputs, command=command, result=self.result, before=before, after=after)
             (folder / "README.md").write_text(text, "utf-8")

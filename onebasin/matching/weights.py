@@ -19,10 +19,19 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from onebasin.checkpoint.distance import squared_distance
 from onebasin.engine import Store, in_order, in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.axes import blocks, nesting, size
-from onebasin.symmetry.groups import ISOMETRIES, GroupedWreath, Orthogonal, ScaledOrthogonal, Wreath, sharpened
+from onebasin.symmetry.groups import (
+    ISOMETRIES,
+    GroupedWreath,
+    Orthogonal,
+    Permutation,
+    ScaledOrthogonal,
+    Wreath,
+    sharpened,
+)
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
 from .moments import (
@@ -37,6 +46,7 @@ from .moments import (
     pairwise_moments,
 )
 from .nested import chains, nearest_nested
+from .staying import FROM, stays
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 
@@ -335,7 +345,7 @@ class _Descent:
     def _distances(self) -> dict[str, float]:
         def distance(role: str) -> float:
             _, anchor, source, weight = self._pair(role)
-            return weight * float(torch.linalg.vector_norm(anchor - source, dtype=torch.float64)) ** 2
+            return weight * squared_distance(anchor, source)
 
         roles = self.component.roles
         return dict(zip(roles, in_order(distance, roles, self.workers), strict=True))
@@ -423,7 +433,11 @@ class _Descent:
     def _best_alone(self, root: str, roles: Sequence[str], start: bool) -> tuple[dict[str, Element], float]:
         """The same for one space. An isometry of all layers acts on the moments rather than on every tensor."""
         group, isometry = self.groups[root], isinstance(self.groups[root], ISOMETRIES)
-        shared = self.signature.spaces[root].layer is None
+        space = self.signature.spaces[root]
+        shared = space.layer is None
+        alone = isinstance(group, Permutation) and len(self.component.units) == 1 and not space.batch
+        if alone and space.size >= FROM and stays(self.signature, root, map(self._pair, roles)):
+            return {root: Monomial(torch.arange(space.size))}, 0.0
         own = self.total.elements.get(root) if shared and isometry else None
         read = partial(self._pair, without=root if own is not None else None)
         run = partial(in_order, workers=self.workers if shared else 1)

@@ -111,7 +111,9 @@ class Alignment:
 def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: Tensor) -> Tensor:
     """Every axis of the tensor `role` mapped by what acts on its space; see `Alignment.apply`."""
     entry = signature.tensors[role]
-    if not any(signature.root[leaf.space] in elements for leaf in signature.leaves(entry)):
+    touching = {signature.root[leaf.space] for leaf in signature.leaves(entry)} & elements.keys()
+    elements = {root: elements[root] for root in touching if not _stays(elements[root])}
+    if not elements:
         return tensor
     pieces = []
     for piece, leaves in blocks(tensor, entry.axes, signature.sizes):
@@ -132,6 +134,11 @@ def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: 
     for (target, _), piece in zip(blocks(out, entry.axes, signature.sizes), pieces, strict=True):
         target.copy_(piece)
     return out
+
+
+def _stays(element: Acts) -> bool:
+    """Whether it is a permutation that moves nothing, as those between models of one base often are."""
+    return isinstance(element, Monomial) and element.is_identity()
 
 
 def _in_norm(element: Acts, entry: Entry, weight: Tensor) -> Acts | None:
