@@ -9,16 +9,17 @@ that tensor goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
-from onebasin.symmetry import Alignment, Signature
+from onebasin.symmetry import Alignment, Entry, Signature
 
 from .reader import Checkpoint, CheckpointError, one_line
+from .scattered import Part, assembled, observed, one_by_one
 from .verification import _class, _quietly
 
 Read = Callable[[str], Tensor]
@@ -27,14 +28,37 @@ Read = Callable[[str], Tensor]
 @dataclass(frozen=True)
 class Stock:
     """A model in eval mode. owner: role -> name of the module that holds it. parameter: role -> the tensor itself.
-
-    A role whose tensor the class stores in another shape (experts stacked into one, say) is in neither.
+    parts: role -> where the tensors of all experts lie, one after another, which the class stores in another shape than
+    the table says; such a role is in neither of the others.
     """
 
     model: PreTrainedModel
     signature: Signature
     owner: Mapping[str, str]
     parameter: Mapping[str, nn.Parameter]
+    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+
+    @property
+    def roles(self) -> list[str]:
+        """Of all tensors that the model holds."""
+        return [*self.parameter, *self.parts]
+
+    def tensor(self, role: str) -> Tensor:
+        """A tensor in the shape that the table says."""
+        if role in self.parameter:
+            return self.parameter[role]
+        pieces = [part.of(self.model) for part in self.parts[role]]
+        return torch.cat(pieces, self.signature.tensors[role].joint)
+
+    def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name in memory -> tensor, for a model that holds `tensors` (by role, all of `roles`) instead of its own."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        pieces = {
+            part: piece
+            for role, parts in self.parts.items()
+            for part, (_, piece) in zip(parts, self.signature.tensors[role].split(tensors[role]), strict=True)
+        }
+        return {names[id(self.parameter[role])]: tensors[role] for role in self.parameter} | assembled(pieces)
 
     def module(self, role: str) -> nn.Module:
         return self.model.get_submodule(self.owner[role])
@@ -49,6 +73,9 @@ class Stock:
         """Take every tensor from `read(role)`."""
         for role, parameter in self.parameter.items():
             parameter.copy_(read(role))
+        for role, parts in self.parts.items():
+            for part, (_, piece) in zip(parts, self.signature.tensors[role].split(read(role)), strict=True):
+                part.of(self.model).copy_(piece)
 
 
 def stock_model(
@@ -58,42 +85,65 @@ def stock_model(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     attention: str | None = None,
+    experts: bool = False,
 ) -> Stock:
     """The checkpoint, rewritten by `alignment`, as a model of the class that its config names. Nothing is written.
 
-    attention: the implementation (`eager` gives attention maps). Raises CheckpointError where the class does not
-    take the tensors as they are.
+    attention: the implementation (`eager` gives attention maps). experts: take models whose class stacks the tensors of
+    experts; they run one expert after another, and `parts` says where each tensor lies. Raises CheckpointError where
+    the class does not take the tensors as they are.
     """
     signature = checkpoint.signature
     entries = {role: entry for role, entry in signature.tensors.items() if entry.stored}
-    numbers = {role: float(number) for number, role in enumerate(entries, 1)}
+    pieces = [(role, name) for role, entry in entries.items() for name in entry.names]
+    numbers = {name: float(number) for number, (_, name) in enumerate(pieces, 1)}
     marked = {
-        name: part.contiguous()
-        for role, entry in entries.items()
-        for name, part in entry.split(torch.full(entry.shape, numbers[role]))
+        name: torch.full_like(part, numbers[name]).contiguous()
+        for entry in entries.values()
+        for name, part in entry.split(torch.empty(entry.shape))
     }
     assert checkpoint.config  # refuses a damaged config.json in one sentence
     try:
         model = _load(checkpoint, marked, attention)
     except Exception as error:  # each model class fails in its own way
         raise CheckpointError(f"'{checkpoint.given}' does not load: {one_line(error)}") from None
-    roles = {number: role for role, number in numbers.items()}
+    roles = {float(number): role for number, (role, _) in enumerate(pieces, 1)}
     owner: dict[str, str] = {}
     parameter: dict[str, nn.Parameter] = {}
+    places: dict[float, Part] = {}
     for name, tensor in model.named_parameters():
-        role = roles.get(float(tensor.detach().flatten()[0]))
-        if role is None or not bool((tensor == numbers[role]).all()) or tuple(tensor.shape) != entries[role].shape:
+        boxes = observed(name, tensor)
+        if boxes is None or not boxes.keys() <= roles.keys() or not (experts or _whole(tensor, boxes, roles, entries)):
             raise CheckpointError(f"'{checkpoint.given}': {type(model).__name__} keeps '{name}' in another form than "
                                   "the folder, so its activations cannot be followed")  # fmt: skip
-        owner[role], parameter[role] = name.rpartition(".")[0], tensor
+        if _whole(tensor, boxes, roles, entries):
+            role = roles[next(iter(boxes))]
+            owner[role], parameter[role] = name.rpartition(".")[0], tensor
+        else:
+            places |= boxes
+    parts = {
+        role: tuple(places[numbers[name]] for name in entry.names)
+        for role, entry in entries.items()
+        if any(numbers[name] in places for name in entry.names)
+    }
+    if parts:
+        one_by_one(model)
     module: nn.Module = model
     module.to(device=device, dtype=dtype).train(False)
     for tensor in model.parameters():
         tensor.requires_grad_(False)
-    stock = Stock(model, signature, owner, parameter)
+    stock = Stock(model, signature, owner, parameter, parts)
     moved = alignment or Alignment()
     stock.fill(lambda role: moved.apply(signature, role, checkpoint.read(role, dtype, device)))
     return stock
+
+
+def _whole(
+    tensor: Tensor, boxes: Mapping[float, Part], roles: Mapping[float, str], entries: Mapping[str, Entry]
+) -> bool:
+    """Whether a parameter is one tensor of the table, in its shape."""
+    entry = entries[roles[next(iter(boxes))]]
+    return len(boxes) == 1 and len(entry.names) == 1 and tuple(tensor.shape) == entry.shape
 
 
 def _load(checkpoint: Checkpoint, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
@@ -102,6 +152,7 @@ def _load(checkpoint: Checkpoint, state: dict[str, Tensor], attention: str | Non
         config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
         for key, value in checkpoint.config_updates.items():
             setattr(config, key, value)
+        config.torch_dtype = torch.float32  # in 16 bits large numbers would round to one another
         cls = _class(config)
         build: dict[str, Any] = {"config": config, "state_dict": state, "output_loading_info": True, **options}
         model, info = cls.from_pretrained(None, **build)

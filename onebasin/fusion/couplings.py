@@ -75,6 +75,9 @@ def transport(
             raise ValueError(f"unknown {what} '{word}'; choose from {', '.join(known)}")
     if ground == "acts" and not batches:
         raise ValueError("a ground cost from activations needs calibration data (--data), or take weights (wts)")
+    if ground == "acts" and any(entry.pieces for entry in anchor.signature.tensors.values()):
+        raise ValueError("a ground cost from activations compares what two models do on the same tokens, but experts "
+                         "see only those that their own router sends them; compare weights (wts)")  # fmt: skip
     mine, theirs = anchor.signature, source.signature
     if mine.family != theirs.family or mine.layers != theirs.layers:
         raise CheckpointError(f"'{source.given}' and '{anchor.given}' differ in family or number of layers")

@@ -12,8 +12,7 @@ A diagonal depends on the basis: measure it on the matched model, not on its sou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from onebasin.data.teaching import predictions
 from onebasin.symmetry import Entry, Signature
 
 from .average import Combine
+from .examples import alike, unpadded
 
 LABELS = ("sampled", "given")
 EPS = 1e-6  # of the mean of all diagonals
@@ -74,7 +74,7 @@ def fisher_diagonal(
     answers = [example["labels"] for example in examples if "labels" in example]
     if answers and all(bool((answer == IGNORED).all()) for answer in answers):
         raise ValueError("the data leave nothing to predict: no label counts")
-    tensors = {role: parameter.detach() for role, parameter in stock.parameter.items()}
+    tensors = {role: stock.tensor(role).detach() for role in stock.roles}
     squares = {role: torch.zeros_like(tensor) for role, tensor in tensors.items()}
     held = chunk or max(1, min(64, ROOM // sum(tensor.numel() for tensor in tensors.values())))
     gradients = _Gradients(stock, labels, causal)
@@ -82,7 +82,7 @@ def fisher_diagonal(
     done = 0
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
         torch.manual_seed(seed)
-        for some in _alike(examples, held):
+        for some in alike(examples, held):
             for _ in range(draws if labels == "sampled" else 1):
                 for role, gradient in gradients(tensors, some).items():
                     squares[role] += gradient.square().sum(0)
@@ -93,46 +93,11 @@ def fisher_diagonal(
     return {role: square / count for role, square in squares.items()}, len(examples)
 
 
-def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
-    """The examples of a batch, each without its padding; masks over several axes stay as they are.
-
-    Raises ValueError for an example of padding alone.
-    """
-    for row in range(len(next(iter(batch.values())))):
-        example = {name: tensor[row] for name, tensor in batch.items()}
-        mask = example.get("attention_mask")
-        if mask is not None and not bool(mask.any()):
-            raise ValueError("an example consists of padding alone; leave it out")
-        if mask is not None and mask.dim() == 1:
-            kept = mask.bool()
-            del example["attention_mask"]
-            alike = ("input_ids", "token_type_ids", "position_ids", "labels", "special_tokens_mask")
-            for name in alike:
-                if name in example and example[name].shape == mask.shape:
-                    example[name] = example[name][kept]
-        yield example
-
-
-def _alike(examples: Sequence[dict[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
-    """Stacks of at most `size` examples of one shape: without padding no mask is needed."""
-
-    def shape(example: dict[str, Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(example.items()))
-
-    for _, group in groupby(sorted(examples, key=shape), key=shape):
-        alike = list(group)
-        for start in range(0, len(alike), size):
-            some = alike[start : start + size]
-            yield {name: torch.stack([example[name] for example in some]) for name in some[0]}
-
-
 class _Gradients:
     """Per-example gradients of the log-likelihood: vectorised, or one by one for a model that cannot be."""
 
     def __init__(self, stock: Stock, labels: str, causal: bool) -> None:
         self.stock, self.labels, self.causal = stock, labels, causal
-        names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
-        self.names = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
         self.options: dict[str, Any] = {"use_cache": False} if takes_cache(stock.model) else {}
         self.vectorised = True
 
@@ -161,8 +126,9 @@ class _Gradients:
         if "input_ids" in inputs and "attention_mask" not in inputs:  # else some models look for padding, in Python
             inputs["attention_mask"] = torch.ones((1, *example["input_ids"].shape), dtype=torch.long,
                                                   device=self.stock.model.device)  # fmt: skip
-        state = {name: tensors[role] for role, name in self.names.items()}
-        output = functional_call(self.stock.model, state, (), {**inputs, **self.options, "return_dict": True})
+        output = functional_call(
+            self.stock.model, self.stock.state(tensors), (), {**inputs, **self.options, "return_dict": True}
+        )
         config = self.stock.model.config
         problem = getattr(config, "problem_type", None)
         total = next(iter(tensors.values())).new_zeros(())

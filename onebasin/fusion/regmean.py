@@ -23,8 +23,11 @@ from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
 from onebasin.symmetry import Entry, Signature
 
 from .average import average
+from .examples import alike, unpadded
+from .experts import ExpertGrams, expert_inputs
 
 SHRINK = 0.9
+TOGETHER = 32  # examples of one length that are run at once
 JITTERS = (1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal; the first with which the sum is positive definite
 
 
@@ -36,8 +39,9 @@ def input_grams(
 ) -> tuple[dict[str, Tensor], frozenset[str], int]:
     """Gram matrices of the inputs of all linear layers, summed batch by batch.
 
-    Returns role of the weight -> mean of x x^T over all inputs, (n, n) float64; the roles whose weight is stored
-    (outputs, inputs); and the number of examples. Padding is left out where there is an attention_mask.
+    Returns role of the weight -> mean of x x^T over all inputs, (n, n) float64, or for experts (experts, n, n), where
+    the tokens that are not sent to an expert count as zeros; the roles whose weight is stored (outputs, inputs); and
+    the number of examples. Padding is left out where there is an attention_mask.
     Raises ValueError for no batches or nothing but padding.
     """
     if not batches:
@@ -45,6 +49,9 @@ def input_grams(
     masks = [batch["attention_mask"] for batch in batches if "attention_mask" in batch]
     if any(not bool(mask.flatten(1).any(1).all()) for mask in masks):
         raise ValueError("an example consists of padding alone; leave it out")
+    examples = sum(len(next(iter(batch.values()))) for batch in batches)
+    if stock.parts:  # what is sent to an expert does not say where it stood, nor whether it was padding
+        batches = list(alike([example for batch in batches for example in unpadded(batch)], TOGETHER))
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     mask: Tensor | None = None
@@ -65,15 +72,20 @@ def input_grams(
     calls = [call for call in calls if not stock.shared(call.weight)]
     convolutions = _convolutions(stock)
     watched = {call.module: call.weight for call in calls} | convolutions
-    with hooks(stock, {name: look(role, stock.model.get_submodule(name)) for name, role in watched.items()}):
+    grams = ExpertGrams(stock)
+    tokens = 0
+    looks = {name: look(role, stock.model.get_submodule(name)) for name, role in watched.items()}
+    with hooks(stock, looks), expert_inputs(stock, grams.add):
         for number, batch in enumerate(batches, 1):
             if tell:
                 tell(f"Gram matrices: batch {number} of {len(batches)}")
             mask = batch.get("attention_mask")
+            tokens += batch["input_ids"].numel() if grams.counts else 0
             run(stock, batch)
     columns = {call.weight for call in calls if call.columns} | set(convolutions.values())
-    examples = sum(len(next(iter(batch.values()))) for batch in batches)
-    return {role: sums[role] / counts[role] for role in sums}, frozenset(columns & sums.keys()), examples
+    means = {role: sums[role] / counts[role] for role in sums}
+    means |= {role: total / tokens for role, total in grams.sums.items()}
+    return means, frozenset((columns | grams.sums.keys()) & means.keys()), examples
 
 
 def _convolutions(stock: Stock) -> dict[str, str]:
@@ -127,11 +139,25 @@ class Regression:
         role = entry.role
         if not all(role in gram for gram in self.grams):
             return average(tensors, weights, signature, entry)
+        if entry.pieces:
+            return self._experts(tensors, weights, entry)
         columns = role in self.columns
         matrices = [t.flatten(1).mT if columns else t.flatten(0, -2) for t in tensors]
         grams = [gram[role].to(tensors[0].device) for gram in self.grams]
         solved, self.jitter[role] = regression_mean(grams, matrices, weights, self.shrink)
         return (solved.mT if columns else solved).reshape(tensors[0].shape).to(tensors[0].dtype)
+
+    def _experts(self, tensors: list[Tensor], weights: Sequence[float], entry: Entry) -> Tensor:
+        """Every expert by itself; the jitter is the largest."""
+        pieces = [[piece for _, piece in entry.split(tensor)] for tensor in tensors]
+        solved, jitters = [], []
+        for expert, matrices in enumerate(zip(*pieces, strict=True)):
+            grams = [gram[entry.role][expert].to(tensors[0].device) for gram in self.grams]
+            found, jitter = regression_mean(grams, [matrix.mT for matrix in matrices], weights, self.shrink)
+            solved.append(found.mT)
+            jitters.append(jitter)
+        self.jitter[entry.role] = max(jitters)
+        return torch.cat(solved, entry.joint).to(tensors[0].dtype)
 
 
 def regression_mean(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.symmetry import Alignment, Entry, Signature
-from onebasin.symmetry.axes import Axis, Flat, Leaf
+from onebasin.symmetry.axes import Axis, Flat, Leaf, size
 from onebasin.symmetry.maps import Monomial
 
 FORMAT = "onebasin-statistics-1"
@@ -29,8 +29,9 @@ class Statistics:
     """What was measured of a model; `apply`-able to it or to what an alignment makes of it.
 
     kind: `fisher`, role -> diagonal in the shape of the tensor; or `gram`, role of a linear layer's weight -> mean of
-    x x^T over its inputs x, (n, n). samples: examples measured. columns: the weights that are stored (outputs, inputs).
-    model: what it was measured on, for messages. marks: role -> numbers by which that model is known again.
+    x x^T over its inputs x, (n, n), of experts (experts, n, n). samples: examples measured. columns: the weights that
+    are stored (outputs, inputs). model: what it was measured on, for messages. marks: role -> numbers by which that
+    model is known again.
     """
 
     kind: str
@@ -106,9 +107,16 @@ class Statistics:
     def _gram(self, signature: Signature, role: str, gram: Tensor, alignment: Alignment) -> Tensor:
         """g G g^T, one axis at a time: a space may stand on both."""
         inputs = _activation(_inputs(signature.tensors[role], role in self.columns))
-        entry = Entry(role, role, tuple(gram.shape), (inputs, Leaf(str(len(gram)))))
+        axes: tuple[Axis, ...] = (inputs, Leaf(str(gram.shape[-1])))
+        if signature.tensors[role].pieces:
+            axes = (*_of_experts(signature, role, inputs), axes[1])
+        entry = Entry(role, role, tuple(gram.shape), axes)
         alone = replace(signature, tensors={role: entry})
         half = alignment.apply(alone, role, gram)
+        if gram.dim() == 3:  # experts changed places, and will again
+            order = Entry(role, role, (len(gram),), axes[:1])
+            places = alignment.apply(replace(signature, tensors={role: order}), role, torch.arange(len(gram)).double())
+            half = half[places.long().argsort()]
         return alignment.apply(alone, role, half.mT.contiguous())
 
 
@@ -136,6 +144,21 @@ def _inputs(entry: Entry, columns: bool) -> Axis:
     """The axis of a weight's inputs; those of a convolution, (channels, *kernel), flattened into one."""
     rest = entry.axes[1:] if columns else entry.axes[:-1]
     return rest[0] if len(rest) == 1 else Flat(rest)
+
+
+def _of_experts(signature: Signature, role: str, inputs: Axis) -> tuple[Axis, Axis]:
+    """The axis of the experts, and that of what one of them reads."""
+    entry, length, count = signature.tensors[role], 1, 0
+    joint = entry.axes[entry.joint]
+    parts = joint.parts if isinstance(joint, Flat) else (joint,)
+    while length < len(entry.pieces):
+        length, count = length * size(parts[count], signature.sizes), count + 1
+    experts = parts[0] if count == 1 else Flat(parts[:count])
+    if entry.joint == 0:
+        return experts, inputs
+    assert isinstance(inputs, Flat)
+    rest = inputs.parts[count:]
+    return experts, rest[0] if len(rest) == 1 else Flat(rest)
 
 
 def _activation(axis: Axis) -> Axis:

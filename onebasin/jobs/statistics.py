@@ -82,9 +82,9 @@ def measure(
     batches = calibration([model], opt, tell, labels=given)
     how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device}
     if kind == "gram":
-        grams, columns, count = input_grams(stock_model(model, alignment, **how), batches, tell=tell)
+        grams, columns, count = input_grams(stock_model(model, alignment, **how, experts=True), batches, tell=tell)
         return measured(kind, grams, count, columns, model)
-    stock = stock_model(model, alignment, **how, attention="eager")
+    stock = stock_model(model, alignment, **how, attention="eager", experts=True)
     causal = given and (opt.task or task_of(model)) == "causal-lm"
     diagonal, count = fisher_diagonal(
         stock, batches, labels=labels, causal=causal, draws=draws, seed=opt.seed, tell=tell

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that a model holds as parts of larger parameters: those of experts, stacked into one.
+
+Nothing is known here about a class: a parameter whose entries are marked says by itself which box of it is what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Part:
+    """A box in a parameter: its name, and [first, last) along every axis. In a stack of matrices it lies in one of
+    them, and what lies there is a matrix.
+    """
+
+    parameter: str
+    box: tuple[tuple[int, int], ...]
+
+    def of(self, model: nn.Module) -> Tensor:
+        """What lies there, a view."""
+        return self.cut(model.get_parameter(self.parameter))
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        part = tensor[tuple(slice(first, last) for first, last in self.box)]
+        return part.squeeze(0) if len(self.box) > 2 else part
+
+
+def observed(name: str, tensor: Tensor) -> dict[float, Part] | None:
+    """Number -> the box of a marked parameter that is filled with it; None where some number fills no box."""
+    first = tensor.detach().flatten()[0]
+    if bool((tensor == first).all()):
+        return {float(first): Part(name, tuple((0, length) for length in tensor.shape))}
+    found = {}
+    for number in torch.unique(tensor.detach()).tolist():
+        places = (tensor == number).nonzero()
+        low, high = places.min(0).values, places.max(0).values + 1
+        if int((high - low).prod()) != len(places):
+            return None
+        found[number] = Part(name, tuple(zip(low.tolist(), high.tolist(), strict=True)))
+    return found
+
+
+def assembled(pieces: Mapping[Part, Tensor]) -> dict[str, Tensor]:
+    """Name -> the parameter that the parts make up; gradients flow back to them."""
+    ordered = sorted(pieces, key=lambda part: (part.parameter, part.box))
+    found = {}
+    for name, parts in groupby(ordered, key=lambda part: part.parameter):
+        rows = [list(row) for _, row in groupby(parts, key=lambda part: part.box[0] if len(part.box) > 2 else 0)]
+        stacked = [torch.cat([pieces[part] for part in row], _axis(row)) for row in rows]
+        found[name] = torch.stack(stacked) if len(rows[0][0].box) > 2 else stacked[0]
+    return found
+
+
+def _axis(row: list[Part]) -> int:
+    """Along which axis of the pieces the boxes of one expert follow one another."""
+    ranges = list(zip(*(part.box for part in row), strict=True))
+    inner = ranges[1:] if len(ranges) > 2 else ranges
+    return next((axis for axis, along in enumerate(inner) if len(set(along)) > 1), 0)
+
+
+def one_by_one(model: nn.Module) -> None:
+    """Let a model call its experts one after another, each on what is routed to it."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_experts_implementation"):
+            config._experts_implementation = "eager"

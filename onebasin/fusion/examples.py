@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Examples one by one, without padding, and stacks of those that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from onebasin.checkpoint.trace import Batch
+
+
+def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
+    """The examples of a batch, each without its padding; masks over several axes stay as they are.
+
+    Raises ValueError for an example of padding alone.
+    """
+    for row in range(len(next(iter(batch.values())))):
+        example = {name: tensor[row] for name, tensor in batch.items()}
+        mask = example.get("attention_mask")
+        if mask is not None and not bool(mask.any()):
+            raise ValueError("an example consists of padding alone; leave it out")
+        if mask is not None and mask.dim() == 1:
+            kept = mask.bool()
+            del example["attention_mask"]
+            for name in ("input_ids", "token_type_ids", "position_ids", "labels", "special_tokens_mask"):
+                if name in example and example[name].shape == mask.shape:
+                    example[name] = example[name][kept]
+        yield example
+
+
+def alike(examples: Sequence[dict[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
+    """Stacks of at most `size` examples of one shape: without padding no mask is needed."""
+
+    def shape(example: dict[str, Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(example.items()))
+
+    for _, group in groupby(sorted(examples, key=shape), key=shape):
+        members = list(group)
+        for start in range(0, len(members), size):
+            some = members[start : start + size]
+            yield {name: torch.stack([example[name] for example in some]) for name in some[0]}
