@@ -25,13 +25,13 @@ from onebasin.checkpoint.stock import stock_model
 from onebasin.checkpoint.trace import Batch
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.axes import nesting
-from onebasin.symmetry.coupling import Coupling
+from onebasin.symmetry.axes import Axis, leaves, nesting
+from onebasin.symmetry.coupling import Blend, Coupling
 from onebasin.symmetry.maps import Acts, Monomial
 from onebasin.symmetry.signature import MOVES
 
 from .evidence import Evidence, of_activations, order_of
-from .transport import Transport, carried, mixed, plan, resized
+from .transport import Transport, carried, dense, mixed, plan, resized
 
 GROUNDS = ("wts", "acts")
 RESIDUALS = ("one", "average", "weighted")
@@ -94,8 +94,7 @@ def transport(
 
 def units(signature: Signature) -> list[Unit]:
     """The spaces that can be carried: streams first, then layer by layer, then heads of tasks."""
-    before = {signature.root[name] for entry in signature.tensors.values() for leaf, outer in nesting(entry.axes)
-              for name in outer if not leaf.constant and signature.sizes[leaf.space] > 1}  # fmt: skip
+    before = outer_spaces(signature)
     permuted = [root for root, kind in signature.kinds.items() if "permute" in MOVES[kind]]
 
     def order(root: str) -> tuple[int, int]:
@@ -108,6 +107,12 @@ def units(signature: Signature) -> list[Unit]:
             inner = [key for key in permuted if signature.spaces[key].batch == (root,) and key not in before]
             found.append(Unit(root, tuple(inner)))
     return found
+
+
+def outer_spaces(signature: Signature) -> set[str]:
+    """The spaces that stand before others of more than one dimension in a flattened axis: heads, and groups of them."""
+    return {signature.root[name] for entry in signature.tensors.values() for leaf, outer in nesting(entry.axes)
+            for name in outer if not leaf.constant and signature.sizes[leaf.space] > 1}  # fmt: skip
 
 
 class _Finder:
@@ -125,7 +130,7 @@ class _Finder:
         self.maps: dict[str, Acts] = {}
         self.own: dict[str, dict[str, Acts]] = {}
         self.measured: dict[tuple[str, tuple[str, ...]], Evidence] | None = None
-        movable = {root for unit in self.units for root in unit.roots if not (unit.inner and root == unit.root)}
+        movable = {root for unit in self.units for root in unit.roots if root != unit.root or self.alone(unit)}
         for key, size in self.signature.sizes.items():
             if size != self.target.sizes[key] and self.signature.root[key] not in movable:
                 raise ValueError(f"the space '{key}' has {size} entries in '{source.given}' and "
@@ -136,6 +141,12 @@ class _Finder:
             role for role, entry in self.signature.tensors.items()
             if entry.alias is None and role in there and self.target.tensors[role].shape == there[role].shape
         ]  # fmt: skip
+
+    def alone(self, unit: Unit) -> bool:
+        """Whether the unit's heads are no groups of heads that share their keys."""
+        spaces = self.signature.spaces
+        groups = (key for key in outer_spaces(self.signature) if unit.root in spaces[key].batch)
+        return all(spaces[key].size == 1 for key in groups)
 
     # --- evidence -----------------------------------------------------------------------------------------------
 
@@ -198,22 +209,55 @@ class _Finder:
                 raise ValueError(f"nothing tells how the space '{root}' is to be carried over")
 
     def solve_heads(self, unit: Unit, roles: list[str]) -> None:
-        """Heads are assigned as wholes, by the costs of the best plans inside every pair."""
-        h = self.signature.sizes[unit.root]
+        """Heads are assigned as wholes, by the costs of the best plans inside every pair. Where the models differ in
+        their number, one is shared among several, or several become one."""
+        ours, theirs = self.target.sizes[unit.root], self.signature.sizes[unit.root]
         direct = self.evidence(unit, None, roles)
-        total = torch.zeros(h, h, dtype=self.how["dtype"]) if direct.cross is None else direct.cost
+        total = torch.zeros(ours, theirs, dtype=self.how["dtype"]) if direct.cross is None else direct.cost
         costs = {}
         for inner in unit.inner:
             found = self.evidence(unit, inner, roles)
             if found.cross is None:
                 continue
             m, n = self.target.sizes[inner], self.signature.sizes[inner]
-            cost = costs[inner] = found.cost.view(h, m, h, n).transpose(1, 2)
+            cost = costs[inner] = found.cost.view(ours, m, theirs, n).transpose(1, 2)
             total = total.to(cost) + torch.stack([torch.stack([_value(one) for one in row]) for row in cost])
+        if ours != theirs:
+            heads = self.maps[unit.root] = plan(total)
+            self.maps |= {inner: self.within(inner, heads, cost) for inner, cost in costs.items()}
+            return
         index = assignment(-total)
         self.maps[unit.root] = Monomial(index)
         for inner, cost in costs.items():
             self.maps[inner] = _stacked([plan(cost[i, j], self.entropy) for i, j in enumerate(index.tolist())])
+
+    def within(self, inner: str, heads: Acts, cost: Tensor) -> Blend:
+        """What is inside heads whose number changes. cost: (ours, theirs, m, n).
+
+        Values of several heads are added up where they are read, so their readers share the effect of a head. Queries
+        meet the keys of their own head alone: both are means over the heads that come together.
+        """
+        weights = list(dense(heads, cost))
+        if not self.added_up(inner):
+            weights[1] = weights[0]
+        ours, theirs, m, n = cost.shape
+        both = [cost.new_zeros(ours, theirs, m, n) for _ in weights]
+        for i, j in weights[0].nonzero().tolist():
+            for matrix, weight, one in zip(both, weights, dense(plan(cost[i, j], self.entropy), cost), strict=True):
+                matrix[i, j] = weight[i, j] * one
+        return Blend(*both)
+
+    def added_up(self, inner: str) -> bool:
+        """Whether a tensor reads a space inside heads and writes another: then heads add up there."""
+
+        def reads(axis: Axis) -> bool:
+            return any(leaf.dual and self.signature.root.get(leaf.space) == inner for leaf in leaves(axis))
+
+        return any(
+            reads(axis) and any(not leaf.dual for other in entry.axes if other is not axis for leaf in leaves(other))
+            for entry in self.signature.tensors.values()
+            for axis in entry.axes
+        )
 
     def all_at_once(self, tell: Tell | None) -> None:
         for unit in self.units:

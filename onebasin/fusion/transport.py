@@ -22,7 +22,7 @@ from onebasin.checkpoint import Checkpoint
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import blocks, size
-from onebasin.symmetry.coupling import Coupling
+from onebasin.symmetry.coupling import Blend, Coupling
 from onebasin.symmetry.maps import Acts, Linear, Monomial, act_on
 
 ITERATIONS = 10_000
@@ -58,16 +58,17 @@ def plan(cost: Tensor, entropy: float = 0.0) -> Acts:
     return Coupling(matrix, None if m == n else matrix * (n / m))
 
 
+def dense(act: Acts, like: Tensor) -> tuple[Tensor, Tensor]:
+    """A plan as two matrices: what writers take, what readers take."""
+    if isinstance(act, Monomial):
+        act = act.dense(like.dtype)
+    assert isinstance(act, Coupling | Linear)
+    return act.matrix.to(like), (act.matrix if act.dual is None else act.dual).to(like)
+
+
 def mixed(first: Acts, second: Acts, share: float, like: Tensor) -> Coupling:
     """(1 - share) first + share second."""
-
-    def both(one: Acts) -> tuple[Tensor, Tensor]:
-        if isinstance(one, Monomial):
-            one = one.dense(like.dtype)
-        assert isinstance(one, Coupling | Linear)
-        return one.matrix.to(like), (one.matrix if one.dual is None else one.dual).to(like)
-
-    pairs = zip(both(first), both(second), strict=True)
+    pairs = zip(dense(first, like), dense(second, like), strict=True)
     return Coupling(*((1 - share) * a + share * b for a, b in pairs))
 
 
@@ -105,9 +106,11 @@ def carried(signature: Signature, target: Signature, role: str, tensor: Tensor, 
     pieces = []
     for piece, leaves in blocks(tensor, entry.axes, signature.sizes):
         roots = [signature.root.get(leaf.space, "") for leaf in leaves]
+        # Of heads that change in number, what is inside brings the heads along.
+        along = {outer for root in roots if isinstance(maps.get(root), Blend) for outer in signature.spaces[root].batch}
         for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
             batch = signature.spaces[root].batch if root else ()
-            if root in maps and set(batch) <= set(roots):
+            if root in maps and root not in along and set(batch) <= set(roots):
                 before = piece.shape[dim]
                 piece = act_on(piece, maps[root], tuple(map(roots.index, batch)), dim, leaf.dual)
                 if signature.spaces[leaf.space].name in signature.temperature and not leaf.dual:

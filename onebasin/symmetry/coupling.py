@@ -45,7 +45,7 @@ class Coupling:
 class Blend:
     """A coupling of heads, in one space inside them: every share turned into the basis of the head it goes to.
 
-    matrix, dual: (h, h, n, n), for what writes the space and what reads it. Place i becomes sum_j matrix[i, j] x[j],
+    matrix, dual: (g, h, m, n), for what writes the space and what reads it. Place i becomes sum_j matrix[i, j] x[j],
     where matrix[i, j] is the weight of source head j times the map that brings it closest to anchor head i.
     """
 
@@ -53,7 +53,7 @@ class Blend:
     dual: Tensor
 
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
-        """x: (h, n, m) -> (h, n, m)."""
+        """x: (h, n, k) -> (g, m, k)."""
         return torch.einsum("ijab,jbm->iam", (self.dual if dual else self.matrix).to(x), x)
 
 

@@ -159,7 +159,7 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
         order = (*batch, dim, *rest)
         moved = x.permute(order)
         out = element.act(moved.reshape(*moved.shape[: len(batch) + 1], -1), dual)
-        out = out.reshape(*moved.shape[: len(batch)], out.shape[-2], *moved.shape[len(batch) + 1 :])
+        out = out.reshape(*out.shape[:-1], *moved.shape[len(batch) + 1 :])
     back = [0] * x.dim()
     for position, original in enumerate(order):
         back[original] = position

@@ -62,5 +62,14 @@ def test_what_is_refused(refused, a, b, tmp_path):
     assert "unknown residual policy" in refused(*merging, "--residual", "mean")
     assert "entropy must be" in refused(*merging, "--entropy", -1)
     assert "--soft mixes models" in refused(*merging, "--soft", 0.1)
+    kv = [folder(tmp_path / f"kv{n}", "LlamaForCausalLM", num_attention_heads=4, num_key_value_heads=n, head_dim=4)
+          for n in (1, 2)]  # fmt: skip
+    assert "kv' has" in refused("merge", *kv, "-o", tmp_path / "m", "--match", "none", "--method", "ot")
+
+
+def test_models_of_other_numbers_of_heads_take_those_of_the_anchor(ask, a, tmp_path):
     heads = folder(tmp_path / "heads", num_attention_heads=2)
-    assert "head' has" in refused("merge", a, heads, "-o", tmp_path / "m", "--match", "none", "--method", "ot")
+    ask("merge", a, heads, "-o", tmp_path / "m", "--match", "none", "--method", "ot", "--anchor", 1)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["num_attention_heads"] == 2
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "m").values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, GPT2, TEXT, build, inputs, named_outputs, save
+from models import CASES, GPT2, ROTARY, TEXT, build, inputs, named_outputs, save
 from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint
@@ -169,9 +169,9 @@ def test_a_model_of_any_family_carried_to_itself_stays(case: str, tmp_path: Path
 def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
     made = [
         Checkpoint(save(build("BertForMaskedLM", **{**TEXT, **changes}), tmp_path / str(number)))
-        for number, changes in enumerate(({}, {"num_attention_heads": 2}, {"vocab_size": 20}, {"num_hidden_layers": 1}))
+        for number, changes in enumerate(({}, {"vocab_size": 20}, {"num_hidden_layers": 1}))
     ]
-    reasons = ("head' has 2 entries", "vocab' has 20 entries", "number of layers")
+    reasons = ("vocab' has 20 entries", "number of layers")
     for source, reason in zip(made[1:], reasons, strict=True):
         with pytest.raises(ValueError, match=reason):
             transport(source, made[0])
@@ -183,3 +183,45 @@ def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
         transport(made[0], made[0], ground="acts")
     with pytest.raises(ValueError, match="entropy must be"):
         plan(torch.rand(3, 3), -1)
+
+
+@pytest.mark.parametrize("ground", ["wts", "acts"])
+@pytest.mark.parametrize("case", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
+def test_heads_are_split_and_joined_exactly_where_they_are_copies(case: str, ground: str, tmp_path: Path) -> None:
+    """A model of four heads, two and two of them alike with half the effect each, is one of two heads, and back."""
+    some = dict(num_key_value_heads=2, num_attention_heads=2, head_dim=4) if "Llama" in case else dict(num_heads=2)
+    more = {key: 4 if "heads" in key else value for key, value in some.items()}
+    few, many = (build(case, **{**CONFIGS[case], **sizes}).double() for sizes in (some, more))
+    state = {name: halves(name, tensor) for name, tensor in few.state_dict().items()}
+    many.load_state_dict(state)
+    models = [Checkpoint(save(model, tmp_path / name)) for name, model in (("few", few), ("many", many))]
+    batches = [inputs(few, seed) for seed in range(2)]
+    for source, anchor in (models, models[::-1]):
+        found = transport(source, anchor, ground=ground, batches=batches, dtype=torch.float64)
+        moved = Transported(source, Alignment(), found, anchor)
+        for role in anchor.signature.tensors:
+            assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
+
+
+CONFIGS = {
+    "LlamaForCausalLM": ROTARY,
+    "T5ForConditionalGeneration": dict(
+        vocab_size=23,
+        d_model=12,
+        d_kv=4,
+        d_ff=10,
+        num_layers=2,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+        eos_token_id=1,
+    ),
+}
+
+
+def halves(name: str, tensor: Tensor) -> Tensor:
+    """A tensor of two heads for four, in which every head stands twice and is read by half."""
+    if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", ".q.weight", ".k.weight", ".v.weight")):
+        return tensor.unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1)
+    if name.endswith(("o_proj.weight", "Attention.o.weight")):
+        return (tensor.unflatten(1, (2, 4)).repeat_interleave(2, 1) / 2).flatten(1, 2)
+    return tensor.repeat_interleave(2, 1) if "relative_attention_bias" in name else tensor
