@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: every study of a folder on one HTML page that needs no network."""
+"""What a study writes; and the report, every study of a folder on one HTML page that needs no network."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from .charts import draw, svg
-from .results import Results, Table, shown
+from .charts import draw, save, svg
+from .results import Results, Table, read_all, shown
 
 _STYLE = """
 :root { color-scheme: light dark; --line: light-dark(#d5d8dc, #3b4048); --soft: light-dark(#f4f5f7, #22262c); }
@@ -41,6 +43,15 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
   [...body.rows].sort((a, b) => (down ? -1 : 1) * order(key(a), key(b))).forEach(row => body.append(row));
 });
 """
+
+
+def write(results: Results, folder: Path) -> None:
+    """NAME.json, a PNG per chart, and the report over every study in the folder. Raises OSError where it cannot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for chart in results.charts:
+        save(draw(chart), folder / f"{results.study}-{chart.name}.png")
+    (folder / f"{results.study}.json").write_text(json.dumps(asdict(results), indent=2) + "\n", "utf-8")
+    (folder / "report.html").write_text(report(read_all(folder)), "utf-8")
 
 
 def report(studies: Sequence[Results]) -> str:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study found: tables and charts as data, and how they are written."""
+"""What a study found: tables and charts as data."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -66,18 +66,6 @@ def refuse_existing(file: Path, overwrite: bool) -> None:
         raise ValueError(f"the output '{file}' exists; choose another folder or pass --overwrite")
 
 
-def write(results: Results, folder: Path) -> None:
-    """NAME.json, a PNG per chart, and the report over every study in the folder. Raises OSError where it cannot."""
-    from .charts import draw, save
-    from .report import report
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for chart in results.charts:
-        save(draw(chart), folder / f"{results.study}-{chart.name}.png")
-    (folder / f"{results.study}.json").write_text(json.dumps(asdict(results), indent=2) + "\n", "utf-8")
-    (folder / "report.html").write_text(report(read_all(folder)), "utf-8")
-
-
 def read_all(folder: Path) -> list[Results]:
     """Every study that was written into a folder, in the order of their names; other files are passed over."""
     found = []
@@ -103,8 +91,6 @@ def shown(cell: Any) -> str:
         return "-"
     if isinstance(cell, list | tuple):
         return shown(cell[0]) + (f" ± {shown(cell[1])}" if cell[1] else "")
-    return (
-        f"{cell:.3f}"
-        if isinstance(cell, float) and abs(cell) < 100
-        else str(round(cell, 1) if isinstance(cell, float) else cell)
-    )
+    if isinstance(cell, float):
+        return f"{cell:.3f}" if abs(cell) < 100 else str(round(cell, 1))
+    return str(cell)
