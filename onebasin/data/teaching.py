@@ -118,14 +118,19 @@ def learning_rate(step: int, steps: int) -> float:
     return min(step / WARM_UP, 1 - (1 - LAST) * (step - 1) / max(steps - 1, 1))
 
 
-def held_out(batches: Sequence[Batch], held_back: Sequence[Batch] | None) -> tuple[list[Batch], list[Batch]]:
-    """Batches to fit on and batches to choose on. Raises ValueError where there are too few for both."""
+def held_out(
+    batches: Sequence[Batch], held_back: Sequence[Batch] | None, share: float = HELD_BACK
+) -> tuple[list[Batch], list[Batch]]:
+    """Batches to fit on and batches to choose on, the last `share` of all unless they are given.
+
+    Raises ValueError where there are too few for both.
+    """
     if held_back is not None and batches and held_back:
         return list(batches), list(held_back)
     if len(batches) < 2:
         raise ValueError("at least two batches of calibration data are needed, one of which is held back to choose by; "
                          "give more data, or smaller batches")  # fmt: skip
-    count = max(1, round(HELD_BACK * len(batches)))
+    count = max(1, round(share * len(batches)))
     return list(batches[:-count]), list(batches[-count:])
 
 
@@ -139,3 +144,21 @@ def mean_loss(
 ) -> float:
     """The mean over batches of the loss of a model beside what its teachers answer."""
     return float(torch.stack([loss(model(batch), answers(batch), weights, batch) for batch in batches]).mean())
+
+
+@torch.no_grad()
+def example_losses(
+    loss: Loss,
+    model: Callable[[Batch], Outputs],
+    answers: Callable[[Batch], Sequence[Outputs]],
+    weights: Sequence[float],
+    batches: Sequence[Batch],
+) -> Tensor:
+    """The loss of a model beside what its teachers answer, for every example: (examples,)."""
+    found = []
+    for batch in batches:
+        own, theirs = model(batch), answers(batch)
+        for i in range(len(next(iter(batch.values())))):
+            here = [{name: value[i : i + 1] for name, value in one.items() if value.dim()} for one in (own, *theirs)]
+            found.append(loss(here[0], here[1:], weights, {name: value[i : i + 1] for name, value in batch.items()}))
+    return torch.stack(found)

@@ -5,13 +5,18 @@ A unit is a function call that shares nothing with the others. Nothing here know
 do not depend on how many run at once.
 """
 
+from collections.abc import Callable
+
 from .cluster import on_ray
 from .memory import peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
 from .store import Store, discard, kept, missing_parents
 
+Tell = Callable[[str], None]  # how a job says what it is doing
+
 __all__ = [
     "Store",
+    "Tell",
     "behind",
     "discard",
     "in_order",

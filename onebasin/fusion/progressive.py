@@ -12,11 +12,23 @@ on calibration data that are held back: they walk along, but enter no sum. Becau
 compares with the stream rather than with the layer's own output, each layer also repairs what earlier ones left wrong.
 With all weight on one model, or with equal models, R is zero and nothing changes.
 
+The mean of outputs that agree in part varies less than each of them, so queries, keys and neurons would be fitted
+too small for the softmax and the activation function after them. What stays inside attention or a feed-forward layer
+is therefore compared with mu + s (sum_j w_j Y_j - mu), coordinate by coordinate: mu is the mean over samples and s the
+models' mean standard deviation over that of the mean, which is 1 for equal models. (REPAIR, Jordan et al., 2023,
+restores the same statistics after averaging.)
+
+A layer that is called K times in one pass (ALBERT) has one W for all calls, and its earlier calls see later changes.
+Every call is then asked for a K-th of what it inherits wrong, and the walk is repeated with these layers as they are by
+now: what all their calls lack together gives the next change, which is halved until predictions on held-back data
+improve. Where nothing is left to change, W solves the equations of all calls together.
+
 RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the inputs of the models that are merged.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,12 +40,16 @@ from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run
 from onebasin.data.teaching import Teachers, divergence, forward_of, held_out, mean_loss
+from onebasin.engine import Tell
 from onebasin.symmetry import Alignment
+from onebasin.symmetry.axes import leaves
 
 from .average import merged_tensors
 from .lockstep import Pass, current, pause
+from .ridge import Sums, best_solution, cross, gram, solution
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+ROUNDS, SMALLEST = 6, 1 / 64  # where layers are called several times: walks at most, and the least part of a change
 AVERAGE, FITTED = "average", "progressive"  # what is compared at the end
 
 
@@ -63,9 +79,10 @@ def merge_progressively(
     *,
     ridge: float | Sequence[float] = RIDGES,
     held_back: Sequence[Batch] | None = None,
+    spread: bool = True,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> Progressive:
     """Merge aligned models over calibration batches; arguments as in `merged_tensors`.
 
@@ -73,10 +90,11 @@ def merge_progressively(
     of which each layer takes its best on `held_back` (default: a sixteenth of the batches, at least one, which then fit
     nothing). With several the plain average is kept where it predicts better than the fitted model there: by the KL
     divergence from the mixture of the models' predictions; without logits, by squared distance from their mean output.
+    spread: whether targets inside attention and feed-forward layers keep the models' spread, as above.
 
     Raises ValueError for too few batches, and CheckpointError for a model whose layers cannot be followed.
     """
-    ridges = [float(ridge)] if isinstance(ridge, (int, float)) else [float(one) for one in ridge]
+    ridges = [float(ridge)] if isinstance(ridge, (int, float)) else sorted(map(float, ridge))
     if not ridges or min(ridges) <= 0:
         raise ValueError("the ridge of progressive merging must be positive")
     if not batches:
@@ -95,79 +113,223 @@ def merge_progressively(
 
     def held_back_loss() -> float:
         shares = [weight / sum(weights) for weight in weights]
-        return mean_loss(divergence, partial(forward_of(student), student.parameter), answers, shares, held)
+        return mean_loss(divergence, partial(forward_of(student), student.parameter), answers, shares, held or fit)
 
     losses = {AVERAGE: held_back_loss()} if held else {}
     fitted = [call for call in calls if call.weight in shared and not student.shared(call.weight)]
-    chosen = fit_layers(teachers, student, weights, ridges, fitted, fit, held, tell)
+    fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, spread, tell)
+    fitting.walk()
+    if fitting.repeated:
+        _settle(fitting, student, held_back_loss)
     skipped = [call.weight for call in calls if call not in fitted]
     if held:
         losses[FITTED] = held_back_loss()
     better = not held or losses[FITTED] < losses[AVERAGE]
     if better:
         average.update({role: tensor.detach() for role, tensor in student.parameter.items()})
-    return Progressive(average, better, chosen, losses, skipped)
+    return Progressive(average, better, fitting.chosen, losses, skipped)
+
+
+def _settle(fitting: Fitting, student: Stock, loss: Callable[[], float]) -> None:
+    """Walk again with the layers that are called several times as they are, then change them, while that helps.
+
+    A change that makes the predictions worse is taken back and halved.
+    """
+    least, step = loss(), 1.0
+    for _ in range(ROUNDS):
+        before = _state(fitting, student)
+        fitting.walk(settled=True)
+        walked = _state(fitting, student)
+        fitting.change_repeated(step)
+        while (found := loss()) >= least and step > SMALLEST:
+            _restore(fitting, student, walked)
+            step /= 2
+            fitting.change_repeated(step)
+        if found >= least:
+            _restore(fitting, student, before)
+            return
+        least = found
+
+
+_State = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+def _state(fitting: Fitting, student: Stock) -> _State:
+    return {role: tensor.detach().clone() for role, tensor in student.parameter.items()}, dict(fitting.made)
+
+
+def _restore(fitting: Fitting, student: Stock, state: _State) -> None:
+    student.fill(state[0].__getitem__)
+    fitting.made = dict(state[1])
 
 
 # --- the fit ----------------------------------------------------------------------------------------------------
 
 
-def fit_layers(
-    teachers: Sequence[Stock],
-    student: Stock,
-    weights: Sequence[float],
-    ridges: Sequence[float],
-    calls: Sequence[Call],
-    batches: Sequence[Batch],
-    held_back: Sequence[Batch] = (),
-    tell: Callable[[str], None] | None = None,
-) -> dict[str, float | None]:
-    """Walk teachers and student through all batches together, fit each layer of the student on the way, and return the
-    ridge that each took: the only one, or that with the least squared error on `held_back` (None: no change is best).
+class Fitting:
+    """The layers of `student`, fitted while it walks beside the `teachers` through all batches.
 
-    A layer that is called several times in one pass is fitted at each call to all calls so far.
+    chosen: module -> the ridge that it took: the only one, or that with the least squared error on `held_back` (None:
+    no change is best). repeated: modules that are called several times in one pass. made: module -> its change since
+    the average.
     """
-    all_batches = [*batches, *held_back]
-    walks = [_Walk(stock, calls, all_batches) for stock in (*teachers, student)]
-    masks = [batch.get("attention_mask") for batch in all_batches]
-    sums: dict[str, tuple[_Sums, _Sums]] = {}
-    chosen: dict[str, float | None] = {}
-    try:
-        for number, call in enumerate(calls, 1):
-            if tell:
-                tell(f"fitting layer {number} of {len(calls)}: {call.module}")
-            *theirs, mine = [walk.advance(call) for walk in walks]
-            layer = _Layer(student, call)
-            fit, held = sums.setdefault(call.module, (_Sums(layer), _Sums(layer)))
-            for b, here in enumerate(mine):
-                lacking = -here.value
-                for weight, seen in zip(weights, theirs, strict=True):
-                    lacking += weight * seen[b].value
-                (fit if b < len(batches) else held).add(layer.extended(here.inputs), lacking, masks[b])
-            before = fit.total
-            best: float | None = None
-            error = held.error(before) if held_back else 0.0
-            for ridge in ridges:
-                change = ridge_solution(fit.gram, fit.cross, ridge)
-                if not held_back or held.error(change) < error:
-                    best, error = ridge, held.error(change)
-                    fit.total = held.total = change
-            chosen[call.module] = best
-            layer.change(fit.total - before)
-            for here in mine:
-                here.value.add_(layer.extended(here.inputs) @ (fit.total - before))
-    finally:
-        for walk in walks:
-            walk.close()
-    return chosen
+
+    def __init__(
+        self,
+        teachers: Sequence[Stock],
+        student: Stock,
+        weights: Sequence[float],
+        ridges: Sequence[float],
+        calls: Sequence[Call],
+        batches: Sequence[Batch],
+        held_back: Sequence[Batch] = (),
+        spread: bool = False,
+        tell: Tell | None = None,
+    ) -> None:
+        self.stocks, self.weights, self.ridges, self.calls = (*teachers, student), weights, ridges, calls
+        self.batches, self.count, self.chooses = [*batches, *held_back], len(batches), bool(held_back)
+        self.masks = [batch.get("attention_mask") for batch in self.batches]
+        self.times = Counter(call.module for call in calls)
+        self.spread = {call.module for call in calls if spread and _inside(call, student)}
+        self.repeated = {module for module, count in self.times.items() if count > 1}
+        self.layers = {call.module: _Layer(student, call) for call in calls}
+        self.made = {name: layer.weight.new_zeros(layer.shape) for name, layer in self.layers.items()}
+        self.chosen: dict[str, float | None] = {}
+        self.place = len(ridges) // 2  # of the ridge that the last layer took
+        self.sums: dict[str, tuple[Sums, Sums]] = {}
+        self.tell = tell
+
+    def walk(self, settled: bool = False) -> None:
+        """Walk teachers and student through all batches together; fit each layer of the student on the way.
+
+        A layer that is called several times is fitted at each call to all calls so far; if `settled`, it is only
+        measured.
+        """
+        self.sums = {}
+        walks = [_Walk(stock, self.calls, self.batches) for stock in self.stocks]
+        before: tuple[list[tuple[Tensor, int]], bool, tuple[Tensor, Tensor]] | None = None
+        try:
+            for number, call in enumerate(self.calls, 1):
+                if self.tell:
+                    self.tell(f"fitting layer {number} of {len(self.calls)}: {call.module}")
+                *theirs, mine = [walk.advance(call) for walk in walks]
+                layer = self.layers[call.module]
+                inputs = [(here.inputs, here.inputs._version) for here in mine]
+                constant = layer.bias is not None
+                if before is None or before[1] != constant or not _same(before[0], inputs):
+                    before = inputs, constant, self._grams(mine, constant)
+                self._add(call, before[2], mine, theirs)
+                if settled and call.module in self.repeated:
+                    continue
+                change = self._change(call.module)
+                for here in mine:
+                    layer.apply(change, here.inputs, here.value)
+        finally:
+            for walk in walks:
+                walk.close()
+
+    def change_repeated(self, step: float = 1.0) -> None:
+        """Change the layers that are called several times by what their calls lack together, times `step`."""
+        for module in sorted(self.repeated):
+            self._change(module, step)
+
+    def _grams(self, mine: Sequence[_Seen], constant: bool) -> tuple[Tensor, Tensor]:
+        """Of the student's inputs: what is fitted on, and what is held back."""
+        found: list[Tensor | None] = [None, None]
+        for b, here in enumerate(mine):
+            new = gram(_rows(here.inputs, self.masks[b]), constant)
+            old = found[b >= self.count]
+            found[b >= self.count] = new if old is None else old.add_(new)
+        assert found[0] is not None
+        return found[0], found[0] if found[1] is None else found[1]
+
+    def _add(
+        self, call: Call, grams: tuple[Tensor, Tensor], mine: Sequence[_Seen], theirs: Sequence[Sequence[_Seen]]
+    ) -> None:
+        """Add to the sums of a layer what one of its calls lacks."""
+        layer, times = self.layers[call.module], self.times[call.module]
+        wanted = [self._mean([seen[b].asked(times) for seen in theirs]) for b in range(len(mine))]
+        if call.module in self.spread:
+            wanted = self._spread_out(wanted, theirs)
+        crosses = [layer.weight.new_zeros(layer.shape) for _ in grams]
+        for b, here in enumerate(mine):
+            lacking, mask = wanted[b] - here.asked(times), self.masks[b]
+            crosses[b >= self.count] += cross(_rows(here.inputs, mask), _rows(lacking, mask), layer.bias is not None)
+        made = self.made[call.module]
+        if bool(made.any()):  # an earlier call made this part: ask for the whole change
+            for own, product in zip(crosses, grams, strict=True):
+                own += product @ made
+        new = tuple(Sums(product, own) for product, own in zip(grams, crosses, strict=True))
+        old = self.sums.get(call.module)
+        self.sums[call.module] = new if old is None else (old[0] + new[0], old[1] + new[1])
+
+    def _mean(self, values: Sequence[Tensor]) -> Tensor:
+        total = self.weights[0] * values[0]
+        for weight, value in zip(self.weights[1:], values[1:], strict=True):
+            total.add_(value, alpha=weight)
+        return total
+
+    def _spread_out(self, wanted: list[Tensor], theirs: Sequence[Sequence[_Seen]]) -> list[Tensor]:
+        """The mean outputs, with every coordinate's deviation from its mean brought to the mean of the models'."""
+
+        def rows(values: Sequence[Tensor]) -> Tensor:
+            return torch.cat([_rows(value, mask) for value, mask in zip(values, self.masks, strict=True)][: self.count])
+
+        own = rows(wanted)
+        centre, deviation = own.mean(0), own.std(0)
+        mean = torch.zeros_like(deviation)
+        for weight, seen in zip(self.weights, theirs, strict=True):
+            mean += weight * rows([one.value for one in seen]).std(0)
+        most = len(self.weights) ** 0.5  # where the models' outputs have nothing in common
+        scale = (mean / deviation).nan_to_num(1.0).clamp(1.0, most)
+        return [centre + scale * (value - centre) for value in wanted]
+
+    def _change(self, module: str, step: float = 1.0) -> Tensor:
+        """Change a layer by what its sums ask for, times `step`, and return the change."""
+        (fit, held), made = self.sums[module], self.made[module]
+        if self.chooses:
+            place, wanted, error = best_solution(fit, held, self.ridges, self.place)
+            better = error < held.error(made)
+            self.chosen[module] = self.ridges[place] if better else None
+            self.place = place if better else self.place
+            wanted = wanted if better else made
+        else:
+            wanted, self.chosen[module] = solution(fit, self.ridges[0]), self.ridges[0]
+        change = step * (wanted - made)
+        self.made[module] = made + change
+        self.layers[module].change(change)
+        return change
+
+
+def _inside(call: Call, stock: Stock) -> bool:
+    """Whether the output stays inside attention or a feed-forward layer."""
+    roots = [stock.signature.root[leaf.space] for leaf in leaves(call.axes(stock)[1]) if not leaf.constant]
+    return not call.norm and all(stock.signature.spaces[root].part in ("attention", "ffn") for root in roots)
+
+
+def _same(first: Sequence[tuple[Tensor, int]], second: Sequence[tuple[Tensor, int]]) -> bool:
+    return all(a is b and v == w for (a, v), (b, w) in zip(first, second, strict=True))
+
+
+def _rows(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(samples, n), without padding."""
+    if mask is not None and x.shape[: mask.dim()] == mask.shape:
+        return x[mask.bool()]
+    return x.reshape(-1, x.shape[-1])
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """inputs: of the layer. value: its output, or the norm's input that it is a part of; edits reach the rest."""
+    """inputs, output: of the layer. value: the output, or the norm's input that it is a part of; edits reach the
+    rest."""
 
     inputs: Tensor
+    output: Tensor
     value: Tensor
+
+    def asked(self, times: int) -> Tensor:
+        """What is compared: the output with a share of what the value holds besides."""
+        return self.value if times == 1 or self.output is self.value else self.output.lerp(self.value, 1 / times)
 
 
 class _Walk:
@@ -184,9 +346,9 @@ class _Walk:
                 call = of_module[name][here.counts[name]]
                 here.counts[name] += 1
                 if call.norm:
-                    here.held[call.norm] = (call, x)
+                    here.held[call.norm] = (call, x, y)
                 else:
-                    pause(call, x, y)
+                    pause(call, x, y, y)
 
             return look
 
@@ -231,48 +393,15 @@ class _Layer:
         outputs, inputs = self.weight.shape if self.columns else self.weight.mT.shape
         return inputs + (self.bias is not None), outputs
 
-    def extended(self, x: Tensor) -> Tensor:
-        """The inputs with a 1 for the bias."""
-        return x if self.bias is None else torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
-
     def change(self, delta: Tensor) -> None:
         rows = delta if self.bias is None else delta[:-1]
         self.weight.data.add_(rows.mT if self.columns else rows)
         if self.bias is not None:
             self.bias.data.add_(delta[-1])
 
-
-class _Sums:
-    """gram: X^T X. cross: X^T R for the whole change of a layer since the average, of which `total` is made already."""
-
-    def __init__(self, layer: _Layer) -> None:
-        inputs, outputs = layer.shape
-        self.gram = layer.weight.new_zeros(inputs, inputs)
-        self.cross = layer.weight.new_zeros(inputs, outputs)
-        self.total = layer.weight.new_zeros(inputs, outputs)
-
-    def add(self, x: Tensor, lacking: Tensor, mask: Tensor | None) -> None:
-        if mask is not None and x.shape[: mask.dim()] == mask.shape:
-            x, lacking = x[mask.bool()], lacking[mask.bool()]
-        x, lacking = x.reshape(-1, x.shape[-1]), lacking.reshape(-1, lacking.shape[-1])
-        gram = x.mT @ x
-        self.gram += gram
-        self.cross += x.mT @ lacking
-        if bool(self.total.any()):  # an earlier call made this part: ask for the whole change
-            self.cross += gram @ self.total
-
-    def error(self, change: Tensor) -> float:
-        """|X T - R|^2 up to a constant."""
-        return float(((self.gram @ change - 2 * self.cross) * change).sum(dtype=torch.float64))
-
-
-def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    """(G + r diag(G))^-1 C, the minimum over T of |X T - R|^2 + r |diag(G)^1/2 T|^2 with G = X^T X, C = X^T R.
-
-    gram: (n, n). cross: (n, m). Solved in float64. An input that is always zero gets no weight.
-    """
-    g, c = gram.double(), cross.double()
-    diagonal = g.diagonal()
-    floor = torch.finfo(torch.float32).eps * diagonal.mean().clamp_min(torch.finfo(torch.float64).tiny)
-    g = g + torch.diag(ridge * diagonal + floor * (diagonal < floor))
-    return torch.cholesky_solve(c, torch.linalg.cholesky(g)).to(gram.dtype)
+    def apply(self, delta: Tensor, x: Tensor, value: Tensor) -> None:
+        """Add to `value` what the change `delta` makes of the inputs x."""
+        if self.bias is None:
+            value.add_(x @ delta)
+        else:
+            value.add_(torch.nn.functional.linear(x, delta[:-1].mT, delta[-1]))

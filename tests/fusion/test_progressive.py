@@ -12,7 +12,8 @@ from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.checkpoint.trace import Call, hooks, linear_calls, run
 from onebasin.fusion import merged_tensors
-from onebasin.fusion.progressive import Progressive, merge_progressively, ridge_solution
+from onebasin.fusion.progressive import Fitting, Progressive, merge_progressively
+from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
 from onebasin.symmetry import Alignment
 
 CASE = [
@@ -24,6 +25,7 @@ CASE = [
     "DistilBertForMaskedLM",
     "LlamaForCausalLM",
 ]
+INSIDE = ("attention", "ffn")
 
 
 def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tensor]]]:
@@ -39,11 +41,11 @@ def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tens
 
 
 def merge(
-    models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float
+    models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = True
 ) -> Progressive:
     roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
     return merge_progressively(
-        models, [Alignment()] * len(models), weights, 0, roles, batches, ridge=ridge, dtype=torch.float64
+        models, [Alignment()] * len(models), weights, 0, roles, batches, ridge=ridge, spread=spread, dtype=torch.float64
     )
 
 
@@ -78,11 +80,16 @@ def test_all_weight_on_one_model_gives_its_function(case: str, end: int, tmp_pat
 @pytest.mark.parametrize(
     "case", [case for case in CASE if not case.startswith(("Albert", "Deberta"))]
 )  # layers run once
-def test_every_layer_solves_its_equations_in_the_finished_model(case: str, tmp_path: Path) -> None:
-    """X^T R = r D (W - W_average) with X, R measured in the merged model as it is written."""
+@pytest.mark.parametrize("spread", [False, True])
+def test_every_layer_solves_its_equations_in_the_finished_model(case: str, spread: bool, tmp_path: Path) -> None:
+    """X^T R = r D (W - W_average) with X, R measured in the merged model as it is written.
+
+    With `spread`, what stays inside attention and feed-forward layers is asked to deviate from its mean as the models'
+    outputs do.
+    """
     models, batches = pair(case, tmp_path)
     ridge, weights = 0.05, [0.3, 0.7]
-    merged = merge(models, batches, weights, ridge)
+    merged = merge(models, batches, weights, ridge, spread)
     student = stock_model(models[0], dtype=torch.float64)
     calls = linear_calls(student, batches[0])
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
@@ -95,11 +102,18 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, tmp_p
     seen = [
         measured(stock, calls, batches) for stock in (*(stock_model(m, dtype=torch.float64) for m in models), student)
     ]
+    scaled = 0
     assert len(calls) > 6
     assert any(call.norm for call in calls)
     for call in calls:
-        x, value = seen[2][call.module]
-        lacking = weights[0] * seen[0][call.module][1] + weights[1] * seen[1][call.module][1] - value
+        x, value, _ = seen[2][call.module]
+        theirs = [some[call.module][1] for some in seen[:2]]
+        target = weights[0] * theirs[0] + weights[1] * theirs[1]
+        if spread and not call.norm and student.signature.part(student.signature.tensors[call.weight]) in INSIDE:
+            wider = (weights[0] * theirs[0].std(0) + weights[1] * theirs[1].std(0)) / target.std(0)
+            target = target.mean(0) + wider.clamp(max=2**0.5) * (target - target.mean(0))
+            scaled += 1
+        lacking = target - value
         change = student.parameter[call.weight] - average[call.weight]
         change = change.mT if call.columns else change
         if call.bias:
@@ -108,49 +122,103 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, tmp_p
         wanted = ridge * x.square().sum(0).unsqueeze(1) * change
         assert change.abs().max() > 1e-3
         assert torch.allclose(x.mT @ lacking, wanted, atol=1e-6 * float(wanted.abs().max())), call.module
+    assert scaled == 0 if not spread else scaled >= 2
 
 
-def measured(stock: Stock, calls: list[Call], batches: list[dict[str, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Layer -> its inputs and what it is compared by, without padding."""
-    rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    last: dict[str, Tensor] = {}
+def measured(
+    stock: Stock, calls: list[Call], batches: list[dict[str, Tensor]]
+) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """Layer -> its inputs, what it is compared by, and its own outputs in all its calls, without padding."""
+    rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    last: dict[str, tuple[Call, Tensor, Tensor]] = {}
     mask: Tensor | None = None
 
     def kept(x: Tensor) -> Tensor:
         return x[mask.bool()] if mask is not None and x.shape[:2] == mask.shape else x.reshape(-1, x.shape[-1]).clone()
 
-    def note(call: Call, x: Tensor, value: Tensor) -> None:
-        rows.setdefault(call.module, []).append((kept(x), kept(value).clone()))
+    def note(call: Call, x: Tensor, y: Tensor, value: Tensor) -> None:
+        rows.setdefault(call.module, []).append((kept(x), kept(value).clone(), kept(y).clone()))
 
     after, before = {}, {}
     for call in calls:
         if call.norm:
-            after[call.module] = lambda x, y, call=call: last.__setitem__(call.norm, (call, x))
+            after[call.module] = lambda x, y, call=call: last.__setitem__(call.norm, (call, x, y))
             before[call.norm] = lambda n, name=call.norm: note(*last.pop(name), n) if name in last else None
         else:
-            after[call.module] = lambda x, y, call=call: note(call, x, y)
+            after[call.module] = lambda x, y, call=call: note(call, x, y, y)
     with hooks(stock, after, before):
         for batch in batches:
             mask = batch.get("attention_mask")
             run(stock, batch)
-    return {name: (torch.cat([x for x, _ in some]), torch.cat([v for _, v in some])) for name, some in rows.items()}
+    return {name: tuple(map(torch.cat, zip(*some, strict=True))) for name, some in rows.items()}
+
+
+@pytest.mark.parametrize("case", ["AlbertForMaskedLM", "DebertaV2ForTokenClassification"])
+def test_layers_called_again_and_again_settle_where_all_calls_are_solved_together(case: str, tmp_path: Path) -> None:
+    """sum over calls of X^T R = r D (W - W_average), a call being asked for its share of what it inherits."""
+    models, batches = pair(case, tmp_path)
+    batches, weights, ridge = batches[:6], [0.3, 0.7], 0.05
+    teachers = [stock_model(model, dtype=torch.float64) for model in models]
+    student = stock_model(models[0], dtype=torch.float64)
+    student.fill(lambda role: 0.3 * teachers[0].parameter[role] + 0.7 * teachers[1].parameter[role])
+    calls = [call for call in linear_calls(student, batches[0]) if not student.shared(call.weight)]
+    fitting = Fitting(teachers, student, weights, [ridge], calls, batches)
+    fitting.walk()
+    for _ in range(40):
+        fitting.walk(settled=True)
+        fitting.change_repeated(0.5)
+    fitting.walk(settled=True)
+    seen = [measured(stock, calls, batches) for stock in (*teachers, student)]
+    assert fitting.repeated
+    for call in calls:
+        share = 1 / sum(other.module == call.module for other in calls)
+        asked = [own.lerp(value, share) for _, value, own in (some[call.module] for some in seen)]
+        lacking = weights[0] * asked[0] + weights[1] * asked[1] - asked[2]
+        x = seen[2][call.module][0]
+        x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if call.bias else x
+        wanted = ridge * x.square().sum(0).unsqueeze(1) * fitting.made[call.module]
+        assert wanted.abs().max() > 1e-3
+        assert torch.allclose(x.mT @ lacking, wanted, atol=1e-4 * float(wanted.abs().max())), call.module
 
 
 def test_the_solution_is_stationary() -> None:
     x, r = torch.randn(40, 7, dtype=torch.float64), torch.randn(40, 3, dtype=torch.float64)
     x[:, 2] = x[:, 0] - x[:, 1]  # dependent inputs
-    solution = ridge_solution(x.mT @ x, x.mT @ r, 0.01).requires_grad_()
-    loss = (x @ solution - r).square().sum() + 0.01 * (x.square().sum(0).unsqueeze(1) * solution.square()).sum()
-    (gradient,) = torch.autograd.grad(loss, solution)
+    found = solution(Sums(x.mT @ x, x.mT @ r), 0.01).requires_grad_()
+    loss = (x @ found - r).square().sum() + 0.01 * (x.square().sum(0).unsqueeze(1) * found.square()).sum()
+    (gradient,) = torch.autograd.grad(loss, found)
     assert gradient.abs().max() < 1e-9
 
 
 def test_an_input_that_is_always_zero_gets_no_weight() -> None:
     x, r = torch.randn(40, 5, dtype=torch.float64), torch.randn(40, 3, dtype=torch.float64)
     x[:, 2] = 0
-    solution = ridge_solution(x.mT @ x, x.mT @ r, 0.01)
-    assert torch.equal(solution[2], torch.zeros(3, dtype=torch.float64))
-    assert solution.isfinite().all()
+    found = solution(Sums(x.mT @ x, x.mT @ r), 0.01)
+    assert torch.equal(found[2], torch.zeros(3, dtype=torch.float64))
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("columns", [3, 700])  # one block, several
+@pytest.mark.parametrize("constant", [False, True])
+def test_sums_are_those_of_the_whole_product(columns: int, constant: bool) -> None:
+    x, r = torch.randn(20, columns, dtype=torch.float64), torch.randn(20, 4, dtype=torch.float64)
+    whole = torch.cat([x, torch.ones(20, int(constant), dtype=x.dtype)], 1)
+    assert torch.allclose(gram(x, constant), whole.mT @ whole)
+    assert torch.allclose(cross(x, r, constant), whole.mT @ r)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_no_neighbour_of_the_ridge_found_is_better(first: int) -> None:
+    """From wherever the search begins."""
+    ridges = [1e-4, 1e-2, 1.0, 100.0]
+    x, noise = torch.randn(60, 20, dtype=torch.float64), torch.randn(60, 3, dtype=torch.float64)
+    r = x @ torch.randn(20, 3, dtype=torch.float64) + 6 * noise
+    fit, held = (Sums(x[rows].mT @ x[rows], x[rows].mT @ r[rows]) for rows in (slice(0, 30), slice(30, 60)))
+    errors = [held.error(solution(fit, ridge)) for ridge in ridges]
+    place, found, error = best_solution(fit, held, ridges, first)
+    assert error == errors[place] == min(errors[max(0, place - 1) : place + 2])
+    assert error <= errors[first]
+    assert torch.equal(found, solution(fit, ridges[place]))
 
 
 def test_what_stands_under_padding_does_not_matter(tmp_path: Path) -> None:
@@ -178,12 +246,14 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
     for ridge in ridges:
         sums = []
         for some in (fit, held):
-            (x, mine), (_, first), (_, second) = (measured(s, [call], some)[call.module] for s in (student, a, b))
+            (x, mine, _), (_, first, _), (_, second, _) = (
+                measured(s, [call], some)[call.module] for s in (student, a, b)
+            )
             x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
             sums.append((x, (first + second) / 2 - mine))
         (x, r), (x_held, r_held) = sums
-        solution = ridge_solution(x.mT @ x, x.mT @ r, ridge)
-        errors[ridge] = float((x_held @ solution - r_held).square().sum())
+        found = solution(Sums(x.mT @ x, x.mT @ r), ridge)
+        errors[ridge] = float((x_held @ found - r_held).square().sum())
     assert merged.ridges[call.module] == min(errors, key=errors.__getitem__)
     assert min(errors.values()) < float(r_held.square().sum())
     assert set(merged.ridges) == {call.module for call in linear_calls(student, fit[0])}
