@@ -20,6 +20,8 @@ from .tasks import IGNORED, Source, Task, _open, _pixels, load_task
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
+SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
+NOISY_COPIES = 8  # of every example
 
 
 @torch.no_grad()
@@ -75,6 +77,25 @@ def _causal(model: PreTrainedModel) -> None:
         raise ValueError(kind)
 
 
+def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int = 0) -> list[Batch]:
+    """`NOISY_COPIES` rounds of the batches, with Gaussian noise of this standard deviation on their pixels or sounds.
+
+    Examples stay in their batches. Raises ValueError for a deviation that is not positive, and for tokens.
+    """
+    if not 0 < deviation < float("inf"):
+        raise ValueError(f"noise {deviation}: its standard deviation must be positive")
+    if any(not value.is_floating_point() for batch in batches for name, value in batch.items() if name in SHOWN):
+        raise ValueError("noise can be added to pixels and sounds, not to tokens; leave it out")
+    generator = torch.Generator().manual_seed(seed)
+
+    def copied(name: str, value: Tensor) -> Tensor:
+        return value + deviation * torch.randn(value.shape, generator=generator) if name in SHOWN else value
+
+    return [
+        {name: copied(name, value) for name, value in batch.items()} for _ in range(NOISY_COPIES) for batch in batches
+    ]
+
+
 def recut(batches: Sequence[Mapping[str, Tensor]], size: int) -> list[Batch]:
     """The same examples in the same order, `size` in a batch (the last may have fewer)."""
     rows = [row for batch in batches for row in _examples(batch)]
@@ -115,6 +136,7 @@ def from_file(
     if not labels:
         kept = [{name: tensor for name, tensor in row.items() if name != "labels"} for row in kept]
     kept = kept[:count]
+    batch = 1 if kept[0].keys() & {"input_features", "input_values"} else batch  # sounds have thousands of positions
     return [_stacked(kept[start : start + batch]) for start in range(0, len(kept), batch)]
 
 
@@ -144,7 +166,7 @@ def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
 
 def _key(row: Batch) -> bytes:
     """What an example shows: its tokens, pixels or sounds."""
-    shown = next(row[name] for name in ("input_ids", "pixel_values", "input_features") if name in row)
+    shown = next(row[name] for name in SHOWN if name in row)
     return hashlib.sha256(shown.contiguous().numpy().tobytes()).digest()
 
 

@@ -9,7 +9,7 @@ from models import CASES, GPT2, save
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from onebasin.data import load_task
-from onebasin.data.calibration import from_file, recut, self_generated
+from onebasin.data.calibration import NOISY_COPIES, from_file, noisy, recut, self_generated
 
 
 def certain(seed: int) -> PreTrainedModel:
@@ -126,3 +126,21 @@ def test_one_label_for_each_example_stays_with_it() -> None:
     first, second = recut(batches, 4)
     assert first["labels"].tolist() == [7, 8, 9, 6] and second["labels"].tolist() == [8]
     assert torch.equal(torch.cat([first["input_ids"], second["input_ids"]]), ids) and "attention_mask" not in first
+
+
+def test_noise_makes_copies_of_images_and_leaves_the_rest() -> None:
+    batches = [{"pixel_values": torch.full((3, 1, 8, 8), float(i)), "labels": torch.arange(3)} for i in range(2)]
+    found = noisy(batches, 0.5, seed=1)
+    assert len(found) == NOISY_COPIES * len(batches)
+    for place, batch in enumerate(found):
+        more = batch["pixel_values"] - batches[place % 2]["pixel_values"]
+        assert 0.3 < float(more.std()) < 0.7 and float(more.mean().abs()) < 0.2
+        assert torch.equal(batch["labels"], torch.arange(3))
+    assert not torch.equal(found[0]["pixel_values"], found[2]["pixel_values"])
+
+
+def test_tokens_take_no_noise() -> None:
+    with pytest.raises(ValueError, match="not to tokens"):
+        noisy([{"input_ids": torch.zeros(2, 4, dtype=torch.long)}], 0.1)
+    with pytest.raises(ValueError, match="must be positive"):
+        noisy([{"pixel_values": torch.zeros(2, 1, 8, 8)}], -0.1)
