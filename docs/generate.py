@@ -99,6 +99,9 @@ JSON: as `match`, with `anchor` a number and lists over the other models in `dis
 `chosen`, `why`, `candidates` (each with its loss on data held back, in nats) and `next`: the next level, and what it
 would cost in forward passes over the calibration data and in seconds, estimated from one batch.
 
+`--layers auto` merges once for every candidate, and once more to write the best. JSON: `layers`, those that were
+matched, and `tried` (layers -> score on the validation data).
+
 Task heads that differ (number of classes, names of labels) are not averaged. They are copied from the anchor, or from
 the model that `--heads-from` names, and a note says so.
 
