@@ -97,7 +97,9 @@ def test_barrier_command(run: tuple[Path, dict[str, Any]], tmp_path: Path, level
 
 
 def test_barrier_command_on_bad_input(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    assert barrier(run[0], tmp_path, "--match", "paper").exit_code == 2  # the folder exists
+    (tmp_path / "barrier.json").write_text("{}")
+    assert "--overwrite" in barrier(run[0], tmp_path, "--match", "paper").stderr
+    assert (tmp_path / "barrier.json").read_text() == "{}"
     for bad in (
         ("--match", "nothing"),
         ("--points", 1),
