@@ -310,6 +310,8 @@ _add("Dinov2WithRegistersForImageClassification", **IMAGE, mlp_ratio=1, num_regi
 _BEIT = dict(**IMAGE, vocab_size=VOCAB)
 _add("BeitModel BeitForImageClassification", **_BEIT)
 _add("BeitForMaskedImageModeling", **_BEIT, use_mask_token=True)
+_add("BeitModel BeitForImageClassification", "class-token", **_BEIT, use_mean_pooling=False,
+     use_relative_position_bias=True)  # fmt: skip
 _add("BeitForImageClassification", "relative", **_BEIT, use_relative_position_bias=True)
 _add("BeitForMaskedImageModeling", "shared", **_BEIT, use_shared_relative_position_bias=True, use_mask_token=True,
      use_absolute_position_embeddings=True)  # fmt: skip

@@ -32,10 +32,12 @@ LARGEST = 3000  # parameters; the Jacobian has a column for each of them
 LENGTH = 8  # tokens of a text, or the most that the model takes
 ROWS = 96  # inputs, at least: every token should meet every other
 SPREAD = 0.3  # of the random parameters
+LARGE = 1.0  # of convolutions of sound, whose GELUs would be nearly linear: seven of them, one after another
 SMALL = 0.1  # of biases, which then leave no ReLU neuron dead or always on
 
-# Of the tiny model that stands for a family. A table of tokens or positions has more rows than the stream is wide, and
-# an embedding is wider than a head: else the vectors that a layer meets leave some of its weights unused.
+# Of the tiny model that stands for a family. A table of tokens or positions has more rows than the stream is wide, an
+# embedding is wider than a head, and what convolutions hear is wider than the stream: else the vectors that a layer
+# meets leave some of its weights unused.
 SIZES: dict[str, Any] = dict(
     hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4, rotary_dim=2,
     intermediate_size=5, n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, d_ff=5, mlp_ratio=1,
@@ -47,7 +49,7 @@ SIZES: dict[str, Any] = dict(
     num_mel_bins=3, max_source_positions=4, max_target_positions=4,
     num_local_experts=2, num_experts=2, num_experts_per_tok=2, moe_intermediate_size=4,
     shared_expert_intermediate_size=4,
-    conv_dim=(4,) * 7, conv_stride=(2, 2, 1, 1, 1, 1, 1), conv_kernel=(3, 2, 2, 2, 2, 2, 2),
+    conv_dim=(4, 4, 4, 4, 4, 4, 10), conv_stride=(2, 2, 1, 1, 1, 1, 1), conv_kernel=(3, 2, 2, 2, 2, 2, 2),
     num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
 )  # fmt: skip
 TOWERS = ("text_config", "vision_config")  # configurations inside a configuration
@@ -139,7 +141,7 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
     tensors = {}
     for role, entry in own.items():
         centre = entry.norm.unit if entry.norm else 0.0
-        spread = SMALL if len(entry.shape) == 1 and not entry.norm else SPREAD
+        spread = SMALL if len(entry.shape) == 1 and not entry.norm else LARGE if len(entry.shape) == 3 else SPREAD
         if entry.scaled or (entry.norm and entry.norm.copies > 1):
             spread, centre = 0.0, 1.0  # folded already: the directions that this leaves are as many
         tensors[role] = centre + spread * torch.randn(entry.shape, generator=generator, dtype=torch.float64)

@@ -10,7 +10,8 @@ Every rewrite is exact, local to a few tensors, and derived from the signature a
     passed    a value bias moves through attention into the output bias, a post-LN bias into the biases up to the
               next norm
     sums      biases that enter one sum (attention and FFN side by side) move into the first of them
-    unseen    a key bias under softmax is set to zero, and the mean of what a softmax runs over (a router's rows)
+    unseen    a key bias under softmax is set to zero, the mean of what a softmax runs over (a router's rows), and what
+              a vector has across all that it meets
     writers   what only ever enters LayerNorms loses its all-ones direction
 
 Each is a list of steps that change one tensor given a few others, so that any tensor of the form can be made by itself
@@ -29,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .axes import Leaf, blocks
+from .axes import Axis, Flat, Leaf, blocks, size
 from .axes import leaves as leaves_of
 from .signature import MOVES, Entry, Norm, Signature
 
@@ -121,12 +122,12 @@ class Plan:
 def plan(signature: Signature) -> Plan:
     """The steps to the canonical form, in order."""
     stored, signature = signature, with_ties(signature)
-    untied = _in_the_way(signature)
+    untied = _in_the_way(joined(signature))
     log = [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in untied]
     if untied:
         signature = separate(signature)
     rewrites = (_scales, _tables, _norms, _passed, _sums, _unseen, _writers)
-    steps = [step for rewrite in rewrites for step in rewrite(signature)]
+    steps = [step for rewrite in rewrites for step in rewrite(joined(signature))]
     # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
     entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
     whole = replace(signature, tensors=entries)
@@ -187,6 +188,34 @@ def _in_the_way(signature: Signature) -> list[str]:
     ]
 
 
+def joined(signature: Signature) -> Signature:
+    """The signature in which the spaces that a norm takes as one vector, `(band inside)`, are one space, where only
+    their places move. What reads the inner one alone (a grouped convolution) is noted as reading it."""
+    outer: dict[str, tuple[Axis, ...]] = {}
+    for entry in signature.tensors.values():
+        if entry.norm and len(entry.axes) == 1 and isinstance(entry.axes[0], Flat) and entry.norm.copies == 1:
+            root = signature.root[entry.norm.source]
+            if MOVES[signature.kinds[root]] <= {"permute"}:
+                outer |= dict.fromkeys(signature.members[root], entry.axes[0].parts[:-1])
+
+    def one(axis: Axis) -> Axis:
+        if isinstance(axis, Flat) and isinstance(last := axis.parts[-1], Leaf) and last.space in outer:
+            return last
+        return Leaf(str(signature.sizes[axis.space])) if isinstance(axis, Leaf) and axis.space in outer else axis
+
+    tensors = {}
+    for role, entry in signature.tensors.items():
+        axes = tuple(one(axis) for axis in entry.axes)
+        alone = [axis.space for axis in entry.axes if isinstance(axis, Leaf) and axis.space in outer]
+        notes = {**entry.notes, "reads": " ".join(alone)} if alone else entry.notes
+        tensors[role] = replace(entry, axes=axes, notes=notes)
+    spaces = dict(signature.spaces)
+    for key, parts in outer.items():
+        whole = size(Flat((*parts, Leaf(key))), signature.sizes)
+        spaces[key] = replace(signature.spaces[key], size=whole, batch=())
+    return replace(signature, tensors=tensors, spaces=spaces) if outer else signature
+
+
 # --- who reads and writes -------------------------------------------------------------------------------------
 
 
@@ -215,7 +244,8 @@ def fed(signature: Signature, outlet: Outlet, reader: str, tensor: Tensor) -> It
 
 
 def has(signature: Signature, role: str, leaf: Leaf) -> bool:
-    return leaf in signature.leaves(signature.tensors[role])
+    entry = signature.tensors[role]
+    return leaf in signature.leaves(entry) or (leaf.dual and leaf.space in entry.notes.get("reads", "").split())
 
 
 def readers(signature: Signature, space: str) -> list[str]:
@@ -281,7 +311,8 @@ def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str 
     that enters the same sum (the FFN's, where attention beside it has none)."""
     if "nonlinear" in signature.tensors[reader].notes or not reader.endswith("weight"):
         return None
-    bias = reader.removesuffix("weight") + "bias"
+    named = (role for role, entry in signature.tensors.items() if entry.notes.get("biases") == reader)
+    bias = next(named, reader.removesuffix("weight") + "bias")
     if bias not in signature.tensors:
         written = [a for a in signature.tensors[reader].axes if not set(leaves_of(a)) & set(source)]
         one = written[0] if len(written) == 1 else None
@@ -290,9 +321,18 @@ def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str 
             return None
         bias = summed[0]
     shapes = (torch.empty(signature.tensors[role].shape, device="meta") for role in (reader, bias))
-    weights, biases = (cut(signature, role, shape) for role, shape in zip((reader, bias), shapes, strict=True))
+    weights, biases = (_added(signature, role, shape) for role, shape in zip((reader, bias), shapes, strict=True))
     whole = all(any(set(out) < set(axes) for _, out in biases) for _, axes in weights if set(source) <= set(axes))
     return bias if whole else None
+
+
+def _added(signature: Signature, role: str, tensor: Tensor) -> list[Block]:
+    """`cut` without dimensions of one entry, as in BART's `1 vocab`."""
+    one = Leaf("1")
+    return [
+        (view.squeeze([i for i, leaf in enumerate(axes) if leaf == one]), tuple(leaf for leaf in axes if leaf != one))
+        for view, axes in cut(signature, role, tensor)
+    ]
 
 
 def beside(signature: Signature, role: str, space: str) -> list[str]:
@@ -337,7 +377,7 @@ def absorb(
     """bias += W c, where c has one dimension for each of `leaves` (primal)."""
     source = tuple(dual(signature, leaf) for leaf in leaves)
     for weight, axes in cut(signature, reader, tensors[reader]):
-        fitting = [(target, out) for target, out in cut(signature, bias, tensors[bias]) if set(out) < set(axes)]
+        fitting = [(target, out) for target, out in _added(signature, bias, tensors[bias]) if set(out) < set(axes)]
         for target, out in fitting if set(source) <= set(axes) else ():
             # In `[ffn | (ffn lift)]` the first part of the bias also fits the second of the weight.
             if not any(set(out) < set(other) for _, other in fitting):
@@ -619,11 +659,38 @@ def _unseen(signature: Signature) -> Iterator[Step]:
                 yield Step(role, (), partial(_clear, signature, role, number))
     for role, entry in signature.tensors.items():
         if "softmax" in entry.notes:
-            yield Step(role, (), partial(_shift, role))
+            yield Step(role, (), partial(_shift, signature, role))
+        if "against" in entry.notes:
+            yield Step(role, (entry.notes["against"],), partial(_project, role, entry.notes["against"]))
 
 
-def _shift(role: str, tensors: Mapping[str, Tensor]) -> None:
-    tensors[role] -= tensors[role].mean(0)
+def _shift(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> None:
+    for rows in sharing(signature, role):
+        tensors[role][rows] -= tensors[role][rows].mean(0)
+
+
+def sharing(signature: Signature, role: str) -> Iterator[Tensor]:
+    """Which entries of the first axis a softmax compares with each other alone: their numbers."""
+    entry = signature.tensors[role]
+    parts = blocks(torch.arange(entry.shape[0]), entry.axes[:1], signature.sizes)
+    for names in entry.notes["softmax"].split(","):
+        yield torch.cat([rows for rows, (leaf, *_) in parts
+                         if not names or signature.spaces[leaf.space].name in names.split()])  # fmt: skip
+
+
+def differences(table: Tensor) -> Tensor:
+    """(rows, *batch, n) -> (*batch, rows - 1, n), each row less the first."""
+    return (table[1:] - table[:1]).movedim(0, -2)
+
+
+def along_rows(vector: Tensor, rows: Tensor) -> Tensor:
+    """The part of vectors (*batch, n) in the span of some rows (*batch, m, n)."""
+    found: Tensor = (vector.unsqueeze(-2) @ torch.linalg.pinv(rows) @ rows).squeeze(-2)
+    return found
+
+
+def _project(role: str, table: str, tensors: Mapping[str, Tensor]) -> None:
+    tensors[role].copy_(along_rows(tensors[role], differences(tensors[table])))
 
 
 def _writers(signature: Signature) -> Iterator[Step]:

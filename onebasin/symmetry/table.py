@@ -54,15 +54,22 @@ Notes after `;`
     from N, until N      the first N layers lack this tensor, or no others have it (a number, or a config key)
     else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
     invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
-    softmax              a softmax over the first axis follows, which does not see what all its entries share
+    softmax [A B, C]     a softmax over the first axis follows, which does not see what all its entries share; or each
+                         of several lists of parts of that axis
     passes [SPACE]       a constant that attention passes on unchanged: a value bias
     into ROLE ...        what all rows share can move into each ROLE: summed embedding tables
     rows ROLE ...        except the first rows: one each for the ROLEs that are there (class token)
 
-    unused [SPACE]       the model reads these numbers only through what is tied to them, or never
+    unused [SPACE|N]     the model reads these numbers (or the first N rows) only through what is tied to them, or never
+    idle A ...           the last layer of a model with a head does not use these parts of the first axis
     beside ROLE          where this tensor is, so is ROLE, even where a tie leaves it out of the file
-    nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads
+    biases ROLE          the bias of ROLE, which a `.bias` of the same name is without being said; it is `beside` ROLE
+    nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads; or does so
+                         `when KEY=VALUE`
+    unscaled SPACE       no output depends on its scale, for each entry of SPACE by itself: a norm over time follows
     over SPACE           what stands on the axes after that of SPACE has a map for each of its entries, as in `( )`
+    constant ROLE ...    what this tensor makes of a constant can stand in each of these vectors of its block instead
+    against ROLE         this vector only ever meets differences between the rows of that tensor of its block
     chooses              decides which experts are taken, and nothing else
     scales NAME ...      multiplies channel by channel what these tensors of its block write (LayerScale)
     padded               zeros may stand beside what this norm puts out, so its bias cannot move into what reads it
@@ -130,7 +137,8 @@ class Table:
 
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
 _NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
-          "from", "until", "scales", "padded", "over", "softmax", "chooses"}  # fmt: skip
+          "from", "until", "scales", "padded", "over", "softmax", "chooses", "biases",
+          "constant", "against", "idle", "unscaled"}  # fmt: skip
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -399,7 +407,8 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     shapes: tensor name on disk -> shape. config: the model's configuration as a dictionary.
     Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape.
     """
-    lines = [_counted(line, config) for line in table.lines if _holds(line.notes.get("when", ""), config)]
+    lines = [_bent(_counted(line, config), config) for line in table.lines
+             if _holds(line.notes.get("when", ""), config)]  # fmt: skip
     table = replace(table, lines=lines)
     entries, shapes = _kept(table, shapes)
     shapes, pieces = _join(table, shapes)
@@ -430,8 +439,8 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
             placed[keys[space]] = _Placed(word, declaration, where, stage)
         norm = line.norm and Norm(line.norm[0], keys[line.norm[1]], keys[line.norm[2]], _copies(line.axes))
         notes = dict(line.notes)
-        if "scales" in notes:
-            notes["scales"] = " ".join(f"{_role(line.heading, indices)}.{other}" for other in notes["scales"].split())
+        for word in {"scales", "constant", "against"} & notes.keys():  # in the same block
+            notes[word] = " ".join(f"{_role(line.heading, indices)}.{other}" for other in notes[word].split())
         if "over" in notes:
             notes["over"] = keys[notes["over"]]
         entries[role] = Entry(role, name, tuple(shapes[name]), tuple(rename(axis, keys) for axis in line.axes),
@@ -481,6 +490,13 @@ def _counted(line: Line, config: Mapping[str, Any]) -> Line:
     return replace(line, notes={**line.notes, **{word: str(number) for word, number in numbers.items()}})
 
 
+def _bent(line: Line, config: Mapping[str, Any]) -> Line:
+    """The line without the note `nonlinear`, where that has a condition that does not hold."""
+    condition = line.notes.get("nonlinear", "").removeprefix("when ")
+    notes = {word: text for word, text in line.notes.items() if word != "nonlinear" or _holds(condition, config)}
+    return replace(line, notes=notes)
+
+
 def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Entry], dict[str, tuple[int, ...]]]:
     """Entries, on which nothing acts, of the tensors that stand still; and the shapes of all others."""
     entries, rest = {}, {}
@@ -522,7 +538,8 @@ def _absent(
     config: Mapping[str, Any],
     prefix: str,
 ) -> dict[str, Entry]:
-    """Tied tensors of a head that the file leaves out, since it holds their numbers under another name.
+    """Tied tensors that the file leaves out, since it holds their numbers under another name: of a head, or `beside`
+    what they are tied to (the encoder's embedding beside the decoder's).
 
     A weight is there where its bias is stored, and a bias where its weight is. A weight without either is there
     where the model has a head (its names carry a prefix, or its architecture says so), the config ties, and
@@ -532,19 +549,24 @@ def _absent(
     headed = bool(prefix) or any("For" in item or "Head" in item for item in architectures)
     ties = headed and config.get("tie_word_embeddings", True)
     unread = set(declared) - {leaf.space for entry in entries.values() for leaf in leaves(entry.axes) if leaf.dual}
-    beside = {entry.notes.get("beside") for entry in entries.values()}
+    beside = {entry.notes.get(note) for entry in entries.values() for note in ("beside", "biases")}
     found: dict[str, Entry] = {}
     for line in table.lines:
         other = entries.get(line.notes.get("tied", ""))
         role = _role(line.full, ()) if "{}" not in line.full else ""
-        if other is None or role in entries or not line.head:
+        if other is None or role in entries or not (line.head or role in beside):
             continue
         axes = tuple(rename(axis, same) for axis in line.axes)
         reads = {leaf.space for leaf in leaves(axes) if leaf.dual}
         module, _, what = role.rpartition(".")
         sibling = f"{module}.{'bias' if what == 'weight' else 'weight'}"
-        if sibling in entries or sibling in found or (ties and reads and (reads <= unread or role in beside)):
-            found[role] = Entry(role, role, other.shape, axes, None, None, other.role, True, line.notes, False)
+        if (
+            not line.head
+            or sibling in entries
+            or sibling in found
+            or (ties and reads and (reads <= unread or role in beside))
+        ):
+            found[role] = Entry(role, role, other.shape, axes, None, None, other.role, line.head, line.notes, False)
     return found
 
 

@@ -22,9 +22,11 @@ from .canonical import (
     downstream,
     fed,
     has,
+    joined,
     noted,
     outlets,
     returns,
+    sharing,
     speaks_of,
     summands,
     traded,
@@ -33,12 +35,23 @@ from .canonical import (
 from .groups.orthogonal import complement_of_ones
 from .groups.signs import pairs
 from .maps import Linear, act_on
+from .particular import (
+    Tangent,
+    Tensors,
+    against,
+    circles,
+    constant_ones,
+    constants,
+    idle,
+    lone_rows,
+    sandwiched,
+    spread,
+    units,
+    unscaled,
+)
 from .signature import MOVES, Entry, Norm, Signature
 
 SPAN = 1e-9  # of vectors of norm 1: what is smaller counts as their dependence on each other
-
-Tensors = Mapping[str, Tensor]
-Tangent = dict[str, Tensor]
 
 
 def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -48,14 +61,15 @@ def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """
     whole = {role: replace(e, notes={k: v for k, v in e.notes.items() if k != "padded"})
              for role, e in signature.tensors.items()}  # fmt: skip
-    signature = replace(signature, tensors=whole)
-    norms = (_norm_weights, _norm_biases, _read_ones, _first_read, _written_ones)
+    signature = joined(replace(signature, tensors=whole))
+    norms = (_norm_weights, _norm_biases, _read_ones, _first_read, _written_ones, constant_ones)
     implied = dict(_implied(signature, tensors))
     biases = {bias: entry for bias, (entry, _, _) in implied.items()}
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
-    sums = (_passed, _sums, _apart, _tables, _shifts)
-    for generate in (_groups, _factors, *norms, _unseen, _shared, *sums, _scales, _starts, _branches, _gains):
+    sums = (_passed, _sums, constants, circles, against, _apart, _tables, lone_rows, _shifts)
+    unread = (_unseen, unscaled, idle, _shared)
+    for generate in (_groups, _factors, *norms, *unread, *sums, _scales, _starts, _branches, _gains):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
                 _, reader, direction = implied[bias]
@@ -100,9 +114,9 @@ def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along
         for part, names in cut(signature, bias, constant):
             if set(names) < set(axes) and leaf in axes:
                 last = axes.index(leaf) + 1
-                spread = (_spread(part, [axes.index(name) for name in names], len(axes)),
-                          _spread(direction, list(range(last - direction.dim(), last)), len(axes)))  # fmt: skip
-                target += spread[0] * spread[1]
+                factors = (spread(part, [axes.index(name) for name in names], len(axes)),
+                           spread(direction, list(range(last - direction.dim(), last)), len(axes)))  # fmt: skip
+                target += factors[0] * factors[1]
     return out
 
 
@@ -122,14 +136,6 @@ def _lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> 
                     x = maps[leaf.space]
                     target += act_on(piece, Linear(x, -x.mT), batch, dim, leaf.dual)
     return found
-
-
-def _units(shape: torch.Size | tuple[int, ...]) -> Iterator[Tensor]:
-    """Every tensor of this shape with one 1 and zeros elsewhere."""
-    for i in range(torch.Size(shape).numel()):
-        unit = torch.zeros(shape, dtype=torch.float64)
-        unit.view(-1)[i] = 1
-        yield unit
 
 
 def _gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
@@ -155,19 +161,19 @@ def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 def _algebra(kind: str, n: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
     """Basis of the Lie algebra of the largest group of a kind, per batch entry: (*batch, n, n)."""
     if "shear" in MOVES[kind]:
-        yield from _units((*batch, n, n))
+        yield from units((*batch, n, n))
     elif "scale" in MOVES[kind]:
-        yield from (torch.diag_embed(unit) for unit in _units((*batch, n)))
+        yield from (torch.diag_embed(unit) for unit in units((*batch, n)))
     elif MOVES[kind] & {"pair turn", "next turn"}:  # a complex number per pair
         first, second = pairs(n, interleaved="next turn" in MOVES[kind])
-        for unit in _units((*batch, n // 2)):
+        for unit in units((*batch, n // 2)):
             size, turn = torch.zeros(2, *batch, n, n, dtype=torch.float64)
             size[..., first, first] = size[..., second, second] = unit
             turn[..., second, first], turn[..., first, second] = unit, -unit
             yield from (size, turn)
     elif "ones" in MOVES[kind]:
         basis = torch.eye(n, dtype=torch.float64) if "rotate" in MOVES[kind] else complement_of_ones(n)
-        for unit in _units((basis.shape[1], basis.shape[1])):
+        for unit in units((basis.shape[1], basis.shape[1])):
             yield basis @ (unit - unit.mT) @ basis.mT
 
 
@@ -175,7 +181,7 @@ def _factors(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """A factor per channel against what it multiplies; where a table knows one, the point has it at 1."""
     for role, entry in signature.tensors.items():
         targets = [target for target in entry.scaled if target in signature.tensors]
-        for unit in _units(tensors[role].shape) if targets else ():
+        for unit in units(tensors[role].shape) if targets else ():
             found = {role: unit, **{target: torch.zeros_like(tensors[target]) for target in targets}}
             for target in targets:
                 leaf = next(signature.leaves(entry))
@@ -190,7 +196,7 @@ def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """A norm's weight and bias against all that reads its output."""
     for outlet in outlets(signature):
         gain = _gain(tensors, outlet.role, outlet.norm)
-        for unit in _units(gain.shape) if outlet.free else ():
+        for unit in units(gain.shape) if outlet.free else ():
             found = {outlet.role: unit * gain}
             if outlet.bias is not None:
                 found[outlet.bias] = unit * tensors[outlet.bias]
@@ -208,7 +214,7 @@ def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         own = {reader: bias_of(signature, reader, outlet.source) for reader in outlet.readers}
         if outlet.bias is None or not outlet.free or None in own.values():
             continue
-        for unit in _units(tensors[outlet.bias].shape):
+        for unit in units(tensors[outlet.bias].shape):
             found = {outlet.bias: unit, **{bias: torch.zeros_like(tensors[bias]) for bias in own.values() if bias}}
             for reader, bias in own.items():
                 constant = -_side_by_side(unit, outlet.norm)
@@ -238,7 +244,7 @@ def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     order = list(signature.tensors)
     for place, (role, entry) in enumerate(signature.tensors.items()):
         norm = entry.norm
-        if norm is None or norm.kind != "layernorm" or not norm.writes_back or not _sandwiched(signature, norm.source):
+        if norm is None or norm.kind != "layernorm" or not norm.writes_back or not sandwiched(signature, norm.source):
             continue
         rest = order[place + 1 + (_bias(role) in tensors) :]
         stop = next((i for i, other in enumerate(rest) if has(signature, other, Leaf(norm.source))), len(rest))
@@ -261,7 +267,7 @@ def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direct
     """One direction along the axis of `leaf` (and along those before it, where it has several dimensions), for every
     index of the others."""
     for block, view in enumerate(along(signature, role, tensors[role], leaf)):
-        for unit in _units(view.shape[: -direction.dim()]):
+        for unit in units(view.shape[: -direction.dim()]):
             found = torch.zeros_like(tensors[role])
             target = list(along(signature, role, found, leaf))[block]
             target += unit[(..., *[None] * direction.dim())] * direction
@@ -270,15 +276,19 @@ def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direct
 
 def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     for role, word in (found for note in ("invisible", "unused", "chooses") for found in noted(signature, note)):
-        for unit in _units(tensors[role].shape):
+        for unit in units(tensors[role].shape):
             parts = [axes for view, axes in cut(signature, role, unit) if bool(view.any())]
-            if all(speaks_of(signature, axes, word) for axes in parts):
+            if (
+                bool(unit[: int(word)].any())
+                if word and word.isdigit()
+                else all(speaks_of(signature, axes, word) for axes in parts)
+            ):
                 yield {role: unit}
 
 
 def _passed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     for role, word in noted(signature, "passes"):
-        for unit in _units(tensors[role].shape):
+        for unit in units(tensors[role].shape):
             for constant, axes in cut(signature, role, unit):
                 if not bool(constant.any()) or not speaks_of(signature, axes, word):
                     continue
@@ -297,7 +307,7 @@ def _passed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 def _sums(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """Biases that enter one sum trade with one another."""
     for first, bias in traded(signature):
-        for unit in _units(tensors[bias].shape):
+        for unit in units(tensors[bias].shape):
             yield {first: unit, bias: -unit}
 
 
@@ -310,7 +320,7 @@ def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             continue
         for other, parts in vectors.items():
             places = [number for number, (_, axes) in enumerate(parts) if axes == blocks[0][1]]
-            for unit in _units(tensors[role].shape) if other != role and places else ():
+            for unit in units(tensors[role].shape) if other != role and places else ():
                 found = {role: unit, other: torch.zeros_like(tensors[other])}
                 view = cut(signature, other, found[other])[places[0]][0]
                 view -= unit.view(view.shape)
@@ -320,9 +330,11 @@ def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 def _shared(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """What all entries of the first axis share, where a softmax over them follows."""
     for role, entry in signature.tensors.items():
-        if "softmax" in entry.notes:
-            for unit in _units(tensors[role].shape[1:]):
-                yield {role: unit.expand(tensors[role].shape).clone()}
+        for rows in sharing(signature, role) if "softmax" in entry.notes else ():
+            for unit in units(tensors[role].shape[1:]):
+                found = torch.zeros_like(tensors[role])
+                found[rows] = unit
+                yield {role: found}
 
 
 def _tables(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -331,7 +343,7 @@ def _tables(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         ((view, axes),) = cut(signature, role, tensors[role])
         width, moves = view.shape[-1], [(slice(i, i + 1), [target]) for i, target in enumerate(rows)]
         for where, targets in [*moves, (slice(len(rows), None), rest)] if rest else moves:
-            for unit in _units((width,)):
+            for unit in units((width,)):
                 found = {target: torch.zeros_like(tensors[target]) for target in [role, *targets]}
                 cut(signature, role, found[role])[0][0].reshape(-1, width)[where] += unit
                 for target in targets:
@@ -345,6 +357,8 @@ def _shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     for members in signature.members.values():
         roles = [role for role, entry in signature.tensors.items()
                  if any(leaf.space in members for leaf in signature.leaves(entry))]  # fmt: skip
+        if not roles:
+            continue  # joined with another
         written = [leaf for leaf in signature.leaves(signature.tensors[roles[0]]) if leaf.space in members]
         table = MOVES[signature.spaces[members[0]].kind] and len(signature.tensors[roles[0]].axes) == 2
         normed = any(signature.tensors[role].norm for role in roles)
@@ -357,7 +371,7 @@ def _shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         biases = {role: bias_of(signature, role, tuple(found)) for role, found in read.items()}
         if None in biases.values() or bias_of(signature, roles[0], (written[0],)):
             continue
-        for unit in _units((signature.sizes[written[0].space],)):
+        for unit in units((signature.sizes[written[0].space],)):
             found = {roles[0]: torch.zeros_like(tensors[roles[0]])}
             for view in along(signature, roles[0], found[roles[0]], written[0]):
                 view += unit
@@ -375,7 +389,7 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if MOVES[signature.spaces[space].kind] != MOVES["linear"] or signature.spaces[space].batch:
             continue
         stage, inner = entries, set[str]()
-        if _sandwiched(signature, space):
+        if sandwiched(signature, space):
             inner = {writer for entry in entries if returns(signature, entry.role, space)
                      for writer in _branch(signature, entry.role)}  # fmt: skip
         else:
@@ -420,7 +434,7 @@ def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         leaf, read = Leaf(space), Leaf(space, dual=True)
         norms = [i for i, role in enumerate(order)
                  if returns(signature, role, space) and not signature.tensors[role].head]  # fmt: skip
-        if not norms or signature.spaces[space].layer is not None or _sandwiched(signature, space):
+        if not norms or signature.spaces[space].layer is not None or sandwiched(signature, space):
             continue
         reading = [role for role in order[: norms[0]] if has(signature, role, read)]
         if not reading:
@@ -442,7 +456,7 @@ def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         vectors = [[role for role in roles if role.endswith("bias")] for roles in (start, last, added)]
         if None in biases.values() or not vectors[0] or not vectors[2]:
             continue
-        for unit in _units((signature.sizes[space],)):
+        for unit in units((signature.sizes[space],)):
             found = {role: unit for role in (*vectors[0][:1], *vectors[1])} | {vectors[2][0]: -unit}
             for reader, bias in biases.items():
                 found[bias or ""] = torch.zeros_like(tensors[bias or ""])
@@ -450,7 +464,7 @@ def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield found
         # The norm of the sum does not see what is added along ones, whatever it depends on; where the layers run
         # again it may depend only on what a norm's output does not have.
-        seen = list(_units((signature.sizes[space],)))
+        seen = list(units((signature.sizes[space],)))
         norm = signature.tensors[last[0]].norm if last else None
         if norm is not None:
             seen = [1 / _gain(tensors, last[0], norm)]
@@ -504,7 +518,7 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         norm = entry.norm
         if norm is None or not norm.writes_back:
             continue
-        if signature.spaces[norm.source].layer is None and not _sandwiched(signature, norm.source):
+        if signature.spaces[norm.source].layer is None and not sandwiched(signature, norm.source):
             continue
         writers = _branch(signature, role)
         inside = {leaf.space for leaf in signature.leaves(entry)}
@@ -513,7 +527,7 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             for leaf, before in nesting(signature.tensors[writers[0]].axes)
             if leaf.space == norm.source
         )
-        for unit in _units(tuple(signature.sizes[space] for space in outer)):
+        for unit in units(tuple(signature.sizes[space] for space in outer)):
             found = {}
             for writer in writers:
                 found[writer] = torch.zeros_like(tensors[writer])
@@ -524,7 +538,7 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                     names = [leaf.space for leaf in axes]
                     if norm.source in names:
                         front = [names.index(space) for space in outer]
-                        target += piece * _spread(unit, front, piece.dim())
+                        target += piece * spread(unit, front, piece.dim())
             yield found
 
 
@@ -547,22 +561,6 @@ def _branch(signature: Signature, role: str) -> list[str]:
     return found[::-1]
 
 
-def _sandwiched(signature: Signature, space: str) -> bool:
-    """Whether norms that write back into a space normalise what begins the sum (BLOOM) or what a branch adds to it
-    (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
-    norms = [entry.norm for entry in signature.tensors.values() if entry.norm and not entry.head]
-    back = [norm.writes_back for norm in norms if norm.source == space]
-    return True in back and False in back[back.index(True) :]
-
-
-def _spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
-    """A tensor with its dimensions at `dims` of `count`, to broadcast."""
-    shape = [1] * count
-    for dim, size in zip(dims, unit.shape, strict=True):
-        shape[dim] = size
-    return unit.permute([dims.index(dim) for dim in sorted(dims)]).reshape(shape)
-
-
 def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """The weights of the norms of queries and keys scale against each other, as far as rotary embeddings allow."""
     for key, space in signature.spaces.items():
@@ -576,7 +574,7 @@ def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if "scale" not in moves:
             first, second = pairs(space.size, interleaved="next scale" in moves)
             groups = groups[first] + groups[second]
-        for unit in _units(tuple(signature.sizes[outer] for outer in shared)):
+        for unit in units(tuple(signature.sizes[outer] for outer in shared)):
             for group in groups:
                 found = {}
                 for role, entry in norms.items():
@@ -589,5 +587,5 @@ def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                         for view, axes in cut(signature, name, found[name]):
                             names = [leaf.space for leaf in axes]
                             front = [names.index(outer) for outer in (*shared, key)]
-                            view *= sign * _spread(unit.unsqueeze(-1) * group, front, view.dim())
+                            view *= sign * spread(unit.unsqueeze(-1) * group, front, view.dim())
                 yield found

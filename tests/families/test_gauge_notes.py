@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notes `invisible`, `passes` and `into` say what the function does not see: moved, nothing changes."""
+"""The notes `invisible`, `passes`, `into` and their kin say what the function does not see: moved, nothing changes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from onebasin.checkpoint.reader import Checkpoint
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.axes import Leaf, blocks, leaves, parse
+from onebasin.symmetry.canonical import along_rows, differences, sharing
 
 Saved = Callable[[str], Checkpoint]
 
@@ -94,21 +95,41 @@ def move_constants(signature: Signature, tensors: dict[str, Tensor]) -> int:
 
 
 def move_shared(signature: Signature, tensors: dict[str, Tensor]) -> int:
-    """What a softmax runs over takes a constant."""
+    """What a softmax runs over takes a constant; what two of them run over, two."""
     found = noted(signature, "softmax")
     for role in found:
-        tensors[role] += noise(tensors[role][0])
+        for rows in sharing(signature, role):
+            tensors[role][rows] += noise(tensors[role][0])
     return len(found)
 
 
-MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_constants, "softmax": move_shared}
+def move_unread(signature: Signature, tensors: dict[str, Tensor]) -> int:
+    """Rows that no position has become noise."""
+    found = {role: entry.notes["unused"] for role, entry in noted(signature, "unused").items()}
+    numbers = {role: int(word) for role, word in found.items() if word.isdigit()}
+    for role, number in numbers.items():
+        tensors[role][:number] = noise(tensors[role][:number])
+    return len(numbers)
+
+
+def move_unmet(signature: Signature, tensors: dict[str, Tensor]) -> int:
+    """A vector that meets differences of rows alone takes noise across them."""
+    found = noted(signature, "against")
+    for role, entry in found.items():
+        shift = noise(tensors[role])
+        tensors[role] += shift - along_rows(shift, differences(tensors[entry.notes["against"]]))
+    return len(found)
+
+
+MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_constants, "softmax": move_shared,
+         "unused": move_unread, "against": move_unmet}  # fmt: skip
 
 
 # Families that write without biases, and a DeBERTa in which nothing passes: there is nothing to move.
 BARE = ("DebertaForTokenClassification-talking", "Llama", "Mistral", "Qwen", "Phi3", "Gemma", "Olmo", "GPTJ", "Falcon",
         "GPTNeoXForCausalLM-no-bias", "Starcoder2ForCausalLM-no-bias", "OPTForCausalLM-gelu-no-bias",
         "StableLm", "Cohere", "Mpt", "Mixtral", "T5", "MT5", "ModernBert", "SwinForImageClassification-no-bias",
-        "DeepseekV", "Llava", "Idefics3", "SmolVLM", "XLNet")  # fmt: skip
+        "DeepseekV", "Llava", "Idefics3", "SmolVLM")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", models.CASES)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat directions that few architectures have: see the notes of the tables that name them, and `tangents`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from .axes import Leaf
+from .canonical import (
+    absorb,
+    along_rows,
+    bias_of,
+    cut,
+    differences,
+    has,
+    noted,
+    outlets,
+    readers,
+    returns,
+    summands,
+)
+from .signature import MOVES, Signature
+
+Tensors = Mapping[str, Tensor]
+Tangent = dict[str, Tensor]
+
+
+def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Constants along ones in a sum that only LayerNorms read. Where the sum leaves the model (CLIP's image tower) they
+    trade with one another; a norm that takes several vectors as one (Swin) does not see what is the same in all."""
+    order = list(signature.tensors)
+    for space in {e.norm.source for e in signature.tensors.values() if e.norm}:
+        norms = [e.norm for e in signature.tensors.values() if e.norm and e.norm.source == space]
+        if any(norm.kind != "layernorm" for norm in norms) or readers(signature, space):
+            continue
+        start = max((i for i, role in enumerate(order) if returns(signature, role, space)), default=-1)
+        entries = (signature.tensors[role] for role in order[start + 1 :])
+        constants = [e.role for e in entries
+                     if e.axes == (Leaf(space),) and not e.diagonal and "nonlinear" not in e.notes]  # fmt: skip
+        ones = torch.ones(signature.sizes[space], dtype=torch.float64)
+        if signature.spaces[space].output or not MOVES[signature.spaces[space].kind]:
+            yield from ({constants[0]: ones, other: -ones} for other in constants[1:])
+        elif "ones" in MOVES[signature.spaces[space].kind] and (start < 0 or sandwiched(signature, space)):
+            yield from ({role: ones} for role in constants)
+
+
+def lone_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm of nothing but a token of its own (CLIP's class token) and its position does not see their scale."""
+    order = list(signature.tensors)
+    for role, _ in noted(signature, "rows"):
+        space = list(signature.leaves(signature.tensors[role]))[-1].space
+        sources = {other: e.norm.source for other, e in signature.tensors.items() if e.norm}
+        reading = [other for other in order[order.index(role) :]
+                   if has(signature, other, Leaf(space, dual=True)) or sources.get(other) == space]  # fmt: skip
+        alone = len(reading) == 1 or (reading and returns(signature, reading[0], space))
+        if not alone or reading[0] not in sources:
+            continue
+        for i, target in enumerate(summands(signature, signature.tensors[role])[0]):
+            found = torch.zeros_like(tensors[role])
+            rows, row = (values.reshape(-1, signature.sizes[space]) for values in (found, tensors[role]))
+            rows[i] = row[i] + tensors[target].reshape(-1)
+            yield {role: found}
+
+
+def unscaled(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, word in noted(signature, "unscaled"):
+        ((view, axes),) = cut(signature, role, found := tensors[role].clone())
+        dim = next(i for i, leaf in enumerate(axes) if not leaf.constant and signature.spaces[leaf.space].name == word)
+        for unit in units((view.shape[dim],)):
+            yield {role: (view * spread(unit, [dim], view.dim())).reshape(found.shape)}
+
+
+def idle(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    headed = any(entry.head for entry in signature.tensors.values())
+    for role, word in noted(signature, "idle"):
+        if headed and word and signature.tensors[role].layer == signature.layers[-1]:
+            for unit in units(tensors[role].shape):
+                parts = [axes[0] for view, axes in cut(signature, role, unit) if bool(view.any())]
+                if all(signature.spaces[leaf.space].name in word.split() for leaf in parts):
+                    yield {role: unit}
+
+
+def constants(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What a projection makes of a constant can stand in vectors that are added to it (XLNet's queries)."""
+    for role, entry in signature.tensors.items():
+        bias = bias_of(signature, role, tuple(signature.leaves(entry))) if role.endswith("weight") else None
+        if bias is None or "constant" not in entry.notes:
+            continue
+        for unit in units(tensors[bias].shape):
+            yield {bias: unit, **dict.fromkeys(entry.notes["constant"].split(), -unit)}
+
+
+def circles(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A post-LN sum that has no bias: what values add to it, or ones, can be taken from the bias of the norm that the
+    sum begins with, where all that reads that norm has a place for constants (XLNet)."""
+    for outlet in outlets(signature):
+        values = [role for role in outlet.readers if "passes" in signature.tensors[role].notes]
+        bias = bias_of(signature, values[0], outlet.source) if len(values) == 1 else None
+        vectors = [writer for writer in outlet.writers if len(signature.tensors[writer].axes) == 1]
+        if outlet.bias is None or bias is None or vectors or not outlet.writers:
+            continue
+        ones = torch.ones_like(tensors[outlet.bias])
+        for value in [*units(tensors[bias].shape), torch.zeros_like(tensors[bias])]:
+            found = {bias: value.clone(), outlet.bias: torch.zeros_like(ones) if bool(value.any()) else ones}
+            for writer in outlet.writers if bool(value.any()) else ():
+                for constant, axes in cut(signature, bias, -value):
+                    absorb(signature, {**tensors, **found}, writer, outlet.bias, constant, axes)
+            for reader in outlet.readers:
+                own = bias_of(signature, reader, outlet.source)
+                named = signature.tensors[reader].notes.get("constant")
+                for place in named.split() if named else [own] if own else []:
+                    found.setdefault(place, torch.zeros_like(tensors[place]))
+                    constant, leaves = -found[outlet.bias], (Leaf(outlet.norm.target),)
+                    absorb(signature, {**tensors, **found}, reader, place, constant, leaves)
+            yield found
+
+
+def against(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A vector that only meets differences of rows has no component across all of them."""
+    for role, entry in signature.tensors.items():
+        if "against" in entry.notes:
+            met = differences(tensors[entry.notes["against"]])
+            for unit in units(tensors[role].shape):
+                yield {role: unit - along_rows(unit, met)}
+
+
+def units(shape: torch.Size | tuple[int, ...]) -> Iterator[Tensor]:
+    """Every tensor of this shape with one 1 and zeros elsewhere."""
+    for i in range(torch.Size(shape).numel()):
+        unit = torch.zeros(shape, dtype=torch.float64)
+        unit.view(-1)[i] = 1
+        yield unit
+
+
+def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
+    """A tensor with its dimensions at `dims` of `count`, to broadcast."""
+    shape = [1] * count
+    for dim, size in zip(dims, unit.shape, strict=True):
+        shape[dim] = size
+    return unit.permute([dims.index(dim) for dim in sorted(dims)]).reshape(shape)
+
+
+def sandwiched(signature: Signature, space: str) -> bool:
+    """Whether norms that write back into a space normalise what begins the sum (BLOOM) or what a branch adds to it
+    (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
+    norms = [entry.norm for entry in signature.tensors.values() if entry.norm and not entry.head]
+    back = [norm.writes_back for norm in norms if norm.source == space]
+    return True in back and False in back[back.index(True) :]
