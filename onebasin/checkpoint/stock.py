@@ -149,9 +149,9 @@ def _whole(
 def _load(checkpoint: Checkpoint, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     with _quietly():
-        config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-        for key, value in checkpoint.config_updates.items():
-            setattr(config, key, value)
+        config: Any = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+        if checkpoint.config_updates:  # T5 reads `tie_word_embeddings` when it is built, and means its logits' scale
+            config = type(config).from_dict({**checkpoint.raw_config, **checkpoint.config_updates})
         config.torch_dtype = torch.float32  # in 16 bits large numbers would round to one another
         cls = _class(config)
         build: dict[str, Any] = {"config": config, "state_dict": state, "output_loading_info": True, **options}

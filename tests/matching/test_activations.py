@@ -24,6 +24,7 @@ from onebasin.symmetry import acting_groups
         "DebertaV2ForTokenClassification",
         "AlbertForMaskedLM",
         "LlamaForCausalLM",
+        "T5ForConditionalGeneration",
         "WhisperForConditionalGeneration",
     ],
 )
