@@ -12,7 +12,7 @@ here. All else is `onebasin`'s.
 tiny is the anchor. tiny.en takes on its vocabulary: tokens that both have keep their rows, and take part in matching
 and merging; the rows of all others are the anchor's in the merged model, too. The tokens that name the language and
 the task, which stand before each of tiny's texts, tiny.en has but never saw: it takes them for <|notimestamps|>, which
-stands before its own.
+stands before its own. What was counted is kept in `results.json`, and not counted again.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, default=Path("whisper"))
     parser.add_argument("--text", type=Path, default=SENTENCES / "calibration.txt", help="what is read for calibration")
-    parser.add_argument("--samples", type=int, default=64, help="calibration recordings, at most")
+    parser.add_argument("--samples", type=int, default=16, help="calibration recordings, at most")
     parser.add_argument("--levels", nargs="+", default=["none", "permutation", "paper", "full"])
     given = parser.parse_args()
     work: Path = given.output
@@ -125,8 +125,14 @@ def main() -> None:
     evaluation = read_aloud(sentences, work / "evaluation")
     calibration = read_aloud(passages(read_text(given.text), 40)[: given.samples], work / "calibration")
 
+    record = work / "results.json"
+    rates: dict[str, float] = json.loads(record.read_text("utf-8")) if record.is_file() else {}
+
     def show(name: str, folder: Path, more: str = "") -> None:
-        print(f"{name:<44} word error rate {word_error_rate(folder, evaluation):6.3f}  {more}", flush=True)
+        if name not in rates:
+            rates[name] = word_error_rate(folder, evaluation)
+            record.write_text(json.dumps(rates, indent=1), "utf-8")
+        print(f"{name:<44} word error rate {rates[name]:6.3f}  {more}", flush=True)
 
     for folder in (english, tiny, source):
         show(folder.name, folder)
@@ -144,6 +150,8 @@ def main() -> None:
             fill(place, anchor, missing)
             for method in ("average", "progressive"):
                 merged = work / f"{level}-{how}-{method}"
+                if f"{method}, matched: {level}, by {how}" in rates:
+                    continue
                 options = data if method == "progressive" else {}
                 onebasin.merge(
                     [anchor, place], merged, match="none", anchor=0, method=method, overwrite=True, **options
