@@ -11,7 +11,7 @@ from .gauge import Canonical, Widened
 from .pairing import Shared, read_pair, shared_roles
 from .reader import DTYPES, Checkpoint, CheckpointError, locate
 from .stock import Stock, stock_model
-from .verification import Verification, compare, compare_models, load_model, tolerance_of
+from .verification import Verification, compare, compare_models, compare_rewritten, load_model, tolerance_of
 from .writer import write_model
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "before_and_after",
     "compare",
     "compare_models",
+    "compare_rewritten",
     "distances",
     "load_model",
     "locate",

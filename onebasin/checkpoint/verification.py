@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ TOLERANCE = {
     torch.float16: 8 * 2.0**-11,
     torch.bfloat16: 8 * 2.0**-8,
 }
+Instead = tuple[dict[str, Tensor], Mapping[str, Any]]  # tensors and config that take the place of a folder's
 _INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
 
 
@@ -77,20 +78,35 @@ def compare(
     Raises CheckpointError where a folder does not load whole, or the two have no output in common.
     """
     folders = Checkpoint(a), Checkpoint(b)
-    models = []
-    unused = []
-    for folder in folders:
-        model, extra = load(folder, dtype, device)
-        models.append(model)
-        unused.append(extra)
-    for folder, extra, other in zip(folders, unused, reversed(unused), strict=True):
-        if extra - other:
-            raise CheckpointError(f"'{folder.given}': {_kind(models[0])} does not use {_some(extra - other)}")
+    loaded = [load(folder, dtype, device) for folder in folders]
+    for folder, (model, unused), (_, other) in zip(folders, loaded, reversed(loaded), strict=True):
+        if unused - other:
+            raise CheckpointError(f"'{folder.given}': {_kind(model)} does not use {_some(unused - other)}")
     stored = (value for folder in folders for value in folder.dtypes.values())
     allowed = tolerance_of(dtype, *stored) if tolerance is None else tolerance
-    found = compare_models(models[0], models[1], batch=batch, length=length, seed=seed, tolerance=allowed)
-    return Verification(found.same, found.max_difference, found.relative_difference, allowed, found.outputs,
-                        tuple(sorted(unused[0])))  # fmt: skip
+    found = compare_models(loaded[0][0], loaded[1][0], batch=batch, length=length, seed=seed, tolerance=allowed)
+    return replace(found, unused=tuple(sorted(loaded[0][1])))
+
+
+def compare_rewritten(
+    original: Checkpoint,
+    tensors: Iterable[tuple[str, Tensor]],
+    config_updates: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    tolerance: float | None = None,
+) -> Verification:
+    """`compare` for a folder and what is to be written from it, loaded as if from a folder, which it need not be in.
+
+    tensors: under their names on disk. config_updates: what the config says besides. dtype: of the forward passes.
+    tolerance: of the relative difference. Raises CheckpointError as `compare` does.
+    """
+    before, unused = load(original, dtype, device)
+    after, other = load(original, dtype, device, (dict(tensors), config_updates))
+    if unused ^ other:
+        raise CheckpointError(f"'{original.given}': {_kind(after)} does not use {_some(unused ^ other)}")
+    return compare_models(before, after, tolerance=tolerance)
 
 
 def compare_models(
@@ -134,17 +150,20 @@ def runnable(folder: Checkpoint) -> None:
                               "cannot be run to verify it; --no-verify does without")  # fmt: skip
 
 
-def load(folder: Checkpoint, dtype: torch.dtype, device: str = "cpu") -> tuple[PreTrainedModel, set[str]]:
+def load(
+    folder: Checkpoint, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
+) -> tuple[PreTrainedModel, set[str]]:
     """The folder's model in the class its config names, in eval mode, and the weights that class leaves out.
 
+    instead: tensors by their names on disk that are loaded instead of the folder's, and what the config says besides.
     Raises CheckpointError where it does not load, or weights that the class needs are missing.
     """
     assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
     runnable(folder)
     try:
-        model, info = _loaded(folder.folder, dtype)
+        model, info = _loaded(folder, dtype, instead)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
-            model, info = _loaded(folder.folder, dtype, add_pooling_layer=False)
+            model, info = _loaded(folder, dtype, instead, add_pooling_layer=False)
     except Exception as error:  # each model class fails in its own way
         raise CheckpointError(f"'{folder.given}' does not load: {one_line(error)}") from None
     if info["missing_keys"]:
@@ -161,18 +180,21 @@ def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str
     return load(checkpoint, dtype or checkpoint.stored_dtype, device)[0]
 
 
-def _loaded(folder: Path, dtype: torch.dtype, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _loaded(
+    folder: Checkpoint, dtype: torch.dtype, instead: Instead | None, **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     with _quietly():
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if instead is None:
+            config = AutoConfig.from_pretrained(folder.folder, trust_remote_code=False)
+            source: dict[str, Any] = {"pretrained_model_name_or_path": folder.folder, "local_files_only": True}
+        else:
+            tensors, updates = instead
+            config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **updates})
+            source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
         cls = _class(config)
         with _no_exceptions(cls):
             model, info = cls.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                output_loading_info=True,
-                **{_DTYPE: dtype},
-                **options,
+                **source, config=config, output_loading_info=True, **{_DTYPE: dtype}, **options
             )
     return model.to(dtype), info
 

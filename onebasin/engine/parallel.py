@@ -79,6 +79,7 @@ def meanwhile(function: Callable[[threading.Event], R]) -> Iterator[Callable[[],
 
 def _mark() -> None:
     _inside.unit = True
+    torch.set_num_threads(1)  # every thread has a number of its own
 
 
 @contextmanager

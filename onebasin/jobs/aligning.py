@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint, Distances, before_and_after, read_pair, shared_roles, stock_model
 from onebasin.checkpoint.trace import Batch
-from onebasin.data.calibration import from_file, recut, self_generated
-from onebasin.data.teaching import HELD_BACK, Forward, forward_of, own_loss
+from onebasin.data.calibration import from_file, noisy, recut, self_generated
+from onebasin.data.teaching import HELD_BACK, Forward, forward_of, held_out, own_loss
 from onebasin.matching import Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
@@ -66,9 +67,12 @@ def align_all(
     alignments, objective = [Alignment() for _ in models], list[float]()
     learned: Learned | None = None
     if level != "none":
-        batches = calibration(models, opt, tell) if batches is None and opt.measures else batches or ()
+        if batches is None and opt.measures:
+            batches, held_back = noised(calibration(models, opt, tell), opt)
+        batches = batches or ()
         first = opt.match_with if opt.match_with != "learned" else opt.start
-        alignments, objective = starts(models, centre, first, opt, tell, batches)
+        if first != "none":
+            alignments, objective = starts(models, centre, first, opt, tell, batches)
         if opt.match_with == "learned":
             learned = learn(models, centre, alignments, opt, tell, batches, held_back)
     found = []
@@ -177,18 +181,19 @@ def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: 
 
 
 def align_together(models: Sequence[Checkpoint], centre: int, opt: Options, tell: Tell | None) -> Universe:
-    """Match three or more models to one another by their weights."""
-    tensors: list[dict[str, Tensor]] = [{} for _ in models]
-    for role in common_roles(models).roles:
-        read = [model.read(role, opt.dtype, opt.device) for model in models]
-        corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in read), strict=True))
-        for mine, tensor in zip(tensors, read, strict=True):
-            mine[role] = tensor[corner]
+    """Match three or more models to one another by their weights, over the rows that all have."""
+
+    def read(model: Checkpoint, role: str) -> Tensor:
+        shapes = [each.signature.tensors[role].shape for each in models]
+        return model.read(role, opt.dtype, opt.device)[tuple(map(slice, map(min, zip(*shapes, strict=True))))]
+
     return match_universe(
         [model.signature for model in models],
-        tensors,
+        [partial(read, model) for model in models],
         [groups_of(model, opt) for model in models],
+        roles=common_roles(models).roles,
         centre=centre,
+        workers=opt.workers,
         **opt.descent,
         progress=tell
         and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
@@ -223,6 +228,15 @@ def calibration(
             size = max(1, min(32, int(HELD_BACK * share)))  # so that a sixteenth can be held back of few examples, too
             batches += from_file(file, models[0].folder, task, share, batch=size, labels=labels, **given)
     return batches
+
+
+def noised(batches: list[Batch], opt: Options) -> tuple[list[Batch], list[Batch] | None]:
+    """Calibration data, and those of them to choose by: with copies where noise is asked for, all copies of an example
+    on one side; else None, which leaves it to each method."""
+    if not opt.noise:
+        return batches, None
+    fit, held = held_out(batches, None, 2 * HELD_BACK)  # copies make up for what the fit goes without
+    return noisy(fit, opt.noise, opt.seed), noisy(held, opt.noise, opt.seed + 1)
 
 
 def task_of(model: Checkpoint) -> str:

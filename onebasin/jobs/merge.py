@@ -6,31 +6,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from onebasin.checkpoint import Widened, load_model, write_model
+from onebasin.checkpoint import Checkpoint, load_model, write_model
 from onebasin.engine import peak_memory
-from onebasin.fusion import MERGE_METHODS, merged_tensors, nearest_to_mean
+from onebasin.fusion import MERGE_METHODS, merged_tensors
 from onebasin.fusion.progressive import Progressive, merge_progressively
 from onebasin.fusion.regmean import Regression
 from onebasin.symmetry import LEVELS, Alignment
 from onebasin.symmetry.coupling import Softened
 
-from .aligning import align_all, calibration, softened
-from .folders import (
-    common_roles,
-    gauge,
-    numel,
-    one_vocabulary,
-    opened,
-    refuse_existing,
-    unit_folder,
-    widened,
-    workplace,
-)
+from .aligning import Found, align_all, calibration, noised, softened
+from .folders import common_roles, numel, one_vocabulary, opened, refuse_existing, unit_folder, workplace
+from .frame import Frame, in_one_frame
 from .options import (
     Fusion,
     Model,
@@ -41,12 +33,11 @@ from .options import (
     shares_of,
     stored_dtype,
     taken,
-    verification,
 )
 from .quality import LEVEL, choose, refuse_settled
 from .statistics import combination
 from .transporting import of_one_width, transported
-from .writing import Record, moved, refuse_unverifiable, verified
+from .writing import Record, hashed, moved
 
 FITTED = ("ot", "fisher", "regmean", "progressive")  # methods that need the models as exact copies, of one vocabulary
 
@@ -85,132 +76,70 @@ def merge(
     Returns as `match`, with lists over the matched models. Raises ValueError as `match` does.
     """
     started = time.perf_counter()
-    if match != "none" and match not in LEVELS:
-        raise ValueError(f"unknown --match '{match}'; choose from none, {', '.join(LEVELS)}")
-    if method not in MERGE_METHODS:
-        raise ValueError(f"unknown method '{method}'; choose from {', '.join(MERGE_METHODS)}")
-    if len(models) < 2:
-        raise ValueError("merging needs at least two models")
-    shares, stored = shares_of(weights, len(models)), stored_dtype(dtype)
+    stored = stored_dtype(dtype)
     how, look = taken(Fusion, options), taken(Written, options)
     if quality is not None:
         refuse_settled(quality, method=method, match=match, match_with=options.get("match_with", "weights"), soft=soft)
         match = LEVEL
-    opt = Options(**options, symmetry=match if match != "none" else "paper")
-    if soft is not None and method in ("ot", "fisher", "regmean"):
-        raise ValueError(f"--soft mixes models after they were measured: leave it out with --method {method}")
-    if opt.permutations == "sinkhorn" and (soft is not None or method in FITTED):
-        raise ValueError("permutations 'sinkhorn' make models for averaging: leave out --soft and --method " + method)
+    opt = Options(**options, symmetry="paper" if match == "none" else match)
+    centre = None if anchor == "auto" else int(anchor)
+    plan = Plan(method, quality, match, shares_of(weights, len(models)), centre, heads_from, soft, how, verify, tell)
     if tokenizer_source is not None and (quality is not None or method in FITTED):
         raise ValueError("--tokenizer-source: models of different vocabularies can be averaged, not fitted")
+    if opt.permutations == "sinkhorn" and (soft is not None or method in FITTED):
+        raise ValueError("permutations 'sinkhorn' make models for averaging: leave out --soft and --method " + method)
     with ExitStack() as stack:
         sources = stack.enter_context(opened(models, opt.family))
         target = stack.enter_context(workplace(output))
         refuse_existing(target, sources, overwrite)
         opt = stack.enter_context(unit_folder(output, opt))
-        base = 0 if anchor == "auto" else min(int(anchor), len(models) - 1)
-        given, unified = stack.enter_context(one_vocabulary(sources, tokenizer_source, base))
-        for checkpoint in given if verification(verify) == "outputs" and match != "none" else []:
-            refuse_unverifiable(checkpoint)
-        refuse_out_of_range("heads-from", heads_from, len(models))
-        if anchor != "auto":
-            refuse_out_of_range("anchor", int(anchor), len(models))
-        gauged = [gauge(checkpoint, opt, tell) if match != "none" else checkpoint for checkpoint in given]
-        widest = max(range(len(gauged)), key=lambda i: numel(gauged[i]))
-        gauged = [widened(model, gauged[widest if anchor == "auto" else int(anchor)]) for model in gauged]
-        transport = method == "ot"
-        if transport and match == "none" and not of_one_width(gauged):
-            anchor = widest if anchor == "auto" else int(anchor)
-            gauged, transport = transported(gauged, anchor, [Alignment()] * len(gauged), how, opt, tell), False
-        shared = common_roles(gauged)
-        if anchor != "auto":
-            centre = int(anchor)
-        elif any(isinstance(model, Widened) for model in gauged):
-            centre = widest
-        else:
-            centre = nearest_to_mean(gauged, shared.roles, shares)
-        layout = centre if heads_from is None else heads_from
-        fitted: Progressive | None = None
-        if quality is None:
-            batches = (
-                calibration(gauged, opt, tell) if method == "progressive" or (match != "none" and opt.measures) else []
-            )
-            found, alignments = align_all(gauged, centre, match, opt, tell, batches)
-            if method == "progressive":
-                fitted = merge_progressively(gauged, alignments, shares, layout, set(shared.roles), batches,
-                                             dtype=opt.dtype, device=opt.device, tell=tell)  # fmt: skip
-        else:
-            chosen = choose(quality, gauged, centre, layout, shares, opt, tell)
-            found, alignments, fitted = chosen.found, chosen.alignments, chosen.fitted
-            method = "progressive" if fitted is not None and fitted.fitted else "average"
-        notes = [*gauged[layout].notes, *(note for item in found for note in item.notes)]
-        if shared.differing:
-            notes.append(f"copied from model {layout} ({given[layout].given}), since the models differ there: "
-                         + ", ".join(shared.differing))  # fmt: skip
-        differences = [
-            verified(given[i], gauged[i], alignments[i], opt, tell, verify) if match != "none" else None
-            for i in range(len(gauged))
-            if i != centre
-        ]
-        rewrites: list[Alignment | Softened] = list(alignments)
-        for i, item in zip((i for i in range(len(gauged)) if i != centre), found, strict=True):
-            if item.couplings:
-                rewrites[i] = Softened(alignments[i], item.couplings)
-                notes.append(
-                    "relaxed permutations: the averaged models are no longer the same functions as their sources"
-                )
-        if transport:
-            gauged = transported(gauged, centre, alignments, how, opt, tell)
-            rewrites = [Alignment() for _ in gauged]
-        if soft is not None:
-            rewrites = [
-                alignment if i == centre else softened(gauged[i], gauged[centre], alignment, soft, opt)
-                for i, alignment in enumerate(alignments)
-            ]
-            notes.append("soft couplings: the mixed models are no longer the same functions as their sources")
+        sha256 = stack.enter_context(hashed(sources))
+        given, unified = stack.enter_context(one_vocabulary(sources, tokenizer_source, centre or 0))
+        frame, chosen = aligned(plan, given, opt)
+        layout = frame.centre if heads_from is None else heads_from
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
-            "anchor": centre,
-            "method": method,
+            "anchor": frame.centre,
+            "method": chosen.method,
             "match": match,
-            "weights": shares,
-            "distance_before": [item.before.distance for item in found],
-            "distance_after": [item.after.distance for item in found],
-            "objective": found[0].objective,
-            "max_output_difference": differences,
+            "weights": plan.shares,
+            "distance_before": [item.before.distance for item in frame.found],
+            "distance_after": [item.after.distance for item in frame.found],
+            "objective": frame.found[0].objective,
+            "max_output_difference": frame.differences,
         }
-        if how.of(method):
-            result["settings"] = how.of(method)
-        if quality is not None:
+        if how.of(chosen.method):
+            result["settings"] = how.of(chosen.method)
+        if chosen.report:
             result["quality"] = chosen.report
-            notes += chosen.notes
-        result["notes"] = list(dict.fromkeys(notes))
-        record = Record("merge", command, sources, opt, result, found)
+        merged, rewrites = rewritten_models(plan, frame, chosen, opt)
+        result["notes"] = notes_of(plan, frame, chosen, layout)
+        if unified is not None:
+            merged = unified.filled([moved(*pair, opt) for pair in zip(merged, rewrites, strict=True)], opt.dtype)
+            rewrites = [Alignment() for _ in merged]
         tensors: Iterator[tuple[str, Tensor]]
-        if fitted is not None:
-            result["ridges"], result["held_back_losses"] = fitted.ridges, fitted.losses
-            whole = fitted.tensors
-            entries = gauged[layout].signature.tensors
+        if chosen.fitted is not None:
+            result["ridges"], result["held_back_losses"] = chosen.fitted.ridges, chosen.fitted.losses
+            whole, entries = chosen.fitted.tensors, merged[layout].signature.tensors
             tensors = (pair for role, entry in entries.items() if entry.stored for pair in entry.split(whole[role]))
         else:
-            measured = method in ("fisher", "regmean")
-            combine = combination(method, gauged, alignments, how, opt, tell) if measured else None
-            if unified is not None:
-                gauged = unified.filled([moved(*pair, opt) for pair in zip(gauged, rewrites, strict=True)], opt.dtype)
-                rewrites = [Alignment() for _ in gauged]
-            tensors = merged_tensors(gauged, rewrites, shares, layout, set(shared.roles), method=method,
-                                     combine=combine, dtype=opt.dtype, device=opt.device)  # fmt: skip
+            measured = chosen.method in ("fisher", "regmean")
+            combine = combination(method, merged, frame.alignments, how, opt, tell) if measured else None
+            tensors = merged_tensors(merged, rewrites, plan.shares, layout, set(frame.common.roles),
+                                     method=chosen.method, combine=combine, dtype=opt.dtype, device=opt.device,
+                                     workers=opt.workers)  # fmt: skip
             if isinstance(combine, Regression):
                 result["jitter"] = combine.jitter  # layer -> number, as they are solved
+        record = Record("merge", command, sources, opt, result, frame.found, sha256)
         if tell:
             tell("writing")
         write_model(
             target,
             tensors,
-            gauged[layout],
+            merged[layout],
             overwrite=overwrite,
             dtype=stored,
-            config_updates=gauged[layout].config_updates,
+            config_updates=merged[layout].config_updates,
             check=lambda folder: record.write(folder, look.write_model_card),
             **look.told,
         )  # fmt: skip
@@ -218,3 +147,104 @@ def merge(
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return result
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `merge` was asked for; anchor: None for auto. Raises ValueError for what does not go together."""
+
+    method: str
+    quality: str | None
+    match: str
+    shares: list[float]
+    anchor: int | None
+    heads_from: int | None
+    soft: float | None
+    how: Fusion
+    verify: bool | str
+    tell: Tell | None
+
+    def __post_init__(self) -> None:
+        if self.match != "none" and self.match not in LEVELS:
+            raise ValueError(f"unknown --match '{self.match}'; choose from none, {', '.join(LEVELS)}")
+        if self.method not in MERGE_METHODS:
+            raise ValueError(f"unknown method '{self.method}'; choose from {', '.join(MERGE_METHODS)}")
+        if len(self.shares) < 2:
+            raise ValueError("merging needs at least two models")
+        if self.soft is not None and self.method in ("ot", "fisher", "regmean"):
+            raise ValueError(f"--soft mixes models after they were measured: leave it out with --method {self.method}")
+        refuse_out_of_range("heads-from", self.heads_from, len(self.shares))
+        refuse_out_of_range("anchor", self.anchor, len(self.shares))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the aligned models become one: by `method`, or as they were `fitted` already. report: of the choice of
+    quality. transport: whether `ot` still has to carry them. given: models whose folders are merged."""
+
+    method: str
+    fitted: Progressive | None
+    report: dict[str, Any]
+    notes: list[str]
+    transport: bool
+    given: list[Checkpoint]
+
+
+def aligned(plan: Plan, given: list[Checkpoint], opt: Options) -> tuple[Frame, Way]:
+    """The models in one frame, and how to merge them there, which the quality may choose with the frame."""
+    tell, anchor, models, transport = plan.tell, plan.anchor, given, plan.method == "ot"
+    if transport and plan.match == "none" and not of_one_width(given):
+        anchor = max(range(len(given)), key=lambda i: numel(given[i])) if anchor is None else anchor
+        models, transport = transported(given, anchor, [Alignment()] * len(given), plan.how, opt, tell), False
+    method, fitted, report, notes = plan.method, None, {}, []
+
+    def align(models: Sequence[Checkpoint], centre: int) -> tuple[list[Found], list[Alignment]]:
+        nonlocal method, fitted, report, notes
+        layout = centre if plan.heads_from is None else plan.heads_from
+        if plan.quality is not None:
+            chosen = choose(plan.quality, models, centre, layout, plan.shares, opt, tell)
+            fitted, report, notes = chosen.fitted, chosen.report, chosen.notes
+            method = "progressive" if fitted is not None and fitted.fitted else "average"
+            return chosen.found, chosen.alignments
+        looks = method == "progressive" or (plan.match != "none" and opt.measures)
+        batches, held = noised(calibration(models, opt, tell), opt) if looks else ([], None)
+        found, alignments = align_all(models, centre, plan.match, opt, tell, batches, held)
+        if method == "progressive":
+            fitted = merge_progressively(models, alignments, plan.shares, layout, set(common_roles(models).roles),
+                                         batches, held_back=held, dtype=opt.dtype, device=opt.device,
+                                         tell=tell)  # fmt: skip
+        return found, alignments
+
+    frame = in_one_frame(
+        models, anchor, plan.match, opt, tell, shares=plan.shares, verify=plan.verify, align=align
+    )  # fmt: skip
+    return frame, Way(method, fitted, report, notes, transport, given)
+
+
+def rewritten_models(
+    plan: Plan, frame: Frame, way: Way, opt: Options
+) -> tuple[list[Checkpoint], list[Alignment | Softened]]:
+    """The models that are merged, and what each is rewritten by: relaxed, soft or transported where that was asked."""
+    if way.transport:
+        carried = transported(frame.models, frame.centre, frame.alignments, plan.how, opt, plan.tell)
+        return carried, [Alignment() for _ in carried]
+    rewrites: list[Alignment | Softened] = list(frame.alignments)
+    for i, item in zip(frame.others, frame.found, strict=True):
+        if item.couplings:
+            rewrites[i] = Softened(frame.alignments[i], item.couplings)
+        if plan.soft is not None:
+            rewrites[i] = softened(frame.models[i], frame.models[frame.centre], frame.alignments[i], plan.soft, opt)
+    return frame.models, rewrites
+
+
+def notes_of(plan: Plan, frame: Frame, way: Way, layout: int) -> list[str]:
+    """What the user should know about the result, each once."""
+    notes = [*frame.models[layout].notes, *(note for item in frame.found for note in item.notes)]
+    if frame.common.differing:
+        notes.append(f"copied from model {layout} ({way.given[layout].given}), since the models differ there: "
+                     + ", ".join(frame.common.differing))  # fmt: skip
+    if any(item.couplings for item in frame.found):
+        notes.append("relaxed permutations: the averaged models are no longer the same functions as their sources")
+    if plan.soft is not None:
+        notes.append("soft couplings: the mixed models are no longer the same functions as their sources")
+    return list(dict.fromkeys([*notes, *way.notes]))

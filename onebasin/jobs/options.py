@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from onebasin.checkpoint import DTYPES, Checkpoint
+from onebasin.engine import Tell as Tell
 from onebasin.matching.latents import PERMUTATIONS
 
 
@@ -39,9 +40,9 @@ class StateDict:
 
 
 Model = str | Path | PreTrainedModel | Checkpoint | StateDict
-Tell = Callable[[str], None]
 
 MATCH_WITH = ("weights", "activations", "learned")
+STARTS = ("weights", "activations", "none")  # of learning
 LOSSES = ("divergence", "task")
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
@@ -51,15 +52,16 @@ class Options:
     """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`.
 
     relative: divide every tensor's squared distance by the root of the product of both norms.
-    match_with: weights, the activations on calibration data, or learned: from `start` (weights or activations), `steps`
-    steps of gradient descent at the learning rate `lr` on what the average of all predicts there. loss, of learning:
-    `divergence` from the models' own predictions, or the `task`'s own, which needs labels. permutations: see
-    `onebasin.matching.learned`. checkpoint: a file that learning is saved in, and continued from. data: those data,
-    `self` (causal language models write them) or a file, or several of these; samples: how many sequences or images;
-    task, context, vocabulary, mask_id, maskable: as in `onebasin.data.load_task`. workers: threads of weight matching
-    (default: one per core), on which no result depends. ray: address of a Ray cluster to match on instead, or `local`.
-    resume: go on where a run with the same output was killed. units: the folder in which finished units of weight
-    matching are kept; jobs that write a folder choose it.
+    match_with: weights, the activations on calibration data, or learned: from `start` (weights, activations, or none:
+    the models as they are, to compare the others with), `steps` steps of gradient descent at the learning rate `lr` on
+    what the average of all predicts there. loss, of learning: `divergence` from the models' own predictions, or the
+    `task`'s own, which needs labels. permutations: see `onebasin.matching.learned`. checkpoint: a file that learning is
+    saved in, and continued from. data: those data, `self` (causal language models write them) or a file, or several of
+    these; samples: how many sequences or images; noise: standard deviation of the noise on copies of images and sounds,
+    see `onebasin.data.calibration.noisy`; task, context, vocabulary, mask_id, maskable: as in
+    `onebasin.data.load_task`. workers: threads of weight matching (default: one per core), on which no result depends.
+    ray: address of a Ray cluster to match on instead, or `local`. resume: go on where a run with the same output was
+    killed. units: the folder in which finished units of weight matching are kept; jobs that write a folder choose it.
     """
 
     symmetry: str = "paper"
@@ -85,6 +87,7 @@ class Options:
     data: str | Sequence[str] | None = None
     task: str | None = None
     samples: int = 256
+    noise: float = 0.0
     context: int | None = None
     vocabulary: str | None = None
     mask_id: int | None = None
@@ -100,6 +103,16 @@ class Options:
             raise ValueError(f"workers {self.workers}: there must be at least one")
         if self.precision not in ("float32", "float64"):
             raise ValueError(f"precision '{self.precision}': the mathematics runs in float32 or float64")
+        if isinstance(self.layers, str):
+            raise ValueError(f"layers '{self.layers}': give numbers; onebasin.merge_best_layers chooses them")
+        for option, given, known in (
+            ("match-with", self.match_with, MATCH_WITH),
+            ("start", self.start, STARTS),
+            ("loss", self.loss, LOSSES),
+            ("permutations", self.permutations, PERMUTATIONS),
+        ):
+            if given not in known:
+                raise ValueError(f"{option} '{given}': choose one of {', '.join(known)}")
         refuse_device(self.device)
 
     @property
@@ -109,16 +122,6 @@ class Options:
     @property
     def measures(self) -> bool:
         """Whether matching looks at what the models do on calibration data."""
-        for option, given, known in (
-            ("match-with", self.match_with, MATCH_WITH),
-            ("start", self.start, MATCH_WITH),
-            ("loss", self.loss, LOSSES),
-            ("permutations", self.permutations, PERMUTATIONS),
-        ):
-            if given not in known:
-                raise ValueError(f"{option} '{given}': choose one of {', '.join(known)}")
-        if self.start == "learned":
-            raise ValueError("start 'learned': learning starts from weights or activations")
         return self.match_with != "weights"
 
     @property

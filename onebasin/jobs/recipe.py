@@ -16,18 +16,19 @@ from onebasin.checkpoint.adapted import write_adapted
 from onebasin.checkpoint.adapter import CONFIG, WEIGHTS, Adapter
 from onebasin.checkpoint.reader import locate
 from onebasin.engine import peak_memory
-from onebasin.fusion import MERGE_METHODS, nearest_to_mean
+from onebasin.fusion import MERGE_METHODS
 from onebasin.recipe import Recipe, Reference, read_recipe
 from onebasin.recipe.schema import parameter_names
 from onebasin.symmetry import Alignment
 
-from .aligning import Found, align_all
-from .folders import common_roles, gauge, one_vocabulary, opened, refuse_existing, widened, workplace
+from .aligning import Found
+from .folders import one_vocabulary, opened, refuse_existing, workplace
+from .frame import in_one_frame
 from .merge import merge
 from .mergekit import merge_in_mergekit, parameters_of
-from .options import Options, Tell, Written, verification
+from .options import Options, Tell, Written
 from .stacking import config_of, stacked
-from .writing import Record, moved, refuse_unverifiable, rewritten, verified
+from .writing import Record, hashed, moved, rewritten
 
 
 def merge_config(
@@ -80,19 +81,23 @@ def merge_config(
         else:
             source = None if recipe.tokenizer_source is None else str(recipe.tokenizer_source)
             models, unified = stack.enter_context(one_vocabulary(sources, source, base))
+        sha256 = stack.enter_context(hashed(sources))
         found: list[Found] = []
         result = {"output": None if output is None else str(output), "models": names, "method": recipe.merge_method,
                   "match": align.symmetry if align else "none"}  # fmt: skip
         if align:
-            models, centre, found, differences = aligned(models, align.anchor, base, opt, verify, tell)
-            result |= {"anchor": centre, "max_output_difference": differences}
+            anchor = _number(align.anchor, names, base)
+            frame = in_one_frame(models, anchor, opt.symmetry, opt, tell, verify=verify)
+            models = [moved(*pair, opt) for pair in zip(frame.models, frame.alignments, strict=True)]
+            found = frame.found
+            result |= {"anchor": frame.centre, "max_output_difference": frame.differences}
         if unified:
             models = unified.filled(models, opt.dtype)
         result["distance_before"] = [item.before.distance for item in found]
         result["distance_after"] = [item.after.distance for item in found]
         result["notes"] = list(dict.fromkeys(note for item in found for note in item.notes))
         layout = models[base]
-        record = Record("merge", command, sources, opt, result, found)
+        record = Record("merge", command, sources, opt, result, found, sha256)
         if tell:
             tell(recipe.merge_method if ours else f"{recipe.merge_method}, in mergekit")
         if ours:
@@ -154,25 +159,6 @@ def resolved(reference: Reference, scratch: Path, family: str | None) -> Path:
     finally:
         base.close()
     return scratch
-
-
-def aligned(
-    models: Sequence[Checkpoint], anchor: str, base: int, opt: Options, verify: bool | str, tell: Tell | None
-) -> tuple[list[Checkpoint], int, list[Found], list[float | None]]:
-    """The models in the frame of one of them, its number, and what was found for the others, verified."""
-    for checkpoint in models if verification(verify) == "outputs" else []:
-        refuse_unverifiable(checkpoint)
-    gauged = [gauge(checkpoint, opt, tell) for checkpoint in models]
-    centre = _number(anchor, [model.given for model in models], base)
-    if centre is None:
-        shares = [1 / len(gauged)] * len(gauged)
-        centre = nearest_to_mean(gauged, common_roles(gauged).roles, shares)
-    gauged = [widened(model, gauged[centre]) for model in gauged]
-    found, alignments = align_all(gauged, centre, opt.symmetry, opt, tell)
-    differences = [
-        verified(models[i], gauged[i], alignments[i], opt, tell, verify) for i in range(len(models)) if i != centre
-    ]
-    return [moved(*pair, opt) for pair in zip(gauged, alignments, strict=True)], centre, found, differences
 
 
 def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from onebasin.checkpoint import (
     Canonical,
     Checkpoint,
     CheckpointError,
-    Verification,
-    compare,
+    compare_rewritten,
     model_card,
     provenance,
     tolerance_of,
@@ -76,9 +74,8 @@ def verified(
     """The largest output difference between a folder and its rewritten model; CheckpointError where it is not rounding.
 
     how: see `verification`; None is returned where the models are not run. With `tensors` only the maps are checked,
-    and memory does not depend on the model's size. Else both models are held, and both run in the precision of the
-    mathematics, the rewritten one from a temporary folder of that precision: weights rounded to 16 bits would need a
-    tolerance that hides real errors.
+    and memory does not depend on the model's size. Else both models are held and run in the precision of the
+    mathematics: weights rounded to 16 bits would need a tolerance that hides real errors.
     """
     if verification(how) == "none":
         return None
@@ -87,19 +84,12 @@ def verified(
     if verification(how) == "tensors":
         refuse_inexact(model, alignment)
         return None
-    verdicts: list[Verification] = []
     stored = original.stored_dtype
     dtype = opt.dtype if stored.itemsize <= opt.dtype.itemsize else stored
-
-    def check(folder: Path) -> None:
-        tolerance = tolerance_of(opt.dtype)
-        verdicts.append(compare(original.folder, folder, dtype=dtype, device=opt.device, tolerance=tolerance))
-
-    with tempfile.TemporaryDirectory() as temporary:
-        target = Path(temporary) / "model"
-        write_model(target, rewritten(model, alignment, opt), model, dtype=dtype,
-                    config_updates=model.config_updates, check=check)  # fmt: skip
-    verdict = verdicts[0]
+    verdict = compare_rewritten(
+        original, rewritten(model, alignment, opt), model.config_updates,
+        dtype=dtype, device=opt.device, tolerance=tolerance_of(opt.dtype),
+    )  # fmt: skip
     if not verdict.same:
         raise CheckpointError(
             f"the rewritten '{original.given}' differs from the original by {verdict.max_difference:.3g} "

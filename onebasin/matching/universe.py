@@ -11,22 +11,26 @@ block coordinate descent on J itself, and J never increases. (Matching to the me
 not: each model then pulls towards where it already stands.) The descent starts from the best star, so its result is
 never worse than matching all models to one of them. The idea of a universe is that of Crisostomi et al., "C2M3:
 Cycle-Consistent Multi-Model Merging", NeurIPS 2024, for permutations.
+
+Models are read and rewritten tensor by tensor wherever they are looked at, so that none has to be in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onebasin.engine import in_order
 from onebasin.symmetry import Alignment, Group, Signature
 
 from .weights import match_weights
 
-Tensors = Mapping[str, Tensor]
+Read = Callable[[str], Tensor]  # role -> tensor
 
 
 @dataclass
@@ -43,43 +47,47 @@ class Universe:
 
 def match_universe(
     signatures: Sequence[Signature],
-    models: Sequence[Tensors],
+    models: Sequence[Read],
     groups: Sequence[Mapping[str, Group]],
     *,
+    roles: Sequence[str],
     centre: int | None = None,
     tolerance: float = 1e-5,
     max_rounds: int = 20,
+    workers: int | None = None,
     progress: Callable[[str, float], None] | None = None,
     **how: Any,
 ) -> Universe:
     """Align m models to one another.
 
-    models: per model, role -> tensor, over the same roles with equal shapes. signatures, groups: per model.
-    centre: the model that stays as it is (default: the centre of the best star). how: passed on to `match_weights`.
+    models: per model, role -> tensor, of equal shapes for each of `roles`, called whenever a tensor is looked at, from
+    several threads. signatures, groups: per model. centre: the model that stays as it is (default: the centre of the
+    best star). workers, how: as in `match_weights`.
     """
-    stars: dict[int, tuple[float, list[Alignment], list[Tensors]]] = {}
+    how |= {"roles": roles, "workers": workers, "progress": progress}
+
+    def current(alignments: Sequence[Alignment]) -> list[Read]:
+        return [partial(_moved, *one) for one in zip(signatures, alignments, models, strict=True)]
+
+    stars: dict[int, tuple[float, list[Alignment]]] = {}
     for middle in range(len(models)) if centre is None else [centre]:
-        alignments, moved = [], []
-        for i, (signature, tensors) in enumerate(zip(signatures, models, strict=True)):
-            alignment = Alignment()
-            if i != middle:
-                alignment = _match(signature, models[middle], tensors, groups[i], progress, how)
-            alignments.append(alignment)
-            moved.append(_apply(signature, alignment, tensors))
-        stars[middle] = (scatter(moved), alignments, moved)
+        alignments = [
+            Alignment() if i == middle else _match(signatures[i], models[middle], model, groups[i], how)
+            for i, model in enumerate(models)
+        ]
+        stars[middle] = scatter(current(alignments), roles, workers), alignments
     centre = min(stars, key=lambda middle: stars[middle][0])
-    value, alignments, current = stars[centre]
+    value, alignments = stars[centre]
     objective = [value]
     for round_number in range(max_rounds if len(models) > 2 else 0):
         for i, signature in enumerate(signatures):
             if i == centre:  # it defines the frame: only relative positions matter
                 continue
-            others = [current[j] for j in range(len(models)) if j != i]
-            target = {role: torch.stack([tensors[role] for tensors in others]).mean(0) for role in current[i]}
-            step = _match(signature, target, current[i], groups[i], progress, {**how, "warm": True, "starts": 1})
+            now = current(alignments)
+            others = partial(_mean, [*now[:i], *now[i + 1 :]])
+            step = _match(signature, others, now[i], groups[i], {**how, "warm": True, "starts": 1})
             alignments[i] = step.after(alignments[i])
-            current[i] = _apply(signature, step, current[i])
-        objective.append(scatter(current))
+        objective.append(scatter(current(alignments), roles, workers))
         if progress:
             progress(f"round {round_number + 1}", objective[-1])
         if objective[-2] - objective[-1] <= tolerance * objective[-2]:
@@ -87,27 +95,25 @@ def match_universe(
     return Universe(alignments, centre, objective, {middle: star[0] for middle, star in stars.items()})
 
 
-def scatter(models: Sequence[Tensors]) -> float:
+def scatter(models: Sequence[Read], roles: Sequence[str], workers: int | None = 1) -> float:
     """J: the summed squared distance of all models to their mean."""
-    total = 0.0
-    for role in models[0]:
-        stacked = torch.stack([tensors[role] for tensors in models])
-        total += float((stacked - stacked.mean(0)).square().sum(dtype=torch.float64))
-    return total
+
+    def of(role: str) -> float:
+        stacked = torch.stack([read(role) for read in models])
+        return float((stacked - stacked.mean(0)).square().sum(dtype=torch.float64))
+
+    return sum(in_order(of, roles, workers))
 
 
 def _match(
-    signature: Signature,
-    anchor: Tensors,
-    source: Tensors,
-    groups: Mapping[str, Group],
-    progress: Callable[[str, float], None] | None,
-    how: Mapping[str, Any],
+    signature: Signature, anchor: Read, source: Read, groups: Mapping[str, Group], how: Mapping[str, Any]
 ) -> Alignment:
-    return match_weights(
-        signature, lambda role: (anchor[role], source[role]), groups, roles=list(source), progress=progress, **how
-    ).alignment
+    return match_weights(signature, lambda role: (anchor(role), source(role)), groups, **how).alignment
 
 
-def _apply(signature: Signature, alignment: Alignment, tensors: Tensors) -> Tensors:
-    return {role: alignment.apply(signature, role, tensor) for role, tensor in tensors.items()}
+def _mean(models: Sequence[Read], role: str) -> Tensor:
+    return torch.stack([read(role) for read in models]).mean(0)
+
+
+def _moved(signature: Signature, alignment: Alignment, read: Read, role: str) -> Tensor:
+    return alignment.apply(signature, role, read(role))
