@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrain
 from transformers.utils import logging
 
 from onebasin.checkpoint import Checkpoint
+from onebasin.engine import Tell
 
 from . import metrics, speech, text
 from .digits import digits
@@ -208,7 +209,7 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def evaluate(model: PreTrainedModel, task: Task, tell: Callable[[str], None] | None = None) -> Scores:
+def evaluate(model: PreTrainedModel, task: Task, tell: Tell | None = None) -> Scores:
     """Loss, accuracy and the task's other metrics of `model`, in eval mode, over all batches, on the model's device.
 
     The loss is the mean over labels, not over batches, so it does not depend on the batch size. A causal

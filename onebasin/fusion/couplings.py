@@ -13,7 +13,7 @@ mean of the plans of its two parts, plain or weighted by their norms (Imfeld et 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.stock import stock_model
 from onebasin.checkpoint.trace import Batch
+from onebasin.engine import Tell
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import Axis, leaves, nesting
@@ -35,8 +36,6 @@ from .transport import Transport, carried, dense, mixed, plan, resized
 
 GROUNDS = ("wts", "acts")
 RESIDUALS = ("one", "average", "weighted")
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from onebasin.checkpoint.probes import probe
 from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
+from onebasin.engine import Tell
 from onebasin.symmetry.axes import Axis, Leaf, blocks
 
 
@@ -50,7 +51,7 @@ def of_activations(
     source: Stock,
     batches: Sequence[Batch],
     sizes: Mapping[str, int],
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> dict[tuple[str, tuple[str, ...]], Evidence]:
     """Evidence for every block of what linear layers and norms give out: (role, roots of the block) -> sums.
 

@@ -12,7 +12,7 @@ A diagonal depends on the basis: measure it on the matched model, not on its sou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch
 from onebasin.checkpoint.verification import takes_cache
 from onebasin.data.teaching import predictions
+from onebasin.engine import Tell
 from onebasin.symmetry import Entry, Signature
 
 from .average import Combine
@@ -49,7 +50,7 @@ def fisher_diagonal(
     draws: int = 1,
     chunk: int | None = None,
     seed: int = 0,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> tuple[dict[str, Tensor], int]:
     """Role -> mean over examples of the squared gradient of log p(y | x), and the number of examples.
 

@@ -28,6 +28,7 @@ RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the input
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -195,7 +196,7 @@ class Fitting:
         self.layers = {call.module: _Layer(student, call) for call in calls}
         self.made = {name: layer.weight.new_zeros(layer.shape) for name, layer in self.layers.items()}
         self.chosen: dict[str, float | None] = {}
-        self.place = len(ridges) // 2  # of the ridge that the last layer took
+        self.places: dict[str, int] = {}  # module without numbers -> place of the ridge that the last such layer took
         self.sums: dict[str, tuple[Sums, Sums]] = {}
         self.tell = tell
 
@@ -250,16 +251,16 @@ class Fitting:
         layer, times = self.layers[call.module], self.times[call.module]
         wanted = [self._mean([seen[b].asked(times) for seen in theirs]) for b in range(len(mine))]
         if call.module in self.spread:
-            wanted = self._spread_out(wanted, theirs)
+            self._spread_out(wanted, theirs)
         crosses = [layer.weight.new_zeros(layer.shape) for _ in grams]
         for b, here in enumerate(mine):
-            lacking, mask = wanted[b] - here.asked(times), self.masks[b]
+            lacking, mask = wanted[b].sub_(here.asked(times)), self.masks[b]
             crosses[b >= self.count] += cross(_rows(here.inputs, mask), _rows(lacking, mask), layer.bias is not None)
         made = self.made[call.module]
         if bool(made.any()):  # an earlier call made this part: ask for the whole change
             for own, product in zip(crosses, grams, strict=True):
                 own += product @ made
-        new = tuple(Sums(product, own) for product, own in zip(grams, crosses, strict=True))
+        new = Sums(grams[0], crosses[0]), Sums(grams[1], crosses[1])
         old = self.sums.get(call.module)
         self.sums[call.module] = new if old is None else (old[0] + new[0], old[1] + new[1])
 
@@ -269,29 +270,35 @@ class Fitting:
             total.add_(value, alpha=weight)
         return total
 
-    def _spread_out(self, wanted: list[Tensor], theirs: Sequence[Sequence[_Seen]]) -> list[Tensor]:
-        """The mean outputs, with every coordinate's deviation from its mean brought to the mean of the models'."""
-
-        def rows(values: Sequence[Tensor]) -> Tensor:
-            return torch.cat([_rows(value, mask) for value, mask in zip(values, self.masks, strict=True)][: self.count])
-
-        own = rows(wanted)
-        centre, deviation = own.mean(0), own.std(0)
+    def _spread_out(self, wanted: list[Tensor], theirs: Sequence[Sequence[_Seen]]) -> None:
+        """Bring the deviation of the mean outputs from their mean to that of the models', for every coordinate."""
+        centre, deviation = self._moments(wanted)
         mean = torch.zeros_like(deviation)
         for weight, seen in zip(self.weights, theirs, strict=True):
-            mean += weight * rows([one.value for one in seen]).std(0)
+            mean += weight * self._moments([one.value for one in seen])[1]
         most = len(self.weights) ** 0.5  # where the models' outputs have nothing in common
         scale = (mean / deviation).nan_to_num(1.0).clamp(1.0, most)
-        return [centre + scale * (value - centre) for value in wanted]
+        for value in wanted:
+            value.sub_(centre).mul_(scale).add_(centre)
+
+    def _moments(self, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of what is fitted on, (n,) each."""
+        rows = [_rows(value, mask) for value, mask in zip(values, self.masks, strict=True)][: self.count]
+        count = sum(map(len, rows))
+        mean = torch.stack([some.sum(0) for some in rows]).double().sum(0) / count
+        square = torch.stack([torch.linalg.vector_norm(some, dim=0) for some in rows]).double().square().sum(0) / count
+        deviation = (square - mean.square()).clamp_min(0.0).sqrt()
+        return mean.to(values[0]), deviation.to(values[0])
 
     def _change(self, module: str, step: float = 1.0) -> Tensor:
         """Change a layer by what its sums ask for, times `step`, and return the change."""
         (fit, held), made = self.sums[module], self.made[module]
         if self.chooses:
-            place, wanted, error = best_solution(fit, held, self.ridges, self.place)
+            kind = re.sub(r"\d+", "", module)
+            first = self.places.get(kind, len(self.ridges) // 2)
+            self.places[kind], wanted, error = best_solution(fit, held, self.ridges, first)
             better = error < held.error(made)
-            self.chosen[module] = self.ridges[place] if better else None
-            self.place = place if better else self.place
+            self.chosen[module] = self.ridges[self.places[kind]] if better else None
             wanted = wanted if better else made
         else:
             wanted, self.chosen[module] = solution(fit, self.ridges[0]), self.ridges[0]
@@ -401,7 +408,10 @@ class _Layer:
 
     def apply(self, delta: Tensor, x: Tensor, value: Tensor) -> None:
         """Add to `value` what the change `delta` makes of the inputs x."""
-        if self.bias is None:
-            value.add_(x @ delta)
+        rows = delta if self.bias is None else delta[:-1]
+        if value.is_contiguous():  # in one pass over it
+            value.view(-1, value.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), rows)
         else:
-            value.add_(torch.nn.functional.linear(x, delta[:-1].mT, delta[-1]))
+            value.add_(x @ rows)
+        if self.bias is not None:
+            value.add_(delta[-1])

@@ -20,6 +20,7 @@ from torch.nn.functional import unfold
 
 from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
+from onebasin.engine import Tell
 from onebasin.symmetry import Entry, Signature
 
 from .average import average
@@ -35,7 +36,7 @@ JITTERS = (1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal; the first with whic
 
 
 def input_grams(
-    stock: Stock, batches: Sequence[Batch], *, tell: Callable[[str], None] | None = None
+    stock: Stock, batches: Sequence[Batch], *, tell: Tell | None = None
 ) -> tuple[dict[str, Tensor], frozenset[str], int]:
     """Gram matrices of the inputs of all linear layers, summed batch by batch.
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.data import Task, evaluate, load_model
+from onebasin.engine import Tell
 
 Model = Mapping[str, Tensor] | str | Path
 
@@ -62,7 +63,7 @@ def curve(
     points: int = 11,
     *,
     device: str = "cpu",
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> dict[str, Any]:
     """Loss and accuracy at `points` equally spaced models, from folder `a` (lambda 0) to `b` (lambda 1).
 

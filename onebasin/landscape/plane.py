@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data import Task, evaluate, load_model
+from onebasin.engine import Tell
 
 from .line import refuse_unlike
 
@@ -20,7 +21,7 @@ Tensors = dict[str, Tensor]
 
 def plane(
     a: str | Path, b: str | Path, c: str | Path, task: Task, points: int = 11, *, margin: float = 0.25,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Losses on a grid over the plane through three model folders (Garipov et al., 2018, section 3).
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from onebasin.data import Task, evaluate, load_model
+from onebasin.engine import Tell
 
 from .line import interpolate
 
 
 @torch.no_grad()
 def simplex(
-    models: Sequence[str | Path], task: Task, points: int = 6, *, tell: Callable[[str], None] | None = None
+    models: Sequence[str | Path], task: Task, points: int = 6, *, tell: Tell | None = None
 ) -> dict[str, Any]:
     """Losses of sum_i w_i model_i over a regular grid of shares w, `points` on each edge of the triangle.
 

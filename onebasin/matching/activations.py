@@ -23,6 +23,7 @@ from torch import Tensor
 
 from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch, hooks, linear_calls, run
+from onebasin.engine import Tell
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import Axis, Leaf, blocks, size
@@ -84,7 +85,7 @@ def match_activations(
     batches: Iterable[Batch],
     groups: Mapping[str, Group],
     *,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> Alignment:
     """Match the model `source` to `anchor` over the spaces in `groups`.
 

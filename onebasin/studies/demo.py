@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
 from onebasin.data.tasks import quiet
+from onebasin.engine import Tell
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
 
@@ -46,8 +47,6 @@ PROCESSOR = {
     "image_mean": [0.5],
     "image_std": [0.5],
 }
-
-Tell = Callable[[str], None]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import onebasin
 from onebasin.checkpoint import Checkpoint, shared_roles
 from onebasin.data import Scores, Task, evaluate, load_model
 from onebasin.data.tasks import quiet
+from onebasin.engine import Tell
 from onebasin.fusion import METHODS, merged_tensors
 from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
@@ -26,8 +27,6 @@ from onebasin.symmetry import LEVELS, Alignment
 from .results import refuse_existing
 
 SETTINGS = ("none", "permutation", "paper", "full", "invertible")
-
-Tell = Callable[[str], None]
 
 
 def study_levels(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from onebasin.engine import Store, kept
+from onebasin.engine import Store, Tell, kept
 
 from .config import Config
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Once:
     """Measures what was not measured yet. seconds: of all measurements, those that were found too."""
 
-    def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, tell: Tell) -> None:
         self.store, self.tell, self.seconds = store, tell, 0.0
 
     def __call__(self, what: str, models: Sequence[str], measure: Callable[[], T]) -> T:
@@ -48,7 +48,7 @@ class Once:
 
 
 @contextmanager
-def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Callable[[str], None]) -> Iterator[Once]:
+def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Tell) -> Iterator[Once]:
     """A `Once` that keeps its results in a hidden folder under `folder` until the study is complete.
 
     resume: use what is there. Results of other settings or other models are never found.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onebasin.engine import Tell
 from onebasin.landscape.plots import require_matplotlib
 
 from . import distances, fusion, landscapes, layers, runtime
@@ -38,7 +39,7 @@ def run_study(
     metric: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     command: str = "",
 ) -> Results:
     """Run the study `name` on the file `config`; writes NAME.json, its pictures and report.html under `output`.

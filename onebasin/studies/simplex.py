@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from onebasin.data import Task
+from onebasin.engine import Tell
 from onebasin.landscape import simplex
 from onebasin.landscape.plots import plot_simplex, require_matplotlib
 
@@ -22,7 +23,7 @@ def study_simplex(
     *,
     points: int = 6,
     overwrite: bool = False,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> dict[str, Any]:
     """What `landscape.simplex` returns, with `models`; written as simplex.json and simplex.png under `output`.
 
