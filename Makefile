@@ -37,8 +37,13 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Results as JSON in build/bench. The last two need 4 GB on disk for a while.
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.solvers
+	$(BIN)/python -m benchmarks.disk --kind fine-tuned --workers 1,2
+	$(BIN)/python -m benchmarks.disk --kind independent --workers 1,2
 
 # The site, in build/site. --strict: a broken link or reference fails it.
 docs: $(INSTALLED)

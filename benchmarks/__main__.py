@@ -27,12 +27,11 @@ from torch import Tensor
 from onebasin.symmetry import Signature
 
 from . import floor as floors
-from .report import document, show
+from .report import OUTPUT, document, show
 from .rows import QUICK, ROWS, Read, Row, ours, plain, prepared
 
 Job = Callable[[Row, Signature, Read], Iterator[dict[str, Tensor]]]
 
-OUTPUT = Path("build/bench/results.json")
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 console = Console(stderr=True)
 
@@ -83,7 +82,7 @@ def run(
     """Time one row: the two implementations in turn, then the floor on the matrices that matching meets."""
     signature, tensors = prepared(row)
     read = tensors.__getitem__
-    jobs: dict[str, Job] = {"ours": ours, "plain": plain} if row.level == "paper" else {"ours": ours}
+    jobs: dict[str, Job] = {"ours": ours, "plain": plain} if row.plain else {"ours": ours}
     seconds: dict[str, list[float]] = {who: [] for who in jobs}
     distance: dict[str, float] = {}
     for _ in range(repeats):
@@ -104,7 +103,7 @@ def run(
         "faster": theirs and theirs / mine, "faster_target": row.faster,
         "over_floor": mine / floor.seconds, "over_floor_target": row.over_floor,
         "floor_parts": asdict(floor), "runs": seconds, "distance": distance,
-        "peak_mb": {} if quick or row.level != "paper" else {who: _peak_apart(row, who, threads) for who in jobs},
+        "peak_mb": {} if quick or not row.plain else {who: _peak_apart(row, who, threads) for who in jobs},
     }  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merging from disk to disk, beside the floor of its ingredients and beside mergekit's plain average.
 
-    python -m benchmarks.disk [--kind independent|fine-tuned] [--layers N] [--mergekit PYTHON]
+    python -m benchmarks.disk [--kind independent|fine-tuned] [--layers N] [--mergekit PYTHON] [--workers 1,2] [--ray]
 
-Makes two synthetic BERT-large folders (float32, 1.3 GB each) once and merges them in processes of their own. PYTHON is
-an interpreter that has mergekit, which need not be the one that runs onebasin.
+Makes two synthetic BERT-large folders (float32, 1.3 GB each) and merges them in processes of their own. PYTHON is an
+interpreter that has mergekit, which need not be the one that runs onebasin. Results go to build/bench, too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from onebasin.matching import match_weights
 from onebasin.symmetry import acting_groups
 
 from . import floor as floors
+from .report import OUTPUT
 
 WIDTHS = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
 STD, NOISE = 0.02, 0.02  # of the weights; of a fine-tuned model around its base, in units of the former
@@ -38,8 +39,12 @@ def main(
     layers: Annotated[int, typer.Option(help="of the 24 layers")] = 24,
     folder: Annotated[Path, typer.Option(help="where the models are made and kept")] = Path("build/bench/disk"),
     mergekit: Annotated[str, typer.Option(help="an interpreter that has mergekit")] = "",
-    verify: Annotated[str, typer.Option(help="how onebasin verifies: tensors, outputs, none")] = "tensors",
-    workers: Annotated[int, typer.Option(help="threads of onebasin")] = os.cpu_count() or 1,
+    verify: Annotated[
+        str, typer.Option(help="how onebasin verifies: outputs (the default), tensors, none")
+    ] = "outputs",
+    workers: Annotated[str, typer.Option(help="threads of onebasin, each measured")] = str(os.cpu_count() or 1),
+    ray: Annotated[bool, typer.Option(help="measure a local Ray cluster, too")] = False,
+    keep: Annotated[bool, typer.Option(help="leave the models, 4 GB, for the next time")] = False,
 ) -> None:
     """Merge two BERT-large models from disk to disk: seconds, peak memory, and the floor."""
     torch.set_num_threads(os.cpu_count() or 1)
@@ -49,16 +54,25 @@ def main(
             make(model, kind, layers, number)
     size = (models[0] / "model.safetensors").stat().st_size
     result: dict[str, Any] = {"kind": kind, "layers": layers, "bytes": size}
-    how = ["--match", "paper", "--verify", verify, "--workers", str(workers), "--overwrite", "--quiet"]
-    command = [sys.executable, "-c", "from onebasin.cli import app; app()", "merge", *map(str, models)]
-    result["onebasin"] = measured([*command, "-o", str(folder / "merged"), *how])
+    how = ["--match", "paper", "--verify", verify, "-o", str(folder / "merged"), "--overwrite", "--quiet"]
+    command = [sys.executable, "-c", "from onebasin.cli import app; app()", "merge", *map(str, models), *how]
+    for count in workers.split(","):
+        result[f"onebasin, {count} workers"] = measured([*command, "--workers", count])
+    if ray:
+        result["onebasin, Ray"] = measured([*command, "--ray", "local"])
     result["floor"] = floor(models, folder / "copy")
     if mergekit:
         recipe = folder / "recipe.yml"
         recipe.write_text(json.dumps(linear(models)))
         command = [mergekit, "-m", "mergekit.scripts.run_yaml", str(recipe), str(folder / "linear"), "--quiet"]
         result["mergekit"] = measured(command)
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.with_name(f"disk-{kind}.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     print(json.dumps(result, indent=2))
+    for path in (
+        [] if keep else [*models, *map(bare, models), *(folder / name for name in ("merged", "copy", "linear"))]
+    ):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def make(folder: Path, kind: str, layers: int, number: int) -> None:
@@ -66,8 +80,7 @@ def make(folder: Path, kind: str, layers: int, number: int) -> None:
     config = BertConfig(num_hidden_layers=layers, architectures=["BertForSequenceClassification"], **WIDTHS)
     with torch.device("meta"):
         shapes = {name: tuple(t.shape) for name, t in BertForSequenceClassification(config).state_dict().items()}
-    bare = folder.with_name(f"{folder.name}-config")
-    config.save_pretrained(bare)
+    config.save_pretrained(bare(folder))
     base = torch.Generator().manual_seed(0 if kind == "fine-tuned" else number)
     own = torch.Generator().manual_seed(number + 1)
 
@@ -78,9 +91,14 @@ def make(folder: Path, kind: str, layers: int, number: int) -> None:
                 tensor += STD * NOISE * torch.randn(shape, generator=own)
             yield name, tensor + 1 if "LayerNorm.weight" in name else tensor
 
-    like = Checkpoint(bare)
-    like.__dict__["files"] = dict.fromkeys(shapes, bare)
+    like = Checkpoint(bare(folder))
+    like.__dict__["files"] = dict.fromkeys(shapes, bare(folder))
     write_model(folder, tensors(), like, dtype=torch.float32)
+
+
+def bare(folder: Path) -> Path:
+    """Where the config of a model lies before there is a model."""
+    return folder.with_name(f"{folder.name}-config")
 
 
 def measured(command: list[str]) -> dict[str, float]:
@@ -95,10 +113,15 @@ def measured(command: list[str]) -> dict[str, float]:
 
 
 def floor(models: list[Path], out: Path) -> dict[str, float]:
-    """Seconds that nobody can undercut: both models read, GEMM and solvers of matching, the result written."""
+    """Seconds that nobody can undercut: both models read, GEMM and solvers of matching, the result written.
+
+    GEMM and solvers are those that matching asks for in the first two layers, times the number of layers.
+    """
     source, anchor = (Checkpoint(model) for model in models)
     groups = acting_groups(source.signature, "paper")
     roles = [role for role, entry in source.signature.tensors.items() if entry.alias is None]
+    some = [role for role in roles if source.signature.tensors[role].layer in (0, 1)]
+    times = len(source.signature.layers) / 2
     start = time.perf_counter()
     for model in (source, anchor):
         for role in roles:
@@ -111,10 +134,9 @@ def floor(models: list[Path], out: Path) -> dict[str, float]:
     machine = floors.measure()
     with floors.tracing(groups, time.perf_counter) as found:
         read_both = partial(read_pair, anchor, source)
-        match_weights(source.signature, read_both, groups, roles=roles, measure=False, workers=1)
-    gemm = found.flops / machine.gemm
-    # The solvers were timed on one core each; several layers can be solved side by side.
-    solvers = (found.svd + found.assignment) / (os.cpu_count() or 1)
+        match_weights(source.signature, read_both, groups, roles=some, measure=False, workers=1)
+    gemm = times * found.flops / machine.gemm
+    solvers = times * (found.svd + found.assignment)  # timed on all cores
     return {"read": read, "gemm": gemm, "solvers": solvers, "write": write, "seconds": read + gemm + solvers + write}
 
 

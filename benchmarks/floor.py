@@ -25,8 +25,9 @@ from onebasin.matching.moments import Pair, cross_moments, pairwise_moments
 from onebasin.symmetry import Group, Moments, Signature
 from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import blocks
-from onebasin.symmetry.groups import Permutation
+from onebasin.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation, Rotary, ScaledOrthogonal
 
+ROTATIONS = (Orthogonal, OrthogonalFixingOnes, ScaledOrthogonal)  # whose nearest element is a polar factor
 Clock = Callable[[], float]
 Result = TypeVar("Result")
 
@@ -83,17 +84,20 @@ def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
 
     def one(signature: Signature, root: str, roles: list[str], gram: bool, norms: bool, read: Any, run: Any) -> Moments:
         moments = cross_moments(signature, root, roles, gram, norms, read, run)
-        floor.flops += _flops(signature, root, map(read, roles))
+        # A rotary pair of dimensions needs its own four products alone, and no solver.
+        size = 2 if isinstance(groups[root], Rotary) else signature.spaces[root].size
+        floor.flops += _flops(signature, root, size, map(read, roles))
         if isinstance(groups[root], Permutation):
             assignments.append(partial(assignment, moments.total))
-        else:
+        elif isinstance(groups[root], ROTATIONS):
             svds.append(partial(torch.linalg.svd, moments.total))
         return moments
 
     def all_pairs(signature: Signature, outer: str, inner: str, found: Iterable[Pair], *how: bool) -> Moments:
         pairs = list(found)
         moments = pairwise_moments(signature, outer, inner, pairs, *how)
-        floor.flops += signature.spaces[outer].size * _flops(signature, inner, pairs)
+        size = signature.spaces[inner].size
+        floor.flops += signature.spaces[outer].size * _flops(signature, inner, size, pairs)
         total = moments.total
         if not isinstance(groups[inner], Permutation):
             svds.append(partial(torch.linalg.svdvals, total))
@@ -118,14 +122,10 @@ def finish(floor: Floor, machine: Machine, tensors: Mapping[str, tuple[Tensor, T
     return floor
 
 
-def _flops(signature: Signature, root: str, pairs: Iterable[Pair]) -> int:
-    """2 n per entry of every view that has the space on a dimension: A S^T of (n, m) with (n, m)."""
+def _flops(signature: Signature, root: str, size: int, pairs: Iterable[Pair]) -> int:
+    """2 n per entry of every view that has the space on a dimension: A S^T of (n, m) with (n, m), n the size."""
     total = 0
     for role, anchor, _, _ in pairs:
         for piece, leaves in blocks(anchor, signature.tensors[role].axes, signature.sizes):
-            total += sum(
-                2 * signature.spaces[root].size * piece.numel()
-                for leaf in leaves
-                if signature.root.get(leaf.space) == root
-            )
+            total += sum(2 * size * piece.numel() for leaf in leaves if signature.root.get(leaf.space) == root)
     return total

@@ -29,6 +29,11 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
              pos_att_type=["p2c", "c2p"], share_att_key=True, norm_rel_ebd="layer_norm",
              position_biased_input=False),
     ),
+    "llama-7b": (
+        "llama",
+        dict(hidden_size=4096, intermediate_size=11008, num_attention_heads=32, num_key_value_heads=8,
+             num_hidden_layers=32, vocab_size=32000),
+    ),
     "tiny": ("bert", dict(vocab_size=512, hidden_size=256, num_hidden_layers=2, num_attention_heads=4,
                           intermediate_size=1024)),
 }  # fmt: skip

@@ -22,7 +22,8 @@ Read = Callable[[str], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Row:
-    """One job. layers: how many of the model's (None: all). faster, over_floor: its targets, if any."""
+    """One job. layers: how many of the model's (None: all), which stand for any
+    depth. faster, over_floor: its targets, if any."""
 
     name: str
     model: str
@@ -34,6 +35,11 @@ class Row:
     faster: float | None = None
     over_floor: float | None = 1.3
 
+    @property
+    def plain(self) -> bool:
+        """Whether the transcription is timed, too: it has no other level, and at 11,008 neurons it takes minutes."""
+        return self.level == "paper" and self.model != "llama-7b"
+
     def groups(self, signature: Signature) -> dict[str, Group]:
         return acting_groups(signature, self.level, rescale=self.rescale, parts=self.parts)
 
@@ -43,6 +49,7 @@ class Row:
 
 _ATTENTION = Row("attention", "deberta-v3-large", parts=("attention",), faster=2.5)
 _PAPER = Row("paper", "deberta-v3-large", parts=("attention", "ffn"), layers=2, faster=1.7)
+_FULL = Row("full", "roberta-base", kind="fine-tuned", level="full", over_floor=1.7)
 ROWS = [
     _ATTENTION,
     replace(_ATTENTION, name="attention, after", rescale="after", faster=8.0),
@@ -51,9 +58,12 @@ ROWS = [
     replace(_ATTENTION, name="attention, base", model="roberta-base"),
     _PAPER,
     replace(_PAPER, name="paper, fine-tuned", kind="fine-tuned"),
-    replace(_PAPER, name="paper, base", model="vit-base"),
-    Row("full", "bert-base", kind="fine-tuned", level="full", over_floor=1.7),
-    Row("full, ViT", "vit-base", kind="fine-tuned", level="full", over_floor=1.7),
+    replace(_PAPER, name="paper, base", model="roberta-base"),
+    replace(_PAPER, name="paper, ViT", model="vit-base"),
+    replace(_PAPER, name="paper, Llama", model="llama-7b", layers=3, faster=None),
+    _FULL,
+    replace(_FULL, name="full, large", model="deberta-v3-large", layers=4),
+    replace(_FULL, name="full, ViT", model="vit-base"),
 ]
 _QUICK = ("attention", "attention, after", "paper", "full")
 QUICK = [replace(row, model="tiny", layers=None, faster=None, over_floor=None) for row in ROWS if row.name in _QUICK]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How matching grows with layers, width and workers: `python -m benchmarks.scaling`.
 
-Attention matching (closed form) of synthetic weights; prints JSON. The exponent is the slope of log seconds over log
+Attention matching (closed form) of synthetic weights, and for workers `paper` matching as well; prints JSON, which goes
+to build/bench, too. The exponent is the slope of log seconds over log
 size by least squares: 1 is linear. With the width d at a fixed head size the GEMMs grow as d^2, the heads as d.
 """
 
@@ -17,6 +18,7 @@ import torch
 import typer
 
 from .floor import timed
+from .report import OUTPUT
 from .rows import ROWS, Row, ours, prepared
 
 WIDTHS = ("roberta-base", "deberta-v3-large")  # 768 and 1024
@@ -41,13 +43,18 @@ def main(
 
     by_layers = {depth: fastest(replace(attention, layers=depth), 1) for depth in depths}
     by_width = {model: fastest(replace(attention, model=model, layers=min(depths[-1], 12)), 1) for model in WIDTHS}
+    counts = [int(number) for number in workers.split(",")]
     deepest = replace(attention, layers=depths[-1])
-    by_workers = {count: fastest(deepest, count) for count in map(int, workers.split(","))}
+    by_workers = {count: fastest(deepest, count) for count in counts}
+    paper = replace(next(row for row in ROWS if row.name == "paper"), layers=4)
+    by_workers_paper = {count: fastest(paper, count) for count in counts}
     result: dict[str, Any] = {
         "clock": "cpu" if cpu else "wall", "layers": by_layers, "layers_exponent": _exponent(by_layers),
         "width": by_width, "width_exponent": _exponent(dict(zip((768, 1024), by_width.values(), strict=True))),
-        "workers": by_workers,
+        "workers": by_workers, "workers_paper": by_workers_paper,
     }  # fmt: skip
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.with_name("scaling.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     print(json.dumps(result, indent=2))
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of jobs on models of different depth. Run as: footprint.py FOLDER [KEY=NUMBER...]; prints a JSON object.
+"""Peak memory of jobs on models of different depth. Run as: footprint.py FOLDER [JOB...] [KEY=NUMBER...]; prints JSON.
 
-The keys are those of a Llama's config, for other widths: hidden_size=4096 intermediate_size=11008 and so on.
+The keys are those of a Llama's config, for other widths: hidden_size=4096 intermediate_size=11008 and so on; bits=16
+stores the models in bfloat16. Jobs: paper, full, canonical, distance, verify, or all. What is written is removed again.
 Every job runs in a fork of this process, which has imported everything and computed nothing.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -29,7 +31,9 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4,
 
 def make(folder: Path, layers: int, seed: int, **shape: Any) -> Path:
     """A Llama of random weights, written tensor by tensor."""
-    config = LlamaConfig(num_hidden_layers=layers, architectures=["LlamaForCausalLM"], **{**SHAPE, **shape})
+    shape = {**SHAPE, **shape}
+    dtype = {16: torch.bfloat16, 32: torch.float32}[shape.pop("bits", 32)]
+    config = LlamaConfig(num_hidden_layers=layers, architectures=["LlamaForCausalLM"], **shape)
     bare = folder.with_name(f"{folder.name}-config")
     config.save_pretrained(bare)
     d, f = config.hidden_size, config.intermediate_size
@@ -48,7 +52,7 @@ def make(folder: Path, layers: int, seed: int, **shape: Any) -> Path:
     like = Checkpoint(bare)
     like.__dict__["files"] = dict.fromkeys(sizes, bare)
     tensors = ((name, 0.02 * torch.randn(size, generator=generator)) for name, size in sizes.items())
-    write_model(folder, tensors, like, dtype=torch.float32)
+    write_model(folder, tensors, like, dtype=dtype)
     return folder
 
 
@@ -88,12 +92,18 @@ def jobs(folder: Path, layers: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def main(folder: Path, *changes: str) -> None:
-    SHAPE.update((key, int(number)) for key, _, number in (change.partition("=") for change in changes))
+def main(folder: Path, *words: str) -> None:
+    SHAPE.update((key, int(number)) for key, _, number in (word.partition("=") for word in words if "=" in word))
+    wanted = {word for word in words if "=" not in word}
     peaks: dict[str, dict[int, int]] = {}
     for layers in DEPTHS:
-        for name, job in jobs(folder, layers).items():
-            peaks.setdefault(name, {})[layers] = alone(job)
+        room = folder / str(layers)
+        room.mkdir(parents=True)
+        for name, job in jobs(room, layers).items():
+            if name == "make" or not wanted or name in wanted:
+                peaks.setdefault(name, {})[layers] = alone(job)
+                print(layers, name, peaks[name][layers], file=sys.stderr, flush=True)
+        shutil.rmtree(room)
     print(json.dumps(peaks))
 
 
