@@ -34,7 +34,7 @@ def one(tmp_path: Path) -> Path:
         ["--method", "ot", "--ground", "acts", "--residual", "weighted", "--entropy", 0.1],
         ["--match", "full", "--match-with", "activations"],
     ],
-    ids=" ".join,
+    ids=lambda words: "-".join(map(str, words)),
 )
 def test_a_single_example(ask, models, one, tmp_path, words):
     words = [*(["--match", "none"] if "--match" not in words else []), *words]
