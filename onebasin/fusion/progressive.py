@@ -12,11 +12,11 @@ on calibration data that are held back: they walk along, but enter no sum. Becau
 compares with the stream rather than with the layer's own output, each layer also repairs what earlier ones left wrong.
 With all weight on one model, or with equal models, R is zero and nothing changes.
 
-The mean of outputs that agree in part varies less than each of them, so queries, keys and neurons would be fitted
-too small for the softmax and the activation function after them. What stays inside attention or a feed-forward layer
-is therefore compared with mu + s (sum_j w_j Y_j - mu), coordinate by coordinate: mu is the mean over samples and s the
-models' mean standard deviation over that of the mean, which is 1 for equal models. (REPAIR, Jordan et al., 2023,
-restores the same statistics after averaging.)
+The mean of outputs that agree in part varies less than each of them, so queries, keys and neurons are fitted smaller
+than the softmax and the activation function after them expect. With `spread`, what stays inside attention or a
+feed-forward layer is compared with mu + s (sum_j w_j Y_j - mu) instead, coordinate by coordinate: mu is the mean over
+samples and s the models' mean standard deviation over that of the mean, which is 1 for equal models. (REPAIR, Jordan et
+al., 2023, restores the same statistics after averaging.)
 
 A layer that is called K times in one pass (ALBERT) has one W for all calls, and its earlier calls see later changes.
 Every call is then asked for a K-th of what it inherits wrong, and the walk is repeated with these layers as they are by
@@ -80,7 +80,7 @@ def merge_progressively(
     *,
     ridge: float | Sequence[float] = RIDGES,
     held_back: Sequence[Batch] | None = None,
-    spread: bool = True,
+    spread: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     tell: Tell | None = None,

@@ -79,7 +79,10 @@ def merge(
     stored = stored_dtype(dtype)
     how, look = taken(Fusion, options), taken(Written, options)
     if quality is not None:
-        refuse_settled(quality, method=method, match=match, match_with=options.get("match_with", "weights"), soft=soft)
+        given_match = options.get("match_with", "weights")
+        refuse_settled(
+            quality, method=method, match=match, match_with=given_match, soft=soft, spread=how.spread
+        )  # fmt: skip
         match = LEVEL
     opt = Options(**options, symmetry="paper" if match == "none" else match)
     centre = None if anchor == "auto" else int(anchor)
@@ -211,8 +214,8 @@ def aligned(plan: Plan, given: list[Checkpoint], opt: Options) -> tuple[Frame, W
         found, alignments = align_all(models, centre, plan.match, opt, tell, batches, held)
         if method == "progressive":
             fitted = merge_progressively(models, alignments, plan.shares, layout, set(common_roles(models).roles),
-                                         batches, held_back=held, dtype=opt.dtype, device=opt.device,
-                                         tell=tell)  # fmt: skip
+                                         batches, held_back=held, spread=plan.how.spread, dtype=opt.dtype,
+                                         device=opt.device, tell=tell)  # fmt: skip
         return found, alignments
 
     frame = in_one_frame(

@@ -157,8 +157,8 @@ class Fusion:
     """What single methods of merging are told.
 
     statistics: one file of `onebasin statistics` for every model. labels, draws, eps, normalise: of `fisher`, see
-    `onebasin.fusion.fisher`. shrink: of `regmean`. ground, entropy, residual: of `ot`, see
-    `onebasin.fusion.couplings`.
+    `onebasin.fusion.fisher`. shrink: of `regmean`. spread: of `progressive`, see `onebasin.fusion.progressive`. ground,
+    entropy, residual: of `ot`, see `onebasin.fusion.couplings`.
     """
 
     statistics: Sequence[str | Path] | None = None
@@ -167,6 +167,7 @@ class Fusion:
     eps: float = 1e-6
     normalise: bool = False
     shrink: float = 0.9
+    spread: bool = False
     ground: str = "wts"
     entropy: float = 0.0
     residual: str = "one"
@@ -176,6 +177,7 @@ class Fusion:
         names = {
             "fisher": ("labels", "draws", "eps", "normalise"),
             "regmean": ("shrink",),
+            "progressive": ("spread",),
             "ot": ("ground", "entropy", "residual"),
         }
         found = {name: getattr(self, name) for name in names.get(method, ())}

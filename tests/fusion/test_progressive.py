@@ -41,7 +41,7 @@ def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tens
 
 
 def merge(
-    models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = True
+    models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = False
 ) -> Progressive:
     roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
     return merge_progressively(
