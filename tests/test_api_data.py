@@ -8,8 +8,11 @@ import json
 import pytest
 import torch
 from models import CASES, save
+from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
+from onebasin.jobs.aligning import noised
+from onebasin.jobs.options import Options
 
 
 def pair(case, folder):
@@ -35,7 +38,7 @@ def test_progressive_merging_on_what_the_models_write(tmp_path, match_with):
     assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["options"]["data"] == "self"
 
 
-@pytest.mark.parametrize("start", ["weights", "activations"])
+@pytest.mark.parametrize("start", ["weights", "activations", "none"])
 def test_learned_matching_is_exact_and_ends_in_an_ordinary_folder(tmp_path, start):
     models = pair("GPT2LMHeadModel", tmp_path)
     found = onebasin.match(
@@ -114,3 +117,23 @@ def test_models_with_different_numbers_of_positions_learn_on_those_that_both_hav
             steps=3, data="self", samples=64,
         )  # fmt: skip
         assert found["max_output_difference"] < 1e-4
+
+
+def test_no_noisy_copy_of_an_example_is_on_both_sides():
+    images = torch.arange(20.0).view(20, 1, 1, 1, 1).expand(20, 2, 1, 8, 8)
+    fit, held = noised([{"pixel_values": image} for image in images], Options(noise=0.01))
+    seen = [{round(float(batch["pixel_values"].mean())) for batch in side} for side in (fit, held)]
+    assert not seen[0] & seen[1] and seen[0] | seen[1] == set(range(20))
+
+
+def test_noise_reaches_merging_of_images(tmp_path):
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=8,
+                       patch_size=4, num_channels=1, num_labels=10)  # fmt: skip
+    models = [save(ViTForImageClassification(config), tmp_path / str(number)) for number in range(2)]
+    losses = [
+        onebasin.merge(models, method="progressive", match="none", data="builtin:digits", samples=64, noise=noise)[
+            "held_back_losses"
+        ]
+        for noise in (0.0, 0.3)
+    ]
+    assert losses[0] != losses[1]

@@ -111,6 +111,9 @@ Labels = Annotated[
 ]
 Draws = Annotated[int, typer.Option(help="fisher: labels sampled per example.")]
 Samples = Annotated[int, typer.Option(help="Calibration sequences or images.")]
+Noise = Annotated[
+    float, typer.Option(help="Standard deviation of noise on 8 copies of every calibration image (or sound).")
+]
 Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
 Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]
 Vocabulary = Annotated[str | None, typer.Option(help="JSON file character -> id, for a character-level model.")]

@@ -53,6 +53,10 @@ def merge(
     entropy: Annotated[
         float, typer.Option(help="ot: softness of the couplings, such as 0.05; 0 gives hard ones (emd).")
     ] = 0.0,
+    spread: Annotated[
+        bool,
+        typer.Option("--spread", help="progressive: let queries, keys and neurons vary as much as the models' do."),
+    ] = False,
     residual: Annotated[
         str, typer.Option(help="ot: the stream has one plan, or plans after every block: average, weighted.")
     ] = "one",
@@ -71,6 +75,7 @@ def merge(
     data: c.Data = None,
     columns: t.Columns = None,
     samples: c.Samples = 256,
+    noise: c.Noise = 0.0,
     task: c.Task = None,
     context: c.Context = None,
     vocabulary: c.Vocabulary = None,
@@ -142,9 +147,9 @@ def merge(
             parts=c.words(parts), dtype=dtype, precision=precision,
             device=device, match_with=match_with, start=start, steps=steps, lr=lr, loss=loss,
             permutations=permutations, checkpoint=checkpoint, data=c.datasets(data),
-            columns=t.renamed(columns), samples=samples,
+            columns=t.renamed(columns), samples=samples, noise=noise,
             statistics=c.words(statistics), labels=labels, draws=draws, eps=eps, normalise=normalise, shrink=shrink,
-            ground=ground, entropy=entropy, residual=residual,
+            ground=ground, entropy=entropy, residual=residual, spread=spread,
             task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
             starts=starts, seed=seed,
             tensor_weights=c.pairs(tensor_weight), relative=relative, family=family, overwrite=overwrite,
