@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignment solvers on the scores that matching makes: `python -m benchmarks.solvers` prints JSON.
+"""Assignment solvers on the scores that matching makes: `python -m benchmarks.solvers` prints JSON,
+which goes to build/bench, too.
 
 Processor seconds of one thread: ours as it is used, the sparse solver with its proof (shift included), SciPy without a
 shift, and lapx (`pip install lapx`) where it is installed. Raises where two solvers find different totals.
@@ -10,7 +11,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -18,10 +21,12 @@ import typer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from onebasin.engine import peak_memory
 from onebasin.symmetry.assignment import _column_shift, assignment
 from onebasin.symmetry.certified import assign_certified
 
 from .floor import timed
+from .report import OUTPUT
 
 
 def score(kind: str, n: int) -> Tensor:
@@ -39,6 +44,7 @@ def score(kind: str, n: int) -> Tensor:
 def main(
     sizes: Annotated[str, typer.Option(help="numbers of neurons")] = "1024,2048,4096",
     kinds: Annotated[str, typer.Option(help="independent, uneven, or noise around a base")] = "independent,uneven,6",
+    only: Annotated[str, typer.Option(help="one solver: ours, sparse, scipy, lapx; its peak memory is then told")] = "",
 ) -> None:
     """Seconds of every solver on every kind of score."""
     torch.set_num_threads(1)
@@ -56,7 +62,8 @@ def main(
 
                 solvers["lapx"] = lambda: lap.lapjv(matrix.double().neg().numpy())[1]  # noqa: B023
             seconds, totals = {}, []
-            for name, solver in solvers.items():
+            for name in [only] if only else solvers:
+                solver, held = solvers[name], renewed()
                 seconds[name], columns = timed(solver, time.process_time)
                 if columns is None:  # too many entries for the sparse solver
                     seconds[name] = None
@@ -65,8 +72,18 @@ def main(
                     totals.append(float(picked.sum()))
             if max(totals) - min(totals) > 1e-9 * abs(totals[0]):
                 raise RuntimeError(f"{kind}, {n}: the solvers find {totals}")
-            results.append({"score": kind, "n": n, "seconds": seconds})
+            growth = {"peak": peak_memory() - held} if only else {}
+            results.append({"score": kind, "n": n, "seconds": seconds, **growth})
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.with_name("solvers.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
     print(json.dumps(results, indent=2))
+
+
+def renewed() -> int:
+    """The resident set in bytes, from which its peak is counted anew (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", "utf-8")
+    return peak_memory()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from conftest import apply, squared
@@ -62,3 +64,23 @@ def test_the_centre_stays_as_it_is(tiny):
     found = aligned(signatures, models, groups, centre=1)
     assert found.centre == 1
     assert not found.alignments[1].elements
+
+
+def test_no_model_is_held(tiny):
+    """Of the copies that are read, few are alive at a time."""
+    signatures, models, groups = many(tiny, 3, "orthogonal")
+    alive, most = weakref.WeakSet(), [0]
+
+    def reader(model):
+        def read(role):
+            copy = model[role].clone()
+            alive.add(copy)
+            most[0] = max(most[0], sum(tensor.numel() for tensor in alive))
+            return copy
+
+        return read
+
+    match_universe(signatures, [reader(m) for m in models], groups, roles=list(models[0]), centre=0, max_rounds=1,
+                   max_sweeps=1, workers=1)  # fmt: skip
+    largest = max(tensor.numel() for tensor in models[0].values())
+    assert most[0] <= 2 * len(models) * largest < sum(tensor.numel() for model in models for tensor in model.values())

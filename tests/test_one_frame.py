@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One frame for several models: who is its anchor, and that copies are checked as they would load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import onebasin
+from onebasin.checkpoint import Checkpoint, CheckpointError, compare_rewritten
+from onebasin.jobs.frame import in_one_frame
+from onebasin.jobs.options import Options
+from onebasin.jobs.writing import verified
+from onebasin.symmetry import Alignment
+from onebasin.symmetry.maps import Monomial
+
+
+def gpt2(folder: Path, width: int, seed: int) -> Path:
+    torch.manual_seed(seed)
+    config = GPT2Config(n_embd=width, n_head=2, n_layer=2, vocab_size=31, n_positions=16)
+    model = GPT2LMHeadModel(config)
+    for tensor in model.parameters():
+        tensor.data.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def widths(tmp_path: Path) -> list[Checkpoint]:
+    return [Checkpoint(gpt2(tmp_path / str(seed), width, seed)) for seed, width in enumerate((16, 24, 16))]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 2)])
+def test_the_widest_model_is_the_anchor(widths: list[Checkpoint], order: tuple[int, ...]) -> None:
+    models = [widths[number] for number in order]
+    frame = in_one_frame(models, None, "orthogonal", Options(symmetry="orthogonal", max_sweeps=2), None)
+    assert frame.centre == order.index(1)
+    assert frame.common.roles
+    for role in frame.common.roles:
+        assert len({model.signature.tensors[role].shape for model in frame.models}) == 1
+    assert len(frame.differences) == len(frame.found) == len(frame.others) == len(models) - 1
+    assert all(difference is not None and difference < 1e-3 for difference in frame.differences)
+
+
+def test_a_merge_file_takes_the_widest_model_as_its_anchor(widths: list[Checkpoint], tmp_path: Path) -> None:
+    recipe = tmp_path / "merge.yml"
+    named = "".join(f"  - model: {model.given}\n    parameters: {{weight: 0.5}}\n" for model in widths[:2])
+    recipe.write_text(f"merge_method: linear\nmodels:\n{named}align: {{symmetry: orthogonal, anchor: auto}}\n")
+    assert onebasin.merge_config(recipe, tmp_path / "out")["anchor"] == 1
+
+
+def test_without_matching_nothing_moves(widths: list[Checkpoint]) -> None:
+    frame = in_one_frame([widths[0], widths[2]], 1, "none", Options(), None)
+    assert frame.models == [widths[0], widths[2]] and frame.centre == 1 and frame.differences == [None]
+    assert not frame.alignments[0].elements
+
+
+def test_what_is_not_the_same_function_is_refused(widths: list[Checkpoint]) -> None:
+    model = widths[0]
+    torch.manual_seed(0)
+    ffn = next(root for root in model.signature.spaces if root.endswith("ffn"))
+    right = Alignment({ffn: Monomial(torch.randperm(64))})
+    assert (verified(model, model, right, Options(), None) or 0) < 1e-4
+    wrong = Alignment({ffn: Monomial(torch.randperm(64), torch.full((64,), 2.0))})  # GELU does not scale
+    with pytest.raises(CheckpointError, match="differs from the original"):
+        verified(model, model, wrong, Options(), None)
+
+
+def test_a_copy_that_lacks_a_tensor_is_refused(widths: list[Checkpoint]) -> None:
+    model = widths[0]
+    tensors = [(name, model.read_name(name)) for name in model.files]
+    assert compare_rewritten(model, tensors, {}).max_difference == 0
+    with pytest.raises(CheckpointError, match="lack"):
+        compare_rewritten(model, tensors[:-1], {})
