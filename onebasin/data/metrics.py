@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from scipy.stats import pearsonr, spearmanr
-
 NEEDS = {"macro_f1": "sklearn", "micro_f1": "sklearn", "matthews": "sklearn", "entity_f1": "seqeval"}
 
 
@@ -47,6 +45,8 @@ def of_numbers(predicted: Sequence[float], right: Sequence[float]) -> dict[str, 
     """pearson and spearman."""
     if len(set(predicted)) < 2 or len(set(right)) < 2:
         return {}
+    from scipy.stats import pearsonr, spearmanr  # slow to load, and nothing else needs it
+
     return {
         "pearson": float(pearsonr(predicted, right).statistic),
         "spearman": float(spearmanr(predicted, right).statistic),

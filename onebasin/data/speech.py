@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.io import wavfile
-from scipy.signal import resample_poly
 from torch import Tensor
 from transformers import AutoFeatureExtractor, PreTrainedModel
 
@@ -35,6 +34,8 @@ def recording(file: str | Path, rate: int) -> Samples:
         samples = samples / -float(np.iinfo(samples.dtype).min)
     if samples.ndim == 2:
         samples = samples.mean(1)
+    from scipy.signal import resample_poly  # slow to load, and nothing else needs it
+
     common = gcd(own, rate)
     return resample_poly(samples, rate // common, own // common).astype(np.float32)
 
