@@ -60,8 +60,16 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(_peeked(**found["peek"]))
     memory = ", ".join(f"{level} {c.size(number)}" for level, number in found["memory"].items())
     lines.append(f"memory beside the program itself, about: {memory}")
+    expected = ", ".join(f"{level} {_time(number)}" for level, number in found["seconds"].items())
+    lines.append(f"time on this machine, about: {expected}")
     lines.append(f"to verify outputs, both models are held: {c.size(found['verify_memory'])}")
     return lines
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return "under a second"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _some(names: list[str]) -> str:

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory matching takes, from shapes alone: a matter of width and of the number of workers, not of depth."""
+"""How much memory and time matching takes, from shapes alone. Memory is a matter of width and of the number of workers,
+not of depth."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from math import prod
 
+import torch
+
 from onebasin.symmetry import Group, Signature
+from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.groups import ISOMETRIES
 from onebasin.symmetry.groups.scaling import CHUNK
 
@@ -43,6 +50,72 @@ def numbers_held(
             solver = QUARTIC * min(CHUNK, moments) if scaled else 0
             held = max(held, (COPIES * together + MOMENTS * moments + solver) * (2 * count if shared else count))
     return held
+
+
+SWEEPS = 15  # over spaces that are coupled, until nothing improves: small models took 5 to 40
+DISK = 5e8  # bytes a second
+
+
+@dataclass(frozen=True)
+class Work:
+    """products: FLOP of moments and of what is rewritten by matrices. factored, assigned: n^3, over all matrices of
+    size n of which a polar factor or an assignment is found. numbers: read and written, of models as a whole."""
+
+    products: float
+    factored: float
+    assigned: float
+    numbers: int
+
+
+def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group]) -> Work:
+    """What matching is made of: one pass where no tensor joins two spaces that move, else `SWEEPS`.
+
+    A space of n dimensions costs 2 n FLOP for every number that it touches. Heads with maps of their own are compared
+    all with all: each of their numbers counts for every head, and every pair of them is solved.
+    """
+    counted = list(roles)
+    sizes = {role: prod(signature.tensors[role].shape) for role in counted}
+    present = {signature.root[leaf.space] for role in counted for leaf in signature.leaves(signature.tensors[role])}
+    active = {root: group for root, group in groups.items() if root in present}
+    products = factored = assigned = 0.0
+    for component in _components(signature, counted, active):
+        sweeps = 1 if len(component.units) == 1 else SWEEPS
+        for unit in component.units:
+            pairs = signature.spaces[unit.root].size if unit.inner else 1
+            for root in unit.inner or (unit.root,):
+                n = signature.spaces[root].size
+                copies = prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
+                touched = sum(sizes[role] for role in signature.touching[root] if role in sizes)
+                turns = active[root].dimension(3) > 0  # its elements are matrices, with which tensors are multiplied
+                products += 2.0 * n * touched * (sweeps * pairs + turns)
+                cubes = float(n**3) * copies * pairs * sweeps
+                factored, assigned = factored + cubes * turns, assigned + cubes * (not turns)
+    return Work(products, factored, assigned, 5 * sum(sizes.values()))  # both read twice, one written
+
+
+def seconds(found: Work, itemsize: int = 4) -> float:
+    """About how long that takes here, at the rates of this machine's products and singular value decompositions."""
+    product, factor, assign = _rates()
+    computed = found.products / product + found.factored / factor + found.assigned / assign
+    return computed + found.numbers * itemsize / DISK
+
+
+@cache
+def _rates() -> tuple[float, float, float]:
+    """FLOP of products, and n^3 of polar factors and of assignments a second, measured in some hundredths of one."""
+    square, many = torch.rand(512, 512), torch.rand(8, 64, 64)
+    products = 2 * 512**3 / _best(lambda: square @ square)
+    factored = 8 * 64**3 / _best(lambda: torch.linalg.svd(many))
+    return products, factored, 512**3 / _best(lambda: assignment(square))
+
+
+def _best(run: Callable[[], object], repeats: int = 3) -> float:
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
 def _moments(signature: Signature, unit: _Unit) -> int:

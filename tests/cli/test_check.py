@@ -19,7 +19,7 @@ def test_models_that_fit(run: Any, ask: Any, a: Path, b: Path) -> None:
     assert set(ask("check", a, b, "--symmetry", "permutation")["moves"]) >= {"stream", "head", "ffn"}
     shown = run("check", a, b, "--peek")
     assert shown.exit_code == 0 and shown.stderr == ""
-    for words in ("can be matched at level paper", "moves: qk", "stays: ", "memory", "cosine of"):
+    for words in ("can be matched at level paper", "moves: qk", "stays: ", "memory", "time", "cosine of"):
         assert words in shown.stdout
 
 
