@@ -171,8 +171,8 @@ def as_function(
     with torch.no_grad():
         entries = stored(checkpoint.signature).values()
         some = {entry.role: torch.randn(entry.shape, generator=generator, dtype=torch.float64) for entry in entries}
-        each = len(run(some, random_inputs(checkpoint, model, 2, generator))) // 2
-    given = random_inputs(checkpoint, model, max(ROWS, -(-least // each)), generator)
+        count = len(run(some, random_inputs(checkpoint, model, ROWS, generator)))  # CLIP compares all with all
+    given = random_inputs(checkpoint, model, max(ROWS, -(-ROWS * least // count)), generator)
     return lambda tensors: run(tensors, given)
 
 

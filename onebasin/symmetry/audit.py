@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from .canonical import separate, share, with_ties
+from .particular import Tangent, Tensors
 from .signature import Signature
-from .tangents import SPAN, Tangent, Tensors, tangents
+from .tangents import SPAN, tangents
 
 
 @dataclass(frozen=True)
