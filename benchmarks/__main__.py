@@ -27,7 +27,7 @@ from torch import Tensor
 from onebasin.symmetry import Signature
 
 from . import floor as floors
-from .report import OUTPUT, document, show
+from .report import OUTPUT, show, write_page
 from .rows import QUICK, ROWS, Read, Row, ours, plain, prepared
 
 Job = Callable[[Row, Signature, Read], Iterator[dict[str, Tensor]]]
@@ -43,7 +43,7 @@ def main(
     repeats: Annotated[int, typer.Option(help="runs of each, of which the median counts", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="torch threads (0: its default)", min=0)] = 0,
     clock: Annotated[str, typer.Option(help="wall, or cpu where others use the machine (with one thread)")] = "wall",
-    write_docs: Annotated[bool, typer.Option(help="write docs/performance.md")] = False,
+    write_docs: Annotated[bool, typer.Option(help="write the tables of docs/performance.md")] = False,
     memory_of: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measure matching beside a plain transcription of the paper and beside the machine's floor."""
@@ -72,8 +72,7 @@ def main(
     OUTPUT.write_text(json.dumps({"setting": setting, "results": results}, indent=2) + "\n", "utf-8")
     show(results, console)
     if write_docs:
-        text = document(results, setting, " ".join(["python -m benchmarks", *sys.argv[1:]]))
-        Path("docs/performance.md").write_text(text, "utf-8")
+        write_page(results, setting, " ".join(["python -m benchmarks", *sys.argv[1:]]))
 
 
 def run(
