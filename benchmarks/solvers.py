@@ -61,18 +61,18 @@ def main(
                 import lap
 
                 solvers["lapx"] = lambda: lap.lapjv(matrix.double().neg().numpy())[1]  # noqa: B023
-            seconds, totals = {}, []
+            seconds, totals, growth = {}, [], {}
             for name in [only] if only else solvers:
                 solver, held = solvers[name], renewed()
                 seconds[name], columns = timed(solver, time.process_time)
+                growth = {"peak": peak_memory() - held} if only else {}
                 if columns is None:  # too many entries for the sparse solver
                     seconds[name] = None
                 else:
-                    picked = matrix.double()[torch.arange(n), torch.as_tensor(columns).long()]
+                    picked = matrix[torch.arange(n), torch.as_tensor(columns).long()].double()
                     totals.append(float(picked.sum()))
             if max(totals) - min(totals) > 1e-9 * abs(totals[0]):
                 raise RuntimeError(f"{kind}, {n}: the solvers find {totals}")
-            growth = {"peak": peak_memory() - held} if only else {}
             results.append({"score": kind, "n": n, "seconds": seconds, **growth})
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.with_name("solvers.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")

@@ -436,7 +436,7 @@ class _Descent:
         space = self.signature.spaces[root]
         shared = space.layer is None
         alone = isinstance(group, Permutation) and len(self.component.units) == 1 and not space.batch
-        if alone and space.size >= FROM and stays(self.signature, root, map(self._pair, roles)):
+        if alone and space.size >= FROM and stays(self.signature, root, partial(map, self._pair, roles)):
             return {root: Monomial(torch.arange(space.size))}, 0.0
         own = self.total.elements.get(root) if shared and isometry else None
         read = partial(self._pair, without=root if own is not None else None)

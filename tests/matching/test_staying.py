@@ -46,7 +46,8 @@ def test_near_models_stay_and_others_are_not_said_to(tiny, case):
     root = ffn_of(signature)
 
     def asked(source):
-        return stays(signature, root, ((role, anchor[role], source[role], 1.0) for role in signature.touching[root]))
+        pairs = [(role, anchor[role], source[role], 1.0) for role in signature.touching[root]]
+        return stays(signature, root, lambda: pairs)
 
     assert asked(near(anchor, 1e-3, 0))
     groups = acting_groups(signature, "paper")
