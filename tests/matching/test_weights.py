@@ -10,7 +10,7 @@ import torch
 from conftest import Tensors, apply, random_alignment, squared
 
 from onebasin.matching import match_weights
-from onebasin.symmetry import Alignment, acting_groups
+from onebasin.symmetry import LEVELS, Alignment, acting_groups
 from onebasin.symmetry.maps import Monomial
 
 CASES = ["BertForSequenceClassification", "GPT2LMHeadModel", "ViTForImageClassification", "RobertaForMaskedLM"]
@@ -129,6 +129,21 @@ def test_only_the_chosen_layers_and_parts_move(tiny):
     moved = apply(signature, found.alignment, source)
     changed = {role for role in source if not torch.equal(source[role], moved[role])}
     assert changed == set(signature.touching["encoder.layer.1.ffn"])
+
+
+@pytest.mark.parametrize("parts", [["attention"], ["ffn"], ["stream"]])
+@pytest.mark.parametrize("level", LEVELS)
+def test_at_every_level_only_what_was_chosen_moves(tiny, level, parts):
+    signature, anchor = tiny("GPT2LMHeadModel", level)
+    _, source = tiny("GPT2LMHeadModel", level, number=1)
+    groups = acting_groups(signature, level, parts=parts, layers=[1])
+    found = match_weights(signature, pairs(anchor, source), groups)
+    moved = apply(signature, found.alignment, source)
+    changed = {role for role in source if not torch.equal(source[role], moved[role])}
+    assert changed <= {role for root in groups for role in signature.touching[root]}
+    assert all(signature.spaces[root].layer in (1, None) for root in groups)
+    assert bool(groups) == (level != "paper" or parts != ["stream"])
+    assert squared(anchor, moved) <= squared(anchor, source)
 
 
 def test_tensor_weights_change_what_counts(tiny):
