@@ -68,7 +68,7 @@ def _grid(config: Config, once: Once, study: str, title: str) -> Results:
     unit = f"{config.metric}, mean ± standard deviation over {len(runs)} seeds"
     tables = [
         Table(
-            f"Mean over {len(members)} pairs: {unit}",
+            f"Mean over the pairs of every seed ({len(members)}): {unit}",
             ["method", *config.matchings],
             [[method, *(cells[name][method] for name in config.matchings)] for method in config.methods]
             + [["the end models, each on its own", *([ends] * len(config.matchings))]],
