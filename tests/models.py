@@ -192,14 +192,17 @@ _add("Phi3ForCausalLM", "mha-tied", **{**_SIXTEEN, "num_key_value_heads": 4}, ti
 _add("GemmaForCausalLM GemmaForSequenceClassification", **ROTARY)
 _add("GemmaForCausalLM", "mqa", **{**ROTARY, "num_key_value_heads": 1})
 _add("GemmaForCausalLM", "untied", **ROTARY, tie_word_embeddings=False)
+_add("GemmaForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM Olmo2ForCausalLM", "biases", **ROTARY, attention_bias=True)
 _add("Gemma2ForCausalLM Gemma2ForSequenceClassification", **ROTARY)
 _add("Gemma2ForCausalLM", "untied", **ROTARY, tie_word_embeddings=False)
 _add("Gemma3ForCausalLM", **ROTARY)
+_add("Gemma3ForCausalLM", "mqa-untied", **{**ROTARY, "num_key_value_heads": 1}, tie_word_embeddings=False)
 _add("Olmo2ForCausalLM Olmo2Model", **_SIXTEEN)
 _add("Olmo2ForCausalLM", "mha-tied", **{**_SIXTEEN, "num_key_value_heads": 4}, tie_word_embeddings=True)
 _add("GPTNeoXForCausalLM GPTNeoXForSequenceClassification GPTNeoXForQuestionAnswering", **_SIXTEEN, **_HALF)
 _add("GPTNeoXForCausalLM", "serial", **_SIXTEEN, **_HALF, use_parallel_residual=False)
 _add("GPTNeoXForCausalLM", "no-bias", **_SIXTEEN, **_HALF, attention_bias=False)
+_add("GPTNeoXForCausalLM", "serial-no-bias", **_SIXTEEN, **_HALF, attention_bias=False, use_parallel_residual=False)
 _add("GPTNeoXForCausalLM", "tied-relu", **_SIXTEEN, **_HALF, tie_word_embeddings=True, hidden_act="relu")
 _add("GPTNeoXForCausalLM", "full-rotary", **_SIXTEEN,
      rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=1.0))  # fmt: skip
@@ -217,9 +220,12 @@ _add("FalconForCausalLM", "one-norm", **_FALCON, new_decoder_architecture=True, 
      num_ln_in_parallel_attn=1)  # fmt: skip
 _add("FalconForCausalLM", "alibi", **_FALCON, multi_query=False, alibi=True, bias=True, parallel_attn=False)
 _add("FalconForCausalLM", "mha-untied", **_FALCON, multi_query=False, tie_word_embeddings=False)
+_add("FalconForCausalLM", "mqa-serial-biases", **_FALCON, multi_query=True, parallel_attn=False, bias=True)
 _add("StableLmForCausalLM StableLmForSequenceClassification StableLmForTokenClassification", **_SIXTEEN, **_HALF)
 _add("StableLmForCausalLM", "biases", **_SIXTEEN, **_HALF, use_qkv_bias=True, tie_word_embeddings=True)
 _add("StableLmForCausalLM", "parallel", **_SIXTEEN, **_HALF, use_parallel_residual=True)
+_add("StableLmForCausalLM", "mha", **{**_SIXTEEN, "num_key_value_heads": 4}, **_HALF)
+_add("Starcoder2ForCausalLM CohereForCausalLM", "mha", **{**_SIXTEEN, "num_key_value_heads": 4})
 _add("Starcoder2ForCausalLM Starcoder2ForSequenceClassification", **_SIXTEEN)
 _add("Starcoder2ForCausalLM", "no-bias-untied", **_SIXTEEN, use_bias=False, tie_word_embeddings=False)
 _add("Starcoder2ForCausalLM", "relu", **_SIXTEEN, hidden_act="relu")
@@ -237,16 +243,25 @@ _add("OPTForCausalLM", "untied", **_OPT, tie_word_embeddings=False)
 _BLOOM = dict(vocab_size=VOCAB, hidden_size=12, n_layer=2, n_head=3, num_labels=LABELS, pad_token_id=0)
 _add("BloomForCausalLM BloomForSequenceClassification BloomForTokenClassification BloomForQuestionAnswering", **_BLOOM)
 _add("BloomForCausalLM", "untied", **_BLOOM, tie_word_embeddings=False)
+_add("BloomForCausalLM", "normed-residual", **_BLOOM, apply_residual_connection_post_layernorm=True)
 _MPT = dict(vocab_size=VOCAB, d_model=12, n_layers=2, n_heads=3, expansion_ratio=2, max_seq_len=POSITIONS,
             num_labels=LABELS, pad_token_id=0)  # fmt: skip
 _add("MptForCausalLM MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering", **_MPT)
 _add("MptForCausalLM", "clipped", **_MPT, attn_config=dict(clip_qkv=0.5))
 _add("MptForCausalLM", "untied", **_MPT, tie_word_embeddings=False)
 _add("MixtralForCausalLM MixtralForSequenceClassification", **_SIXTEEN, num_local_experts=3)
+_add(
+    "MixtralForCausalLM",
+    "mha-tied",
+    **{**_SIXTEEN, "num_key_value_heads": 4},
+    num_local_experts=3,
+    tie_word_embeddings=True,
+)
 _MOE = dict(**_SIXTEEN, num_experts=3, num_experts_per_tok=2, moe_intermediate_size=6)
 _add("Qwen2MoeForCausalLM", **_MOE, shared_expert_intermediate_size=7)
 _add("Qwen3MoeForCausalLM", **_MOE)
 _add("OlmoeForCausalLM", **_MOE)
+_add("OlmoeForCausalLM Qwen3MoeForCausalLM", "biases-tied", **_MOE, attention_bias=True, tie_word_embeddings=True)
 
 _T5 = dict(vocab_size=VOCAB, d_model=12, d_kv=5, d_ff=10, num_layers=2, num_decoder_layers=2, num_heads=3,
            relative_attention_num_buckets=8, relative_attention_max_distance=6, num_labels=LABELS, pad_token_id=0,
@@ -255,6 +270,7 @@ _add("T5ForConditionalGeneration T5Model T5EncoderModel T5ForSequenceClassificat
      "T5ForQuestionAnswering", **_T5)  # fmt: skip
 _add("T5ForConditionalGeneration T5EncoderModel", "gated", **_T5, feed_forward_proj="gated-gelu")
 _add("T5ForConditionalGeneration", "gated-relu", **_T5, feed_forward_proj="gated-relu")
+_add("T5ForConditionalGeneration", "untied", **_T5, tie_word_embeddings=False)
 _add("MT5ForConditionalGeneration", **_T5, feed_forward_proj="gated-gelu")
 _BART = dict(vocab_size=VOCAB, max_position_embeddings=POSITIONS, d_model=12, encoder_layers=2, decoder_layers=2,
              encoder_attention_heads=3, decoder_attention_heads=2, encoder_ffn_dim=10, decoder_ffn_dim=9,
@@ -263,10 +279,12 @@ _add("BartForConditionalGeneration BartModel BartForSequenceClassification BartF
 _add("BartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
 _add("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering", **_BART)
 _add("MBartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
+_add("BartForConditionalGeneration MBartForConditionalGeneration", "untied", **_BART, tie_word_embeddings=False)
 _WHISPER = dict({key: value for key, value in _BART.items() if key != "max_position_embeddings"}, num_mel_bins=4,
                 max_source_positions=6, max_target_positions=POSITIONS, classifier_proj_size=8)  # fmt: skip
 _add("WhisperForConditionalGeneration WhisperModel WhisperForAudioClassification", **_WHISPER)
 _add("WhisperForConditionalGeneration", "relu", **_WHISPER, activation_function="relu")
+_add("WhisperForConditionalGeneration", "untied", **_WHISPER, tie_word_embeddings=False)
 _MODERN = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3,
                max_position_embeddings=POSITIONS, num_labels=LABELS, pad_token_id=0, bos_token_id=1, eos_token_id=2,
                cls_token_id=1, sep_token_id=2, local_attention=4,
@@ -276,6 +294,7 @@ _add("ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification 
 _add("ModernBertForMaskedLM", "biases", **_MODERN, attention_bias=True, mlp_bias=True, norm_bias=True,
      classifier_bias=True)  # fmt: skip
 _add("ModernBertForMaskedLM", "untied", **_MODERN, tie_word_embeddings=False)
+_add("ModernBertForMaskedLM", "norm-biases", **_MODERN, norm_bias=True)
 _SPEECH = dict(
     vocab_size=VOCAB,
     hidden_size=12,
@@ -297,6 +316,10 @@ _SPEECH = dict(
 _add("Wav2Vec2ForCTC Wav2Vec2Model Wav2Vec2ForSequenceClassification Wav2Vec2ForPreTraining HubertForCTC", **_SPEECH)
 _add("Wav2Vec2ForCTC HubertForCTC Wav2Vec2ForPreTraining", "stable", **_SPEECH, do_stable_layer_norm=True,
      feat_extract_norm="layer", conv_bias=True)  # fmt: skip
+_add("Wav2Vec2ForCTC", "group-biases", **_SPEECH, conv_bias=True)
+_add("Wav2Vec2ForCTC", "layer", **_SPEECH, feat_extract_norm="layer")
+_add("Wav2Vec2ForCTC", "stable-group", **_SPEECH, do_stable_layer_norm=True)
+_add("HubertForCTC", "raw-features", **_SPEECH, feat_proj_layer_norm=False)
 _TOWER = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3)
 _SIGHT = dict(**_TOWER, image_size=6, patch_size=3, num_channels=2)
 _WORDS = dict(**{**_TOWER, "hidden_size": 16, "num_attention_heads": 4}, vocab_size=VOCAB, pad_token_id=0,
@@ -307,16 +330,22 @@ _add("Dinov2Model Dinov2ForImageClassification", **IMAGE, mlp_ratio=1)
 _add("Dinov2ForImageClassification", "swiglu", **IMAGE, mlp_ratio=1, use_swiglu_ffn=True)
 _add("Dinov2ForImageClassification", "no-bias", **IMAGE, mlp_ratio=1, qkv_bias=False, use_mask_token=False)
 _add("Dinov2WithRegistersForImageClassification", **IMAGE, mlp_ratio=1, num_register_tokens=2)
+_add("Dinov2WithRegistersForImageClassification", "swiglu-no-bias", **IMAGE, mlp_ratio=1, num_register_tokens=2,
+     use_swiglu_ffn=True, qkv_bias=False)  # fmt: skip
 _BEIT = dict(**IMAGE, vocab_size=VOCAB)
 _add("BeitModel BeitForImageClassification", **_BEIT)
 _add("BeitForMaskedImageModeling", **_BEIT, use_mask_token=True)
 _add("BeitModel BeitForImageClassification", "class-token", **_BEIT, use_mean_pooling=False,
      use_relative_position_bias=True)  # fmt: skip
 _add("BeitForImageClassification", "relative", **_BEIT, use_relative_position_bias=True)
+_add("BeitForImageClassification", "shared-positions", **_BEIT, use_shared_relative_position_bias=True,
+     use_absolute_position_embeddings=True)  # fmt: skip
 _add("BeitForMaskedImageModeling", "shared", **_BEIT, use_shared_relative_position_bias=True, use_mask_token=True,
      use_absolute_position_embeddings=True)  # fmt: skip
 _add("SiglipModel SiglipForImageClassification", text_config={**_WORDS, "hidden_size": 12}, vision_config=_SIGHT,
      num_labels=LABELS)  # fmt: skip
+_add("SiglipForImageClassification", "no-head", text_config={**_WORDS, "hidden_size": 12},
+     vision_config={**_SIGHT, "vision_use_head": False}, num_labels=LABELS)  # fmt: skip
 # Five patches a side: the windows of two, and the groups of four, are padded.
 _SWIN = dict(image_size=10, patch_size=2, num_channels=2, embed_dim=6, depths=[2, 1], num_heads=[2, 3], window_size=2,
              mlp_ratio=1.5, num_labels=LABELS, encoder_stride=4, drop_path_rate=0.0)  # fmt: skip

@@ -127,7 +127,8 @@ MOVES = {"invisible": move_invisible, "passes": move_passing, "into": move_const
 
 # Families that write without biases, and a DeBERTa in which nothing passes: there is nothing to move.
 BARE = ("DebertaForTokenClassification-talking", "Llama", "Mistral", "Qwen", "Phi3", "Gemma", "Olmo", "GPTJ", "Falcon",
-        "GPTNeoXForCausalLM-no-bias", "Starcoder2ForCausalLM-no-bias", "OPTForCausalLM-gelu-no-bias",
+        "GPTNeoXForCausalLM-no-bias", "GPTNeoXForCausalLM-serial-no-bias",
+        "Starcoder2ForCausalLM-no-bias", "OPTForCausalLM-gelu-no-bias",
         "StableLm", "Cohere", "Mpt", "Mixtral", "T5", "MT5", "ModernBert", "SwinForImageClassification-no-bias",
         "DeepseekV", "Llava", "Idefics3", "SmolVLM")  # fmt: skip
 
