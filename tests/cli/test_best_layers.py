@@ -10,6 +10,8 @@ import pytest
 import torch
 from pairs import folder, weights
 
+import onebasin
+
 ROWS = [{"input_ids": [3 + (7 * i + j) % 17 for j in range(4 + i % 3)]} for i in range(12)]
 
 
@@ -55,5 +57,7 @@ def test_what_is_refused(refused, models, data, tmp_path):
     assert "does not go with --match none" in refused(*auto, "--validation", data, "--match", "none")
     assert "no metric 'f1'" in refused(*auto, "--validation", data, "--metric", "f1")
     assert "--layers: 'auto'" in refused("match", *models, "-o", tmp_path / "out", "--layers", "auto")
+    with pytest.raises(ValueError, match="merge_best_layers chooses them"):
+        onebasin.merge(models, layers="auto")
     line = refused("evaluate", models[0], "--task", "masked-lm", "--data", data, "--maskable", "9-5")
     assert "--maskable: '9-5' is neither" in line
