@@ -29,6 +29,7 @@ from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import Axis, Leaf, blocks, size
 from onebasin.symmetry.groups import Invertible, Orthogonal, Permutation, ScaledOrthogonal, ScaledPermutation, nuclear
 from onebasin.symmetry.maps import Element, Monomial
+from onebasin.symmetry.signature import MOVES
 
 
 @dataclass
@@ -165,8 +166,10 @@ class _Meter:
         small = {key: value[:2] for key, value in example.items()}
         for call in {call.module: call for call in linear_calls(source, small)}.values():
             into, out = call.axes(source)
-            self.outputs[call.module] = out, self._cut(out)
-            for site in self.outputs[call.module][1]:
+            written = self._cut(out)
+            if any(MOVES[signature.kinds[root]] for site in written for root in self._roots(site)):
+                self.outputs[call.module] = out, written  # a vocabulary's moments alone could fill the memory
+            for site in written:
                 for root in self._roots(site):
                     self.written.setdefault(root, []).append(site)
             sites = self._cut(into)

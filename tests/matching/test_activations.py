@@ -10,7 +10,7 @@ from models import CASES, inputs, save
 
 from onebasin.checkpoint import Canonical, Checkpoint
 from onebasin.checkpoint.stock import stock_model
-from onebasin.matching.activations import match_activations
+from onebasin.matching.activations import _Meter, match_activations
 from onebasin.symmetry import acting_groups
 
 
@@ -51,3 +51,13 @@ def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
     stock = stock_model(Checkpoint(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
     with pytest.raises(ValueError, match="needs calibration data"):
         match_activations(stock.signature, stock, stock, [], {})
+
+
+def test_what_stays_is_not_measured(tmp_path: Path) -> None:
+    """Moments of a vocabulary's logits could fill the memory."""
+    model = CASES["WhisperForConditionalGeneration"]()
+    stock = stock_model(Checkpoint(save(model, tmp_path / "model")))
+    meter = _Meter(stock.signature, stock, stock, inputs(model))
+    meter.measure(inputs(model))
+    measured = {root for _, sites in meter.outputs.values() for site in sites for root in meter._roots(site)}
+    assert {"stream", "decoder.layers.0.ffn"} <= measured and "vocab" not in measured
