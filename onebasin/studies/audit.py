@@ -53,6 +53,7 @@ SIZES: dict[str, Any] = dict(
     num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
 )  # fmt: skip
 TOWERS = ("text_config", "vision_config")  # configurations inside a configuration
+END = dict(eos_token_id=2)  # CLIP then compares what stands at the largest token, else at the first
 
 # The heads that show most of a model, one output per token or class.
 HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION")
@@ -102,7 +103,7 @@ def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
     known = _sizes(cls)
     for tower in TOWERS:
         if tower in cls.sub_configs:
-            known[tower] = _sizes(cls.sub_configs[tower])
+            known[tower] = {**_sizes(cls.sub_configs[tower]), **END, **settings.pop(tower, {})}
     settings = {own.get(name, name): value for name, value in settings.items()}
     rope = getattr(cls(), "rope_parameters", None) or {}
     if rope.get("partial_rotary_factor", 1) < 1:
