@@ -236,7 +236,7 @@ def noised(batches: list[Batch], opt: Options) -> tuple[list[Batch], list[Batch]
     if not opt.noise:
         return batches, None
     fit, held = held_out(batches, None, 2 * HELD_BACK)  # copies make up for what the fit goes without
-    return noisy(fit, opt.noise, opt.seed), noisy(held, opt.noise, opt.seed + 1)
+    return [*noisy(fit, opt.noise, opt.seed)], [*noisy(held, opt.noise, opt.seed + 1)]
 
 
 def task_of(model: Checkpoint) -> str:

@@ -17,9 +17,7 @@ from .line import interpolate
 
 
 @torch.no_grad()
-def simplex(
-    models: Sequence[str | Path], task: Task, points: int = 6, *, tell: Tell | None = None
-) -> dict[str, Any]:
+def simplex(models: Sequence[str | Path], task: Task, points: int = 6, *, tell: Tell | None = None) -> dict[str, Any]:
     """Losses of sum_i w_i model_i over a regular grid of shares w, `points` on each edge of the triangle.
 
     models: three folders, already matched to one another. Returns `shares` (a list of triples), `losses`, `accuracies`,
