@@ -6,7 +6,9 @@ Nothing here knows matching or merging, and no function changes a model.
 """
 
 from .digits import digits
-from .tasks import TASKS, Scores, Task, evaluate, load_model, load_task
+from .models import TASKS, load_model
+from .scores import Scores, evaluate
+from .tasks import Task, load_task
 from .text import character_vocabulary, read_vocabulary, stdlib_text
 
 __all__ = [

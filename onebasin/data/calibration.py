@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows
-from .tasks import IGNORED, Source, Task, _open, _pixels, load_task
+from .models import configured
+from .tasks import Task, load_task
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
@@ -148,9 +150,9 @@ def _inputs(data: str, model: str | Path, task: str, split: str | None, options:
     elif task in ("text-classification", "text-regression", "token-classification"):
         task = "causal-lm"  # the inputs of a classifier are those of any text; what differs are the labels
     if task == "image-classification":
-        folder, config = _open(model)
+        folder, config = configured(model)
         rows = read_rows(data, ("image",), split=split, limit=options["limit"], renamed=options.get("columns"))
-        return [{"pixel_values": _pixels(Source(data, folder, config, None, None, 2, None, None, None, 0.15, 0), rows)}]
+        return [{"pixel_values": pixel_values(Source(data, folder, config), rows)}]
     return load_task(task, data, model, split=split, **options).batches
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
 from onebasin.checkpoint.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.checkpoint.writer import copy_companions
-from onebasin.data.tasks import quiet
+from onebasin.data.models import quiet
 from onebasin.engine import kept
 from onebasin.symmetry.widths import widening
 

@@ -22,7 +22,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
-from onebasin.data.tasks import quiet
+from onebasin.data.models import quiet
 from onebasin.engine import Tell
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves

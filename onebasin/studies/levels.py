@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 import onebasin
 from onebasin.checkpoint import Checkpoint, shared_roles
 from onebasin.data import Scores, Task, evaluate, load_model
-from onebasin.data.tasks import quiet
+from onebasin.data.models import quiet
 from onebasin.engine import Tell
 from onebasin.fusion import METHODS, merged_tensors
 from onebasin.landscape import barrier

@@ -51,11 +51,19 @@ class Once:
 def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Tell) -> Iterator[Once]:
     """A `Once` that keeps its results in a hidden folder under `folder` until the study is complete.
 
-    resume: use what is there. Results of other settings or other models are never found.
+    resume: use what is there. Results of other settings or other models are never found. A study that is killed and one
+    that ends in an error leave what they measured: hours may lie in it, and the mistake in one of many models. Such an
+    error (ValueError) says so.
     """
     settings = config.model_dump(exclude={"models", "seeds"})
-    with kept(folder / f".{study}.units", resume) as place:
-        yield Once(Store(place, json.dumps([torch.__version__, settings])), tell)
+    with kept(folder / f".{study}.units", resume, through_errors=True) as place:
+        once = Once(Store(place, json.dumps([torch.__version__, settings])), tell)
+        try:
+            yield once
+        except (ValueError, OSError) as error:
+            if not once.seconds:
+                raise
+            raise ValueError(f"{error} (what was measured before is kept: go on with --resume)") from error
 
 
 def _write(text: str, file: Path) -> None:

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stock model of a folder: its configuration, and its weights with the head that a task needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import logging
+
+from onebasin.checkpoint import Checkpoint
+
+TASKS = {  # task -> the class of transformers that loads a model for it
+    "image-classification": "AutoModelForImageClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "text-regression": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "speech-recognition": "AutoModelForSpeechSeq2Seq",
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences the loading reports and progress bars of transformers, which onebasin replaces by its own."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def load_model(model: str | Path, task: str) -> PreTrainedModel:
+    """The model of a folder with the head of `task`, in float32, for evaluation.
+
+    Raises ValueError where the folder cannot be loaded so, or lacks a tensor, which would be left at random.
+    """
+    folder, config = configured(model)
+    auto = getattr(transformers, TASKS[task])
+    if type(config) not in auto._model_mapping:
+        raise ValueError(f"'{model}' is a {config.model_type} model, for which there is no {task}")
+    try:
+        with quiet():
+            loaded, info = auto.from_pretrained(folder, config=config, output_loading_info=True)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise ValueError(f"cannot load '{model}' for {task}: {str(error).strip().splitlines()[0]}") from None
+    if info["missing_keys"]:
+        raise ValueError(f"'{model}' has no tensor '{min(info['missing_keys'])}', which {task} needs")
+    result: PreTrainedModel = loaded.float().eval()
+    return result
+
+
+def configured(model: str | Path) -> tuple[Path, Any]:
+    """A model's folder and its configuration."""
+    checkpoint = Checkpoint(model)
+    family = checkpoint.raw_config["model_type"]  # says clearly what is wrong with a damaged config.json
+    try:
+        return checkpoint.folder, AutoConfig.from_pretrained(checkpoint.folder)
+    except (ValueError, OSError, KeyError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"transformers cannot configure '{model}' (model type {family}): {reason}") from None
