@@ -42,16 +42,18 @@ class Store:
 
 
 @contextmanager
-def kept(folder: Path, resume: bool) -> Iterator[Path]:
+def kept(folder: Path, resume: bool, *, through_errors: bool = False) -> Iterator[Path]:
     """A folder for results: with `resume` what is there is used, else it is removed first. It goes away with the end of
-    the block or an error; only a process that is killed or interrupted leaves it."""
+    the block or an error; a process that is killed or interrupted leaves it, and so does an error where
+    `through_errors` says so and the folder holds anything."""
     made = missing_parents(folder)
     if not resume:
         shutil.rmtree(folder, ignore_errors=True)
     try:
         yield folder
     except Exception:
-        discard(folder, made)
+        if not (through_errors and folder.is_dir() and any(folder.iterdir())):
+            discard(folder, made)
         raise
     shutil.rmtree(folder, ignore_errors=True)
 

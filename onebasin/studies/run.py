@@ -45,8 +45,8 @@ def run_study(
     """Run the study `name` on the file `config`; writes NAME.json, its pictures and report.html under `output`.
 
     A folder may hold several studies: the report shows all of them. Nothing is written before all is measured, but for
-    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped, or ended in
-    an error. methods, metric: only these methods of the file, and another metric than its own.
+    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped, or
+    failed. methods, metric: only these methods of the file, and another metric than its own.
     Raises ValueError for a name, key, model or dataset that cannot be used, for a NAME.json that exists (unless
     `overwrite`), and where matplotlib is not installed.
     """

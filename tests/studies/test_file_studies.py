@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -103,6 +104,24 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path, vits: Path, monkey
     assert again == said[1:] and len(again) == 1
     assert found.tables == run_study("distance", file, tmp_path / "whole").tables
     assert not list((tmp_path / "stopped").glob(".*"))
+
+
+def test_a_study_that_ends_in_an_error_goes_on_where_it_was(tmp_path: Path, vits: Path) -> None:
+    """The third model is damaged: the pair without it is kept, and not measured again once the model is whole."""
+    models = shutil.copytree(vits, tmp_path / "models")
+    file = study_file(tmp_path, models, 3, matchings={"no match": None})
+    damaged = models / "2" / "model.safetensors"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors.* is kept: go on with --resume") as error:
+        run_study("distance", file, tmp_path / "out")
+    assert "\n" not in str(error.value) and not (tmp_path / "out" / "distance.json").exists()
+    damaged.write_bytes(whole)
+    said: list[str] = []
+    found = run_study("distance", file, tmp_path / "out", resume=True, tell=said.append)
+    assert len(said) == 2 and all(str(models / "2") in line for line in said)
+    assert found.tables == run_study("distance", file, tmp_path / "fresh").tables
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_some_of_the_methods_and_another_metric(tmp_path: Path, vits: Path) -> None:
