@@ -11,7 +11,7 @@ from models import CASES, save
 from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
-from onebasin.jobs.aligning import noised
+from onebasin.jobs.aligning import calibration, noised
 from onebasin.jobs.options import Options
 
 
@@ -87,6 +87,8 @@ def test_three_models_learn_together_and_go_on_from_a_checkpoint(tmp_path):
     models = [*pair("GPT2LMHeadModel", tmp_path), *pair("GPT2LMHeadModel", tmp_path / "c")[1:]]
     how = dict(match="full", match_with="learned", steps=6, data="self", samples=64, anchor=0)
     whole = onebasin.merge(models, tmp_path / "whole", checkpoint=str(tmp_path / "run"), **how)
+    with pytest.raises(ValueError, match="patience 0"):
+        onebasin.merge(models, tmp_path / "other", patience=0, **how)
     stamp = (tmp_path / "run").stat().st_mtime_ns
     again = onebasin.merge(models, tmp_path / "again", checkpoint=str(tmp_path / "run"), **how)
     assert (tmp_path / "run").stat().st_mtime_ns == stamp  # nothing was left to learn
@@ -104,6 +106,16 @@ def test_the_task_s_own_loss_needs_labels(tmp_path):
     assert all(difference < 1e-4 for difference in found["max_output_difference"])
     with pytest.raises(ValueError, match="choose one of divergence, task"):
         onebasin.merge(models, tmp_path / "other", **{**how, "loss": "both"})
+
+
+def test_calibration_data_of_masked_language_models_tell_what_was_hidden(tmp_path):
+    models = [onebasin.Checkpoint(model) for model in pair("BertForMaskedLM", tmp_path)]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"input_ids": {[5 + (i * j) % 15 for j in range(1, 9)]}}}\n' for i in range(1, 41)))
+    for batch in calibration(models, Options(data=str(rows), mask_id=4), None):
+        assert bool(((batch["labels"] != -100) == (batch["input_ids"] == 4)).all())
+    base = [onebasin.Checkpoint(model) for model in pair("BertModel", tmp_path / "base")]
+    assert all("labels" not in b for b in calibration(base, Options(data=str(rows), mask_id=4, task="masked-lm"), None))
 
 
 def test_models_with_different_numbers_of_positions_learn_on_those_that_both_have(tmp_path):

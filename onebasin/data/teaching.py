@@ -18,6 +18,8 @@ from onebasin.checkpoint.stock import Stock
 from onebasin.checkpoint.trace import Batch
 from onebasin.checkpoint.verification import takes_cache
 
+from .batches import IGNORED
+
 Outputs = Mapping[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Batch], Outputs]  # (role -> tensor, batch) -> outputs
 Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
@@ -53,9 +55,11 @@ def predictions(output: Mapping[str, Any]) -> dict[str, Tensor]:
 def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
     """Mean KL(mixture of their predictions || own) in nats; squared distance from their mean where there are no logits.
 
-    Padding is left out where the batch has an attention_mask. Raises ValueError where no output is common to all.
+    Where the batch has labels of the predictions' shape, only positions that have one count: what a masked language
+    model says of tokens that it sees was never trained. Else padding is left out where there is an attention_mask.
+    Raises ValueError where no output is common to all.
     """
-    mask = batch.get("attention_mask")
+    mask, labels = batch.get("attention_mask"), batch.get("labels")
     terms = []
     for name, mine in own.items():
         others = [outputs[name] for outputs in theirs if name in outputs and outputs[name].shape == mine.shape]
@@ -69,7 +73,10 @@ def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float]
         else:
             mean = sum((w * other for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
             term = (mine - mean).square().sum(-1)
-        terms.append(term[mask.bool()] if mask is not None and mask.shape == term.shape else term.flatten())
+        if labels is not None and labels.shape == term.shape:
+            terms.append(term[labels != IGNORED])
+        else:
+            terms.append(term[mask.bool()] if mask is not None and mask.shape == term.shape else term.flatten())
     if not terms:
         raise ValueError("the models have no output in common to learn from")
     return torch.cat(terms).mean()

@@ -153,7 +153,7 @@ def learn(
         [alignments[i] for i in others], groups_of(models[centre], opt), forward,
         recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_back=held_back,
         steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=own_loss if opt.loss == "task" else None,
-        permutations=opt.permutations, checkpoint=opt.checkpoint, progress=shown,
+        permutations=opt.permutations, patience=opt.patience, checkpoint=opt.checkpoint, progress=shown,
     )  # fmt: skip
 
 
@@ -205,7 +205,8 @@ def calibration(
 ) -> list[Batch]:
     """Inputs to measure on: what the models write themselves, or files, each with its share of the samples.
 
-    labels: whether to keep them (default: where learning needs them). ValueError where no data are named.
+    labels: whether to keep them (default: where learning needs them). Masked language models always keep theirs, which
+    the text itself has: they tell where something was hidden. ValueError where no data are named.
     """
     if not opt.data:
         raise ValueError("calibration data are missing: --data self for causal language models, else --data FILE")
@@ -226,7 +227,8 @@ def calibration(
         else:
             task = opt.task or task_of(models[0])
             size = max(1, min(32, int(HELD_BACK * share)))  # so that a sixteenth can be held back of few examples, too
-            batches += from_file(file, models[0].folder, task, share, batch=size, labels=labels, **given)
+            kept = labels or (task == "masked-lm" and all(is_for(model, task) for model in models))
+            batches += from_file(file, models[0].folder, task, share, batch=size, labels=kept, **given)
     return batches
 
 
@@ -254,6 +256,14 @@ def task_of(model: Checkpoint) -> str:
         if ending in names:
             return task
     raise ValueError(f"'{model.given}': its class does not name the task of the calibration data; say --task")
+
+
+def is_for(model: Checkpoint, task: str) -> bool:
+    """Whether a model's class is for this task."""
+    try:
+        return task_of(model) == task
+    except ValueError:
+        return False
 
 
 def softened(

@@ -55,10 +55,10 @@ class Options:
     match_with: weights, the activations on calibration data, or learned: from `start` (weights, activations, or none:
     the models as they are, to compare the others with), `steps` steps of gradient descent at the learning rate `lr` on
     what the average of all predicts there. loss, of learning: `divergence` from the models' own predictions, or the
-    `task`'s own, which needs labels. permutations: see `onebasin.matching.learned`. checkpoint: a file that learning is
-    saved in, and continued from. data: those data, `self` (causal language models write them) or a file, or several of
-    these; samples: how many sequences or images; noise: standard deviation of the noise on copies of images and sounds,
-    see `onebasin.data.calibration.noisy`; task, context, vocabulary, mask_id, maskable: as in
+    `task`'s own, which needs labels. permutations, patience: see `onebasin.matching.learned`. checkpoint: a file that
+    learning is saved in, and continued from. data: those data, `self` (causal language models write them) or a file, or
+    several of these; samples: how many sequences or images; noise: standard deviation of the noise on copies of images
+    and sounds, see `onebasin.data.calibration.noisy`; task, context, vocabulary, mask_id, maskable: as in
     `onebasin.data.load_task`. workers: threads of weight matching (default: one per core), on which no result depends.
     ray: address of a Ray cluster to match on instead, or `local`. resume: go on where a run with the same output was
     killed. units: the folder in which finished units of weight matching are kept; jobs that write a folder choose it.
@@ -81,6 +81,7 @@ class Options:
     start: str = "weights"
     steps: int = 200
     lr: float = 8e-3
+    patience: int | None = None
     loss: str = "divergence"
     permutations: str = "fixed"
     checkpoint: str | None = None
@@ -101,6 +102,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"workers {self.workers}: there must be at least one")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience {self.patience}: learning needs at least one look at data held back")
         if self.precision not in ("float32", "float64"):
             raise ValueError(f"precision '{self.precision}': the mathematics runs in float32 or float64")
         if isinstance(self.layers, str):

@@ -30,7 +30,7 @@ from onebasin.data.teaching import Teachers, divergence, example_losses, forward
 from onebasin.fusion.progressive import AVERAGE, FITTED, Progressive, merge_progressively
 from onebasin.symmetry import Alignment
 
-from .aligning import Found, align_all, calibration, examples_per_step, noised, task_of
+from .aligning import Found, align_all, calibration, examples_per_step, is_for, noised
 from .folders import common_roles
 from .options import Options, Tell
 
@@ -81,7 +81,7 @@ def choose(
         why = "the nearest weights, averaged: what needs no data"
         report: dict[str, Any] = {"level": quality, "chosen": "weights, average", "candidates": {}, "why": why}
         return _told(Chosen(found, alignments, None, report, []), models, opt, None)
-    if opt.data is None and _writes(models[0]):
+    if opt.data is None and is_for(models[0], "causal-lm"):  # it writes them itself
         opt = replace(opt, data="self")
     batches = calibration(models, opt, tell)
     fit, held = held_out(batches, None, CHOOSING)
@@ -147,14 +147,6 @@ def simplest_of_best(losses: Mapping[str, Tensor]) -> str:
         if float(more.mean()) <= error:
             return name
     raise AssertionError
-
-
-def _writes(model: Checkpoint) -> bool:
-    """Whether its class is for causal language models, which write their own calibration data."""
-    try:
-        return task_of(model) == "causal-lm"
-    except ValueError:
-        return False
 
 
 def _refuse_incomparable(quality: str, models: Sequence[Checkpoint], batch: Batch, opt: Options) -> None:

@@ -335,6 +335,16 @@ def test_divergence_is_that_from_the_mixture_without_padding() -> None:
     assert float(divergence({"logits": mixture.log()}, [{"logits": t} for t in theirs], [0.3, 0.7], {})) < 1e-12
 
 
+def test_divergence_counts_the_positions_that_have_a_label() -> None:
+    torch.manual_seed(0)
+    own, *theirs = (torch.randn(2, 3, 5, dtype=torch.float64) for _ in range(3))
+    batch = {"attention_mask": torch.ones(2, 3), "labels": torch.tensor([[-100, 4, -100], [0, -100, -100]])}
+    counted = [{"logits": torch.stack([logits[0, 1], logits[1, 0]])} for logits in (own, *theirs)]
+    expected = divergence(counted[0], counted[1:], [0.3, 0.7], {})
+    found = divergence({"logits": own}, [{"logits": t} for t in theirs], [0.3, 0.7], batch)
+    assert float(found) == pytest.approx(float(expected))
+
+
 def test_bad_input_is_named(tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path)
     with pytest.raises(ValueError, match="positive"):
