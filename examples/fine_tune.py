@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tune an encoder on rows of text, small enough for two CPU cores.
+"""Fine-tune an encoder on rows of text, small enough for two CPU cores, or train a smaller one from nothing.
 
     python examples/fine_tune.py ENCODER ROWS.jsonl[.gz] -o FOLDER --labels anger,fear,joy --seed 0
+    python examples/fine_tune.py ENCODER ROWS.jsonl[.gz] -o FOLDER --labels anger,fear,joy --seed 0 --scratch 2x64
 
 ENCODER is a model folder or a hub id with a tokenizer; its head, if it has one, is replaced by a new one that is drawn
-from the seed, which also orders the rows. The written folder is an ordinary model folder, with `training.json` (what
-was trained, and the seconds it took) beside the weights. The other examples and the studies start from such folders.
+from the seed, which also orders the rows. With --scratch only its tokenizer and architecture are kept: all weights are
+drawn from the seed, so that two seeds give models that have nothing in common but what they learn. The written folder
+is an ordinary model folder, with `training.json` (what was trained, and the seconds it took) beside the weights. The
+other examples and the studies start from such folders.
 """
 
 from __future__ import annotations
@@ -34,12 +37,18 @@ HEADS = {
 }
 
 
-def fresh(encoder: str, labels: list[str], task: str, seed: int) -> PreTrainedModel:
-    """The encoder under a new head, drawn from `seed`."""
+def fresh(encoder: str, labels: list[str], task: str, seed: int, scratch: str | None = None) -> PreTrainedModel:
+    """The encoder under a new head, drawn from `seed`; or, with `scratch` (layers x width), a new model of its kind."""
     config = AutoConfig.from_pretrained(encoder)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in enumerate(labels)}
     torch.manual_seed(seed)
+    if scratch:
+        layers, width = map(int, scratch.split("x"))
+        config.update({"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width})
+        config.update({"num_attention_heads": width // 16})
+        drawn: PreTrainedModel = HEADS[task].from_config(config)
+        return drawn
     model: PreTrainedModel = HEADS[task].from_pretrained(encoder, config=config, ignore_mismatched_sizes=True)
     return model
 
@@ -82,12 +91,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scratch", metavar="LAYERSxWIDTH", help="train a new model of this size, heads 16 wide")
     args = parser.parse_args()
     if args.skip % args.batch:
         parser.error(f"--skip {args.skip} is no multiple of --batch {args.batch}")
 
     started, output = time.perf_counter(), Path(args.output)
-    model = fresh(args.encoder, args.labels.split(","), args.task, args.seed)
+    model = fresh(args.encoder, args.labels.split(","), args.task, args.seed, args.scratch)
     model.save_pretrained(output)  # load_task reads labels and tokenizer from the folder
     AutoTokenizer.from_pretrained(args.encoder).save_pretrained(output)
     last = None if args.limit is None else args.skip + args.limit

@@ -18,6 +18,7 @@ def demo(
     ] = "demo",
     seed: Annotated[int, typer.Option(help="Of the first model; the others take the next numbers.")] = 0,
     models: Annotated[int, typer.Option(help="How many models to train, at least 2.")] = 3,
+    width: Annotated[int, typer.Option(help="Their width, a multiple of 4.")] = 48,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
@@ -25,7 +26,7 @@ def demo(
     from onebasin.studies import demo as study
 
     with c.progress(quiet) as tell:
-        results = study.demo(output, seed=seed, models=models, tell=tell)
+        results = study.demo(output, seed=seed, models=models, width=width, tell=tell)
     if json:
         c.print_json(results)
         return

@@ -28,6 +28,7 @@ from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
 
 LEVELS = ("paper", "full")
+WIDTH, HEADS = 48, 4
 EPOCHS = 30
 BATCH = 64
 NOISE = 0.2  # standard deviation of the noise added to training pixels, which lie in [-1, 1]
@@ -66,11 +67,12 @@ def demo(
     *,
     seed: int = 0,
     models: int = 3,
+    width: int = WIDTH,
     levels: Sequence[str] = LEVELS,
     epochs: int = EPOCHS,
     tell: Tell | None = None,
 ) -> dict[str, Any]:
-    """Train `models` digit ViTs from seeds `seed`, `seed` + 1, ...; match, merge and measure them.
+    """Train `models` digit ViTs of a width from seeds `seed`, `seed` + 1, ...; match, merge and measure them.
 
     Model 0 is the anchor of every curve (lambda 0). Writes under `output`: model-0, model-1, ... (ordinary
     model folders), LEVEL-1 (model 1 matched to model 0), merged-*, curves.png and results.json.
@@ -79,8 +81,10 @@ def demo(
     without barrier for the merge of all, where there are more than two), `curves` (as `landscape.curve`),
     `picture` (None where matplotlib is not installed) and `seconds`.
     tell: called with a line about each step.
-    Raises ValueError for fewer than two models.
+    Raises ValueError for fewer than two models, and a width that the four heads cannot share.
     """
+    if width < 1 or width % HEADS:
+        raise ValueError(f"width {width}: choose a multiple of {HEADS}, the number of heads")
     if models < 2:
         raise ValueError(f"the demo needs at least 2 models, not {models}")
     started = time.perf_counter()
@@ -102,7 +106,7 @@ def demo(
         next_step(f"training model {i} of {models}")
         start = time.perf_counter()
         with quiet():
-            train(seed + i, epochs).save_pretrained(place)
+            train(seed + i, epochs, width).save_pretrained(place)
         (place / "preprocessor_config.json").write_text(json.dumps(PROCESSOR, indent=2) + "\n", "utf-8")
         ends.append({"seed": seed + i, "seconds": _seconds(start), "folder": str(place)})
     task = load_task("image-classification", "builtin:digits", folders[0])
@@ -146,15 +150,15 @@ def demo(
 
 
 @one_thread()
-def train(seed: int, epochs: int = EPOCHS) -> ViTForImageClassification:
-    """A ViT of 3 layers and width 48, trained on the digits; initial weights and data order from `seed`."""
+def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageClassification:
+    """A ViT of 3 layers, trained on the digits; initial weights and data order from `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = ViTConfig(  # type: ignore[call-arg, unused-ignore]
-            hidden_size=48,
+            hidden_size=width,
             num_hidden_layers=3,
-            num_attention_heads=4,
-            intermediate_size=192,
+            num_attention_heads=HEADS,
+            intermediate_size=4 * width,
             image_size=8,
             patch_size=2,
             num_channels=1,

@@ -61,6 +61,12 @@ def test_training_depends_on_its_seed_alone() -> None:
     assert first.equal(again) and not first.equal(other)
 
 
+def test_the_width_is_that_of_the_stream() -> None:
+    assert train(0, epochs=1, width=16).classifier.weight.shape == (10, 16)
+    with pytest.raises(ValueError, match="width 18: choose a multiple of 4"):
+        demo(width=18)
+
+
 def test_one_model_is_no_demo(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 2 models, not 1"):
         demo(tmp_path / "out", models=1)
