@@ -26,6 +26,7 @@ from onebasin.symmetry.coupling import Blend, Coupling
 from onebasin.symmetry.maps import Acts, Linear, Monomial, act_on
 
 ITERATIONS = 10_000
+LARGEST_EXPONENT = 300  # float64 ends at 745; scalings grow as its inverse does
 
 
 def plan(cost: Tensor, entropy: float = 0.0) -> Acts:
@@ -51,9 +52,10 @@ def plan(cost: Tensor, entropy: float = 0.0) -> Acts:
     if entropy == 0:
         found = ot.emd(a, b, wide, numItermax=10**7)
     else:
-        spread = float(wide.std(correction=0)) or 1.0
-        found = ot.sinkhorn(a, b, wide - wide.min(), entropy * spread, method="sinkhorn_log", numItermax=ITERATIONS,
-                            warn=False)  # fmt: skip
+        weight, wide = entropy * (float(wide.std(correction=0)) or 1.0), wide - wide.min()
+        # Both give the same plan; logarithms cost ten times more, and are needed where exp(-cost / weight) underflows.
+        method = "sinkhorn" if float(wide.max()) < LARGEST_EXPONENT * weight else "sinkhorn_log"
+        found = ot.sinkhorn(a, b, wide, weight, method=method, numItermax=ITERATIONS, warn=False)
     matrix: Tensor = (found * m).to(cost.dtype)
     return Coupling(matrix, None if m == n else matrix * (n / m))
 

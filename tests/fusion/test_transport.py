@@ -102,6 +102,19 @@ def test_plans_have_their_marginals_and_tend_to_the_exact_one(shape: tuple[int, 
     assert values[0] > values[-1] + 1e-3 and values[2] == pytest.approx(values[3], abs=5e-2)
 
 
+def test_a_plan_is_the_same_with_and_without_logarithms() -> None:
+    """One cost that is far away from all others takes the way by logarithms; where it was, no mass goes anyway."""
+    cost = torch.rand(8, 8).double()
+    cost[0, 7] = 40.0
+    entropy = 0.1 / float(cost.std(correction=0))  # the same weight with either way
+    found = plan(cost, entropy)
+    cost[0, 7] = 20.0
+    by_products = plan(cost, 0.1 / float(cost.std(correction=0)))
+    assert isinstance(found, Coupling) and isinstance(by_products, Coupling)
+    assert torch.allclose(found.matrix, by_products.matrix, atol=1e-9)
+    assert found.matrix[0, 7] < 1e-80
+
+
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "GPT2LMHeadModel"])
 def test_a_model_whose_neurons_were_all_doubled_is_carried_exactly(kind: str, tmp_path: Path) -> None:
     """Doubled neurons with halved effect are the same function; transport merges each pair, and splits them again."""
