@@ -114,8 +114,9 @@ def fused(config: Config, run: Sequence[str], members: Sequence[int], matching: 
 
     def scores(place: Matched, how: Mapping[str, Any], of: Callable[[Corpus, str, Config], Task]) -> list[float]:
         body = merged(place.folders, how, config, corpora)
-        heads = place.folders if len(config.corpora) > 1 else [None] * len(models)
-        bodies = (body if head is None else under_head_of(head, body, config) for head in heads)
+        if len(config.corpora) == 1:  # one head and one corpus: one score, which is each member's
+            return [score(body, of(corpora[0], models[0], config), config)] * len(models)
+        bodies = (under_head_of(folder, body, config) for folder in place.folders)
         return [score(body, of(corpus, model, config), config)
                 for body, corpus, model in zip(bodies, corpora, models, strict=True)]  # fmt: skip
 
