@@ -53,6 +53,16 @@ def run(stock: Stock, batch: Batch, **options: Any) -> Any:
         return stock.model(**given, **cache, **options, return_dict=True)
 
 
+def samples(value: Tensor, mask: Tensor | None) -> Tensor:
+    """(batch, tokens, n) -> (samples, n), without padding; what has no tokens, (batch, n), as it is.
+
+    mask: (batch, tokens), 0 at padding.
+    """
+    if mask is not None and value.dim() > mask.dim() and value.shape[: mask.dim()] == mask.shape:
+        return value[mask.to(value.device).bool()]
+    return value.reshape(-1, value.shape[-1])
+
+
 @contextmanager
 def hooks(
     stock: Stock,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onebasin.checkpoint.probes import probe
 from onebasin.checkpoint.stock import Stock
-from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
+from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run, samples
 from onebasin.engine import Tell
 from onebasin.symmetry.axes import Axis, Leaf, blocks
 
@@ -97,9 +97,7 @@ def _seen(stock: Stock, outputs: dict[str, tuple[str, Axis]], batch: Batch) -> d
 
     def look(role: str) -> Callable[[Tensor, Tensor], None]:
         def record(_: Tensor, y: Tensor) -> None:
-            kept = mask is not None and y.shape[: mask.dim()] == mask.shape
-            rows = y[mask.bool()] if kept and mask is not None else y
-            found.setdefault(role, []).append(rows.detach().reshape(-1, y.shape[-1]).clone())
+            found.setdefault(role, []).append(samples(y.detach(), mask).clone())
 
         return record
 

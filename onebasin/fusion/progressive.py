@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run
+from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run, samples
 from onebasin.data.teaching import Teachers, divergence, forward_of, held_out, mean_loss
 from onebasin.engine import Tell
 from onebasin.symmetry import Alignment
@@ -238,7 +238,7 @@ class Fitting:
         """Of the student's inputs: what is fitted on, and what is held back."""
         found: list[Tensor | None] = [None, None]
         for b, here in enumerate(mine):
-            new = gram(_rows(here.inputs, self.masks[b]), constant)
+            new = gram(samples(here.inputs, self.masks[b]), constant)
             old = found[b >= self.count]
             found[b >= self.count] = new if old is None else old.add_(new)
         assert found[0] is not None
@@ -255,7 +255,8 @@ class Fitting:
         crosses = [layer.weight.new_zeros(layer.shape) for _ in grams]
         for b, here in enumerate(mine):
             lacking, mask = wanted[b].sub_(here.asked(times)), self.masks[b]
-            crosses[b >= self.count] += cross(_rows(here.inputs, mask), _rows(lacking, mask), layer.bias is not None)
+            rows = samples(here.inputs, mask), samples(lacking, mask)
+            crosses[b >= self.count] += cross(*rows, layer.bias is not None)
         made = self.made[call.module]
         if bool(made.any()):  # an earlier call made this part: ask for the whole change
             for own, product in zip(crosses, grams, strict=True):
@@ -283,7 +284,7 @@ class Fitting:
 
     def _moments(self, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of what is fitted on, (n,) each."""
-        rows = [_rows(value, mask) for value, mask in zip(values, self.masks, strict=True)][: self.count]
+        rows = [samples(value, mask) for value, mask in zip(values, self.masks, strict=True)][: self.count]
         count = sum(map(len, rows))
         mean = torch.stack([some.sum(0) for some in rows]).double().sum(0) / count
         square = torch.stack([torch.linalg.vector_norm(some, dim=0) for some in rows]).double().square().sum(0) / count
@@ -316,13 +317,6 @@ def _inside(call: Call, stock: Stock) -> bool:
 
 def _same(first: Sequence[tuple[Tensor, int]], second: Sequence[tuple[Tensor, int]]) -> bool:
     return all(a is b and v == w for (a, v), (b, w) in zip(first, second, strict=True))
-
-
-def _rows(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(samples, n), without padding."""
-    if mask is not None and x.shape[: mask.dim()] == mask.shape:
-        return x[mask.bool()]
-    return x.reshape(-1, x.shape[-1])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from onebasin.checkpoint.stock import Stock
-from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run
+from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run, samples
 from onebasin.engine import Tell
 from onebasin.symmetry import Entry, Signature
 
@@ -60,9 +60,7 @@ def input_grams(
     def look(role: str, module: nn.Module) -> Callable[[Tensor, Tensor], None]:
         def add(x: Tensor, _: Tensor) -> None:
             rows = _patches(module, x) if isinstance(module, (nn.Conv1d, nn.Conv2d)) else x
-            if mask is not None and rows.shape[: mask.dim()] == mask.shape:
-                rows = rows[mask.to(rows.device).bool()]
-            rows = rows.reshape(-1, rows.shape[-1])
+            rows = samples(rows, mask)
             gram = (rows.mT @ rows).double()
             sums[role] = sums[role] + gram if role in sums else gram
             counts[role] = counts.get(role, 0) + len(rows)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoint.stock import Stock
-from onebasin.checkpoint.trace import Batch, hooks, linear_calls, run
+from onebasin.checkpoint.trace import Batch, hooks, linear_calls, run, samples
 from onebasin.engine import Tell
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.assignment import assignment
@@ -206,7 +206,7 @@ class _Meter:
                     y = y.movedim(1, -1) if name in self.channels else y
                     for value, is_input, table in ((x, True, self.inputs), (y, False, self.outputs)):
                         if name in table:
-                            found.setdefault((name, is_input), []).append(_samples(value, mask))
+                            found.setdefault((name, is_input), []).append(samples(value.detach(), mask))
 
                 return record
 
@@ -364,13 +364,6 @@ class _Meter:
                 rest = [dim for dim in range(len(roots)) if dim not in outer and dim != place]
                 return view.permute(*outer, place, *rest).flatten(place - key + 1).flatten(0, place - key - 1)
         raise AssertionError(role)
-
-
-def _samples(value: Tensor, mask: Tensor | None) -> Tensor:
-    """(batch, tokens, n) -> (samples, n), without padding."""
-    if mask is not None and value.shape[: mask.dim()] == mask.shape:
-        return value[mask.bool()]
-    return value.detach().reshape(-1, value.shape[-1])
 
 
 def _maps(maps: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured on sequences does not depend on how far they are padded, not even where the padded length is as
+large as another dimension: a classifier's outputs, (batch, n), look like a mask then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import CASES, VOCAB, save
+from torch import Tensor
+
+from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.stock import stock_model
+from onebasin.fusion.couplings import transport
+from onebasin.fusion.progressive import merge_progressively
+from onebasin.fusion.regmean import input_grams
+from onebasin.symmetry import Alignment
+from onebasin.symmetry.maps import Monomial
+
+LENGTHS = (2, 3)  # of the sequences
+
+
+def padded(length: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(12):
+        ids = torch.randint(3, VOCAB, (len(LENGTHS), max(LENGTHS)), generator=generator)
+        mask = torch.tensor([[int(i < own) for i in range(length)] for own in LENGTHS])
+        ids = torch.nn.functional.pad(ids, (0, length - max(LENGTHS)))
+        found.append({"input_ids": ids * mask, "attention_mask": mask})
+    return found
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[Checkpoint]:
+    """Classifiers of width 12 with 3 labels."""
+    found = []
+    for number in range(2):
+        model = CASES["BertForSequenceClassification"]().double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.2 * number * torch.randn(parameter.shape, dtype=parameter.dtype)
+        found.append(Checkpoint(save(model, tmp_path / str(number))))
+    return found
+
+
+@pytest.mark.parametrize("length", [3, 12])  # as many as labels, as many as dimensions
+def test_measures_do_not_see_padding(models: list[Checkpoint], length: int) -> None:
+    plain, other = padded(7), padded(length)
+    stock = stock_model(models[0], dtype=torch.float64)
+    grams, same = input_grams(stock, plain)[0], input_grams(stock, other)[0]
+    assert grams.keys() == same.keys()
+    for role, found in grams.items():
+        assert torch.allclose(found, same[role]), role
+
+    roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
+    how = (models, [Alignment()] * 2, [0.5, 0.5], 0, roles)
+    fits = [merge_progressively(*how, batches, ridge=0.1, dtype=torch.float64).tensors for batches in (plain, other)]
+    for role, tensor in fits[0].items():
+        assert torch.allclose(tensor, fits[1][role]), role
+
+    plans = [transport(*models, ground="acts", batches=batches, dtype=torch.float64) for batches in (plain, other)]
+    for root, act in plans[0].maps.items():
+        assert isinstance(act, Monomial) and torch.equal(act.index, plans[1].maps[root].index), root
