@@ -8,6 +8,7 @@ Nothing here knows a model family: tables say what a tensor is, `transformers` s
 from .card import model_card, provenance
 from .distance import Distances, before_and_after, distances
 from .gauge import Canonical, Widened
+from .making import Making
 from .pairing import Shared, read_pair, shared_roles
 from .reader import DTYPES, Checkpoint, CheckpointError, locate
 from .stock import Stock, stock_model
@@ -20,6 +21,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Distances",
+    "Making",
     "Shared",
     "Stock",
     "Verification",

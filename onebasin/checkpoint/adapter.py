@@ -31,7 +31,8 @@ from onebasin.symmetry.canonical import along, cut, downstream, noted, outlets, 
 from .preflight import canonical_signature
 from .reader import Checkpoint, CheckpointError, _json, one_line
 from .stock import stock_model
-from .writer import COMPANIONS, _clearly, _into_place
+from .weights import clearly
+from .writer import COMPANIONS, _into_place
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -217,7 +218,7 @@ def write_adapter(
     temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
     config = {**adapter.config, "base_model_name_or_path": str(base)}
     try:
-        with _clearly(out):
+        with clearly(out):
             temporary.mkdir(parents=True)
             for pattern in COMPANIONS:
                 for path in adapter.folder.glob(pattern):

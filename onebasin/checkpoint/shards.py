@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import secrets
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ CODES = {
 DTYPES_BY_CODE = {code: dtype for dtype, code in CODES.items()}
 _METADATA = {"__metadata__": {"format": "pt"}}
 _ALIGNED = 8  # bytes
+HALF = ".half"  # how the name of a file ends that is being written
 
 
 @dataclass(frozen=True)
@@ -73,28 +75,42 @@ def _give_back(pages: mmap.mmap, start: int, end: int) -> None:
         pages.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
+class Cut:
+    """Where one file ends and the next begins. Each holds at most `limit` bytes of numbers, and names for `room` bytes
+    of header, or else a single tensor."""
+
+    def __init__(self, room: int, limit: int) -> None:
+        self.room, self.limit = room, limit
+        self._files = self._size = self._header = 0
+
+    def next(self, name: str, nbytes: int) -> int:
+        """The number of the file, from 0, that takes the next tensor."""
+        size, header = self._size + nbytes, self._header + room_for(name)
+        if not self._files or size > self.limit or header > self.room:
+            self._files, size, header = self._files + 1, nbytes, room_for("metadata", name)
+        self._size, self._header = size, header
+        return self._files - 1
+
+    def room_for(self, name: str) -> int:
+        """Of the header of a file that begins with this tensor."""
+        return max(self.room, room_for("metadata", name))
+
+
 class Shard:
-    """path: of the file. room: bytes for the header, `room_for` the names that may come."""
+    """path: of the file, which has another name until it is whole. room: bytes for the header, `room_for` the names
+    that may come."""
 
     def __init__(self, path: Path, room: int) -> None:
         self.path, self.room = path, -(-room // _ALIGNED) * _ALIGNED
         self.header: dict[str, object] = dict(_METADATA)
         self.size = 0  # bytes of numbers
         self._late: list[tuple[str, Tensor]] = []
-        self._header_size = len(_encoded(self.header))
-        self._file = path.open("wb")
+        self._half = path.with_name(f"{path.name}.{secrets.token_hex(4)}{HALF}")
+        self._file = self._half.open("wb")
         self._file.seek(8 + self.room)
-
-    def __bool__(self) -> bool:
-        return len(self.header) + len(self._late) > 1
-
-    def fits(self, name: str, limit: int, nbytes: int) -> bool:
-        """Whether the file with one more tensor has at most `limit` bytes of numbers, and a header that fits."""
-        return self.size + nbytes <= limit and self._header_size + room_for(name) <= self.room
 
     def add(self, name: str, tensor: Tensor) -> None:
         """tensor: contiguous, on the CPU. Those that would leave the next one unaligned wait for the end."""
-        self._header_size += room_for(name)
         self.size += tensor.nbytes
         if tensor.nbytes % _ALIGNED:
             self._late.append((name, tensor))
@@ -111,12 +127,15 @@ class Shard:
         self._file.seek(0)
         self._file.write(self.room.to_bytes(8, "little") + text.ljust(self.room))
         self._file.close()
+        self._half.rename(self.path)
 
     def abandon(self) -> None:
-        """Let go of the file, whatever state it is in."""
+        """Let go of a file that is not whole, and remove it."""
         self._late.clear()
-        with suppress(OSError):
-            self._file.close()
+        if not self._file.closed:
+            with suppress(OSError):
+                self._file.close()
+            self._half.unlink(missing_ok=True)
 
     def _write(self, name: str, tensor: Tensor) -> None:
         if tensor.dtype not in CODES:
@@ -128,7 +147,7 @@ class Shard:
 
 
 def room_for(*names: str) -> int:
-    """Bytes that suffice for the header entries of tensors with these names."""
+    """Bytes that suffice for the header entries of tensors with these names; an entry's are enough for the metadata."""
     return sum(len(json.dumps(name)) + 192 for name in names)
 
 

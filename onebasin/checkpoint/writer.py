@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import os
 import re
@@ -16,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from onebasin.engine import behind, discard, missing_parents
+from onebasin.engine import discard, missing_parents
 
-from .reader import Checkpoint, CheckpointError, finite, one_line
-from .shards import Shard, room_for
+from .reader import Checkpoint, CheckpointError
+from .weights import Target, clearly, name_of, write_weights
 
 # What a model folder holds besides weights and config.json. Code (*.py) and other weights are never copied.
 TOKENIZER = (
@@ -57,7 +55,8 @@ def write_model(
 ) -> None:
     """Write the folder `out`: weights from `tensors`, everything else from `like`.
 
-    tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time.
+    tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. Those of a `Making`
+    with a cluster are made and written by its tasks, a file each, with the same bytes.
     dtype: of all floating-point tensors; None keeps what `like` stores under each name.
     config_updates: merged into config.json. files: name -> text, written beside the weights.
     check: called with the finished folder before anyone sees it; what it raises refuses the folder.
@@ -69,10 +68,10 @@ def write_model(
     """
     limit = bytes_of(shard_size)
     with appearing(out, overwrite, [like.folder, *map(Path, inputs)]) as temporary:
-        with _clearly(Path(out)):
+        with clearly(Path(out)):
             _companions(temporary, like, dtype, config_updates or {}, tokenizer)
-        _weights(temporary, Path(out), tensors, like, dtype, limit)
-        with _clearly(Path(out)):
+        write_weights(Target(temporary, Path(out), like, dtype), tensors, limit)
+        with clearly(Path(out)):
             for name, text in (files or {}).items():
                 (temporary / name).write_text(text, "utf-8")
         if check is not None:
@@ -90,10 +89,10 @@ def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] =
     made = missing_parents(out)
     temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        with _clearly(out):
+        with clearly(out):
             temporary.mkdir(parents=True)
         yield temporary
-        with _clearly(out):
+        with clearly(out):
             _into_place(temporary, out)
     except BaseException:
         discard(temporary, made)
@@ -128,7 +127,7 @@ def _companions(
     copy_companions(like.folder, folder, tokenizer)
     config = {**like.raw_config, **updates}
     if dtype is not None:
-        name = _name(dtype)
+        name = name_of(dtype)
         config = _with_dtype(config, name)
         if not {"dtype", "torch_dtype"} & config.keys():
             config["torch_dtype"] = name  # the older key: every version of transformers reads it
@@ -146,84 +145,6 @@ def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         else value
         for key, value in config.items()
     }
-
-
-def _weights(
-    folder: Path,
-    out: Path,
-    tensors: Iterable[tuple[str, Tensor]],
-    like: Checkpoint,
-    dtype: torch.dtype | None,
-    limit: int,
-) -> None:
-    """Write the shards into `folder` (`out` in errors); they get their names once their number is known.
-
-    A tensor is written in a thread of its own while the next one is made.
-    """
-    room = room_for(*like.files, *("spare",) * 64)
-    shards: list[Shard] = []
-    seen: set[str] = set()
-
-    def made() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in tensors:
-            if name in seen:
-                raise CheckpointError(f"the tensor '{name}' comes twice")
-            seen.add(name)
-            yield name, _ready(name, tensor, like, dtype)
-
-    def write(pair: tuple[str, Tensor]) -> None:
-        name, tensor = pair
-        _refuse_infinite(name, tensor, like)
-        with _clearly(out):
-            if not shards or (shards[-1] and not shards[-1].fits(name, limit, tensor.nbytes)):
-                if shards:
-                    shards[-1].close()
-                shards.append(Shard(folder / f"{len(shards)}.safetensors", max(room, room_for(name, name))))
-            shards[-1].add(name, tensor)
-
-    try:
-        behind(write, made())
-        if not shards:
-            raise CheckpointError("there are no tensors to write")
-        with _clearly(out):
-            shards[-1].close()
-            _name_shards(folder, [[*shard.header][1:] for shard in shards], sum(shard.size for shard in shards))
-    finally:
-        for shard in shards:
-            shard.abandon()
-
-
-def _name_shards(folder: Path, shards: list[list[str]], total: int) -> None:
-    if len(shards) == 1:
-        (folder / "0.safetensors").rename(folder / "model.safetensors")
-        return
-    where = {}
-    for number, names in enumerate(shards):
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        (folder / f"{number}.safetensors").rename(folder / file)
-        where.update(dict.fromkeys(names, file))
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-
-
-def _ready(name: str, tensor: Tensor, like: Checkpoint, dtype: torch.dtype | None) -> Tensor:
-    """A copy as it is stored: on the CPU, in its dtype, contiguous.
-
-    It has memory of its own: it is written while the caller goes on, who may use the tensor's memory again.
-    """
-    wanted = tensor.dtype
-    if tensor.is_floating_point():
-        wanted = dtype or like.dtypes.get(name, like.stored_dtype)
-    return tensor.detach().to("cpu", wanted, copy=True, memory_format=torch.contiguous_format)
-
-
-def _refuse_infinite(name: str, tensor: Tensor, like: Checkpoint) -> None:
-    if tensor.is_floating_point() and not finite(tensor) and name not in set(like.others()):
-        raise CheckpointError(f"the tensor '{name}' is not finite in {_name(tensor.dtype)}; write a wider dtype")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _into_place(temporary: Path, out: Path) -> None:
@@ -248,19 +169,6 @@ def _exchange(one: Path, other: Path) -> bool:
     call = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
-
-
-@contextmanager
-def _clearly(out: Path) -> Iterator[None]:
-    """Turn a failed write into one clear sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(error)
-        if full:
-            raise CheckpointError(f"the disk is full: '{out.parent}' has no room for the model") from None
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise CheckpointError(f"cannot write '{out}': {reason}") from None
 
 
 def bytes_of(size: int | str) -> int:

@@ -18,7 +18,7 @@ def on_ray(function: Callable[[T], R], items: Iterable[T], address: str) -> Iter
 
     address: of a running cluster, or `local` for one on this machine that ends with the program. function: something
     that can be pickled. A lost worker's units are run again. Raises ValueError where Ray is not installed or the
-    cluster is not there, and what a unit raises.
+    cluster is not there, and what a unit raises; no unit runs on then.
     """
     try:
         import ray
@@ -33,11 +33,19 @@ def on_ray(function: Callable[[T], R], items: Iterable[T], address: str) -> Iter
     task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_alone)
     shared = ray.put(function)
     waiting = [task.remote(shared, item) for item in items]
-    for reference in waiting:
-        try:
-            yield ray.get(reference)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+    done = 0
+    try:
+        for reference in waiting:
+            try:
+                yield ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause if isinstance(error.cause, Exception) else error from None
+            done += 1
+    finally:
+        for reference in waiting[done:]:
+            ray.cancel(reference)
+        if waiting[done:]:
+            ray.wait(waiting[done:], num_returns=len(waiting) - done)
 
 
 def _alone(function: Callable[[T], R], item: T) -> R:

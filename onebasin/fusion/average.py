@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.engine import in_order
+from onebasin.checkpoint import Checkpoint, Making
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.axes import Leaf, blocks
 
@@ -102,12 +100,13 @@ def merged_tensors(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     workers: int | None = 1,
-) -> Iterator[tuple[str, Tensor]]:
+    ray: str | None = None,
+) -> Making:
     """The merged model's tensors under the names of `models[layout]`, one at a time.
 
     Roles in `shared` are combined by `method`, or by `combine` where it is given, after each model's alignment acted
     on them. All others come from `models[layout]` alone, likewise aligned. Where position tables differ in length, the
-    common rows are combined and the rest are the layout's. workers: how many are made at a time; none depends on it.
+    common rows are combined and the rest are the layout's. workers, ray: as of `Making`.
     """
     signature = models[layout].signature
     combine = combine or COMBINE.get(method, average)
@@ -148,21 +147,19 @@ def merged_tensors(
             average_circuit(signature, root, parts, weights, touched)
         return mean
 
-    together: dict[int | None, list[str]] = {}
+    together: dict[str, tuple[str, ...]] = {}  # role -> the roles that are merged with it
     for layer, roots in circuits.items():
-        found = dict.fromkeys(role for root in roots for role in signature.touching[root] if role in shared)
-        together[layer] = [role for role in found if signature.tensors[role].layer == layer]
+        touched = dict.fromkeys(role for root in roots for role in signature.touching[root] if role in shared)
+        roles = tuple(role for role in touched if signature.tensors[role].layer == layer)
+        together.update(dict.fromkeys(roles, roles))
 
-    def unit(role: str) -> list[tuple[str, Tensor]]:
-        layer = signature.tensors[role].layer
-        group = together.get(layer, [])
-        if role not in group:
-            return list(signature.tensors[role].split(single(role)))
-        if role != group[0]:  # it came with the first
-            return []
-        return [pair for role, tensor in heads(layer, group).items() for pair in signature.tensors[role].split(tensor)]
+    def make(roles: Sequence[str]) -> dict[str, Tensor]:
+        if roles[0] in together:
+            return heads(signature.tensors[roles[0]].layer, roles)
+        return {role: single(role) for role in roles}
 
-    yield from chain.from_iterable(in_order(unit, signature.tensors, workers))
+    groups = dict.fromkeys(together.get(role, (role,)) for role in signature.tensors)
+    return Making(signature, make, [*groups], workers, ray)
 
 
 def nearest_to_mean(models: Sequence[Checkpoint], shared: Sequence[str], weights: Sequence[float]) -> int:

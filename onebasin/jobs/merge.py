@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,7 @@ def merge(
         if unified is not None:
             merged = unified.filled([moved(*pair, opt) for pair in zip(merged, rewrites, strict=True)], opt.dtype)
             rewrites = [Alignment() for _ in merged]
-        tensors: Iterator[tuple[str, Tensor]]
+        tensors: Iterable[tuple[str, Tensor]]
         if chosen.fitted is not None:
             result["ridges"], result["held_back_losses"] = chosen.fitted.ridges, chosen.fitted.losses
             whole, entries = chosen.fitted.tensors, merged[layout].signature.tensors
@@ -130,7 +130,7 @@ def merge(
             combine = combination(method, merged, frame.alignments, how, opt, tell) if measured else None
             tensors = merged_tensors(merged, rewrites, plan.shares, layout, set(frame.common.roles),
                                      method=chosen.method, combine=combine, dtype=opt.dtype, device=opt.device,
-                                     workers=opt.workers)  # fmt: skip
+                                     workers=opt.workers, ray=None if measured else opt.ray)  # fmt: skip
             if isinstance(combine, Regression):
                 result["jitter"] = combine.jitter  # layer -> number, as they are solved
         record = Record("merge", command, sources, opt, result, frame.found, sha256)

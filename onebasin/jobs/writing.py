@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from onebasin.checkpoint import (
     Canonical,
     Checkpoint,
     CheckpointError,
+    Making,
     compare_rewritten,
     model_card,
     provenance,
@@ -30,7 +30,7 @@ from onebasin.checkpoint.card import hashes
 from onebasin.checkpoint.reader import one_line
 from onebasin.checkpoint.seen import Seen
 from onebasin.checkpoint.verification import runnable
-from onebasin.engine import in_order, meanwhile
+from onebasin.engine import meanwhile
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.exactness import departure
@@ -41,15 +41,14 @@ from .options import Options, Tell, stored_dtype, verification
 EXACT = 1e-5  # relative departure of a map from its group that the rounding of float32 explains
 
 
-def rewritten(model: Checkpoint, alignment: Alignment, opt: Options) -> Iterator[tuple[str, Tensor]]:
+def rewritten(model: Checkpoint, alignment: Alignment, opt: Options) -> Making:
     """The rewritten model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
-    signature = model.signature
+    signature, dtype, device = model.signature, opt.dtype, opt.device
 
-    def made(role: str) -> list[tuple[str, Tensor]]:
-        tensor = alignment.apply(signature, role, model.read(role, opt.dtype, opt.device))
-        return list(signature.tensors[role].split(tensor))
+    def make(roles: Sequence[str]) -> dict[str, Tensor]:
+        return {role: alignment.apply(signature, role, model.read(role, dtype, device)) for role in roles}
 
-    return chain.from_iterable(in_order(made, signature.tensors, opt.workers))
+    return Making(signature, make, [(role,) for role in signature.tensors], opt.workers, opt.ray)
 
 
 def moved(model: Checkpoint, alignment: Alignment | Softened, opt: Options) -> Checkpoint:

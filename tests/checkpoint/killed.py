@@ -11,10 +11,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from onebasin.checkpoint import Checkpoint, write_model, writer
+from onebasin import checkpoint
+from onebasin.checkpoint import Checkpoint, write_model
 
 
 def die(*_: object) -> None:
@@ -22,9 +24,9 @@ def die(*_: object) -> None:
 
 
 def at_call(name: str, number: int, after: bool = False) -> None:
-    """Die before (or after) call `number` of the writer's function `name`."""
-    module, _, attribute = name.rpartition(".")
-    owner: Any = getattr(writer, module) if module else writer
+    """Die before (or after) call `number` of the function `name` of the checkpoint room."""
+    module, attribute = name.rsplit(".", 1)
+    owner: Any = attrgetter(module)(checkpoint)
     original: Callable[..., Any] = getattr(owner, attribute)
     left = [number]
 
@@ -41,13 +43,13 @@ def at_call(name: str, number: int, after: bool = False) -> None:
 
 
 MOMENTS: dict[str, Callable[[], None]] = {
-    "before-first-shard": lambda: at_call("Shard.close", 1),
-    "after-first-shard": lambda: at_call("Shard.close", 1, after=True),
-    "after-second-shard": lambda: at_call("Shard.close", 2, after=True),
-    "before-index": lambda: at_call("_name_shards", 1),
-    "before-exchange": lambda: at_call("_exchange", 1),
-    "after-exchange": lambda: at_call("_exchange", 1, after=True),
-    "while-removing-the-old": lambda: at_call("os.unlink", 2),
+    "before-first-shard": lambda: at_call("shards.Shard.close", 1),
+    "after-first-shard": lambda: at_call("shards.Shard.close", 1, after=True),
+    "after-second-shard": lambda: at_call("shards.Shard.close", 2, after=True),
+    "before-index": lambda: at_call("weights._name_shards", 1),
+    "before-exchange": lambda: at_call("writer._exchange", 1),
+    "after-exchange": lambda: at_call("writer._exchange", 1, after=True),
+    "while-removing-the-old": lambda: at_call("writer.os.unlink", 2),
     "never": lambda: None,
 }
 

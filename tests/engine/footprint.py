@@ -2,7 +2,8 @@
 """Peak memory of jobs on models of different depth. Run as: footprint.py FOLDER [JOB...] [KEY=NUMBER...]; prints JSON.
 
 The keys are those of a Llama's config, for other widths: hidden_size=4096 intermediate_size=11008 and so on; bits=16
-stores the models in bfloat16. Jobs: paper, full, canonical, distance, verify, or all. What is written is removed again.
+stores the models in bfloat16; depths=2,8 says how many layers. Jobs: paper, full, canonical, distance, verify, or all.
+What is written is removed again.
 Every job runs in a fork of this process, which has imported everything and computed nothing.
 """
 
@@ -24,7 +25,6 @@ import onebasin
 from onebasin.checkpoint import Checkpoint, write_model
 from onebasin.engine import peak_memory
 
-DEPTHS = (2, 4, 8)
 SHAPE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
          "vocab_size": 500}  # fmt: skip
 
@@ -93,10 +93,12 @@ def jobs(folder: Path, layers: int) -> dict[str, Callable[[], object]]:
 
 
 def main(folder: Path, *words: str) -> None:
-    SHAPE.update((key, int(number)) for key, _, number in (word.partition("=") for word in words if "=" in word))
+    given = dict(word.split("=") for word in words if "=" in word)
     wanted = {word for word in words if "=" not in word}
+    depths = [int(number) for number in given.pop("depths", "2,4,8").split(",")]
+    SHAPE.update((key, int(number)) for key, number in given.items())
     peaks: dict[str, dict[int, int]] = {}
-    for layers in DEPTHS:
+    for layers in depths:
         room = folder / str(layers)
         room.mkdir(parents=True)
         for name, job in jobs(room, layers).items():

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import resource
@@ -12,16 +11,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import interrupted
 import pytest
 import torch
 from footprint import make
+from models import CASES, save
 
 import onebasin
-from onebasin.checkpoint import CheckpointError
+from onebasin.checkpoint import Checkpoint, CheckpointError, weights, write_model
 from onebasin.engine import Store, behind, in_order, kept, on_ray
+from onebasin.jobs.writing import rewritten
 from onebasin.matching import Matched
 from onebasin.matching.units import units
 from onebasin.symmetry import acting_groups
@@ -46,18 +49,87 @@ def test_any_number_of_workers(pair: list[Path], tmp_path: Path, level: str) -> 
     assert one and all(other == one for other in others)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-@pytest.mark.parametrize("level", ["paper", "full"])
-def test_two_local_workers_of_ray(pair: list[Path], tmp_path: Path, level: str) -> None:
-    import ray
+@pytest.fixture(scope="module")
+def ray() -> Iterator[str]:
+    """The address of a cluster of two workers on this machine."""
+    module = pytest.importorskip("ray")
+    if not module.is_initialized():
+        module.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield "local"
+    module.shutdown()
 
-    if not ray.is_initialized():
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    onebasin.merge(pair, tmp_path / "here", match=level, workers=1, **QUICK)
-    onebasin.merge(pair, tmp_path / "there", match=level, ray="local", **QUICK)
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("a task should do this")
+
+
+@pytest.mark.parametrize("level", ["paper", "full"])
+def test_two_local_workers_of_ray(
+    pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: str, level: str
+) -> None:
+    """They write the files, of which there are several, and this process writes none."""
+    how = {**QUICK, "match": level, "shard_size": "200KB"}
+    onebasin.merge(pair, tmp_path / "here", workers=1, **how)
+    monkeypatch.setattr(weights.Shard, "add", refuse)
+    onebasin.merge(pair, tmp_path / "there", ray=ray, **how)
+    found = interrupted.weights(tmp_path / "here")
+    assert len(found) > 3 and found == interrupted.weights(tmp_path / "there")
+
+
+def test_a_worker_that_is_lost_while_it_writes(pair: list[Path], tmp_path: Path, ray: str) -> None:
+    """Another one writes the file anew, and half a file is not found among the whole ones."""
+    model = Checkpoint(pair[0])
+    whole = rewritten(model, onebasin.Alignment(), onebasin.Options(ray=ray))
+    write_model(tmp_path / "here", iter(whole), model, shard_size="200KB")
+    cut = weights.Cut(10**6, 200_000)
+    file = weights.foreseen(weights.Target(tmp_path, tmp_path, model, None), whole, cut)[1]
+    lost = tmp_path / "lost"
+
+    def make(roles: tuple[str, ...]) -> dict[str, torch.Tensor]:
+        if roles == file.groups[-1] and not lost.exists():
+            time.sleep(0.2)  # until what came before is in the file
+            lost.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole.make(roles)
+
+    assert len(file.groups) > 2
+    write_model(tmp_path / "there", replace(whole, make=make), model, shard_size="200KB")
+    assert lost.exists()
     assert interrupted.weights(tmp_path / "here") == interrupted.weights(tmp_path / "there")
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {
+        path.name for path in (tmp_path / "there").iterdir()
+    }
+
+
+def test_an_error_of_one_task_ends_the_others(tmp_path: Path, ray: str) -> None:
+    def work(number: int) -> None:
+        if number == 1:
+            raise ZeroDivisionError
+        (tmp_path / f"begun-{number}").touch()
+        time.sleep(2 * number)
+        (tmp_path / f"done-{number}").touch()
+
     with pytest.raises(ZeroDivisionError):
-        list(on_ray(lambda x: 1 // x, [1, 0], "local"))
+        list(on_ray(work, [0, 1, 5, 6], ray))
+    assert (tmp_path / "done-0").exists()
+    assert not (tmp_path / "done-5").exists() and not (tmp_path / "done-6").exists()
+
+
+@pytest.mark.parametrize("limit", ["1B", "3KB", "5GB"])
+@pytest.mark.parametrize("case", ["MixtralForCausalLM", "GPT2LMHeadModel", "BertForSequenceClassification"])
+def test_files_are_foreseen_from_shapes(case: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File by file gives the same bytes as one after the other, and where experts are made at once but stored apart."""
+    model = Checkpoint(save(CASES[case](), tmp_path / "model"))
+    making = rewritten(model, onebasin.Alignment(), onebasin.Options(ray="none"))
+    write_model(tmp_path / "one", iter(making), model, shard_size=limit, dtype=torch.bfloat16)
+
+    def backwards(run: Callable[[object], object], items: list[object], address: str) -> list[object]:
+        return [run(item) for item in reversed(items)][::-1]
+
+    monkeypatch.setattr(weights, "on_ray", backwards)
+    write_model(tmp_path / "two", making, model, shard_size=limit, dtype=torch.bfloat16)
+    found = interrupted.weights(tmp_path / "one")
+    assert found and found == interrupted.weights(tmp_path / "two")
 
 
 def test_no_worker_and_no_ray(pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a model that is still to be made: in threads as they are written, or by whoever writes a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from onebasin.engine import in_order
+from onebasin.symmetry import Signature
+
+Group = Sequence[str]  # roles that are made together
+
+
+@dataclass(frozen=True)
+class Making:
+    """How the tensors of a model are made. Iterating makes them: (name on disk, tensor), in order, a few in memory.
+
+    signature: roles, shapes and names of what is made. make: the tensors of a group, by role; it shares nothing with
+    another call, and can be pickled where `ray` is set. workers: groups that are made at a time, on which no tensor
+    depends. ray: address of a Ray cluster whose tasks write the files, see `write_model`.
+    """
+
+    signature: Signature
+    make: Callable[[Group], Mapping[str, Tensor]]
+    groups: Sequence[Group]
+    workers: int | None = None
+    ray: str | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return chain.from_iterable(in_order(self.of, self.groups, self.workers))
+
+    def of(self, group: Group) -> list[tuple[str, Tensor]]:
+        """The tensors of one group under their names on disk."""
+        made = self.make(group)
+        return [pair for role in group for pair in self.signature.tensors[role].split(made[role])]
+
+    def foreseen(self, group: Group) -> list[tuple[str, Tensor]]:
+        """The same without numbers (on the meta device): names and shapes."""
+        entries = {role: self.signature.tensors[role] for role in group}
+        made = {role: torch.empty(entry.shape, device="meta") for role, entry in entries.items()}
+        return [pair for role, entry in entries.items() for pair in entry.split(made[role])]
