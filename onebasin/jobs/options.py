@@ -60,8 +60,9 @@ class Options:
     several of these; samples: how many sequences or images; noise: standard deviation of the noise on copies of images
     and sounds, see `onebasin.data.calibration.noisy`; task, context, vocabulary, mask_id, maskable: as in
     `onebasin.data.load_task`. workers: threads of weight matching (default: one per core), on which no result depends.
-    ray: address of a Ray cluster to match on instead, or `local`. resume: go on where a run with the same output was
-    killed. units: the folder in which finished units of weight matching are kept; jobs that write a folder choose it.
+    ray: address of a Ray cluster that matches and writes instead, or `local`. resume: go on where a run with the same
+    output was killed. units: the folder in which finished units of weight matching are kept; jobs that write a folder
+    choose it.
     """
 
     symmetry: str = "paper"
