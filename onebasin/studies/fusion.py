@@ -38,7 +38,8 @@ def fusion_table(config: Config, once: Once) -> Results:
     In-domain: every pair of models, scored on each one's corpus under its own head. Out of domain, where the study
     names such a corpus: all models merged, scored on data that none was trained on.
     """
-    results = _grid(config, once, "fusion-table", "Fusion with and without matching")
+    beyond = config.out_of_domain if len(config.models) == 2 else None  # the only pair is all models: merged once
+    results = _grid(config, once, "fusion-table", "Fusion with and without matching", beyond)
     if config.out_of_domain is not None:
         results.tables.append(_out_of_domain(config, once))
     return results
@@ -49,7 +50,7 @@ def ablation(config: Config, once: Once) -> Results:
     return _grid(config, once, "ablation", "What each part of matching adds")
 
 
-def _grid(config: Config, once: Once, study: str, title: str) -> Results:
+def _grid(config: Config, once: Once, study: str, title: str, beyond: Corpus | None = None) -> Results:
     runs, members = config.runs(), pairs(config)
     # matching -> method -> seed -> pair -> the scores on both corpora
     found: dict[str, dict[str, list[list[list[float]]]]] = {}
@@ -58,9 +59,9 @@ def _grid(config: Config, once: Once, study: str, title: str) -> Results:
         for run in runs:
             scored: list[dict[str, list[float]]] = []
             for pair in members:
-                scored.append(once(name, [run[i] for i in pair], partial(fused, config, run, pair, matching)))
+                scored.append(once(name, [run[i] for i in pair], partial(fused, config, run, pair, matching, beyond)))
             for method in config.methods:
-                found[name][method].append([one[method] for one in scored])
+                found[name][method].append([one[method][:2] for one in scored])
     own = [[once("on its own", [model], partial(_own, config, run, i)) for i, model in enumerate(run)] for run in runs]
     cells = {name: {method: spread([mean(map(mean, seed)) for seed in seeds]) for method, seeds in of.items()}
              for name, of in found.items()}  # fmt: skip
@@ -105,7 +106,7 @@ def _score_of(config: Config, model: str, corpus: Corpus) -> float:
 
 
 def _all(config: Config, run: Sequence[str], matching: Matching, corpus: Corpus) -> dict[str, float]:
-    """Method -> score of all models merged. Layers chosen by pairs (auto) have no meaning here: all are matched."""
+    """Method -> score of three or more models merged. Layers chosen by pairs (auto) have no meaning: all take part."""
     whole = None if matching is None else {key: value for key, value in matching.items() if value != "auto"}
     corpora = [config.corpus(i) for i in range(len(run))]
     with matched_to_first(run, whole) as at:
@@ -119,8 +120,13 @@ def _out_of_domain(config: Config, once: Once) -> Table:
     assert corpus is not None
     rows: dict[str, list[Any]] = {method: [] for method in config.methods}
     for name, matching in config.matchings.items():
-        what = f"{name}, on {corpus.name}"
-        scored = [once(what, run, partial(_all, config, run, matching, corpus)) for run in config.runs()]
+        if len(config.models) == 2:
+            pairs_scored = [once(name, run, partial(fused, config, run, (0, 1), matching, corpus))
+                            for run in config.runs()]  # fmt: skip
+            scored = [{method: scores[-1] for method, scores in one.items()} for one in pairs_scored]
+        else:
+            what = f"{name}, on {corpus.name}"
+            scored = [once(what, run, partial(_all, config, run, matching, corpus)) for run in config.runs()]
         for method in config.methods:
             rows[method].append(spread([one[method] for one in scored]))
     ends = [mean(once(f"on {corpus.name}", [model], partial(_score_of, config, model, corpus)) for model in run)

@@ -105,20 +105,25 @@ def paired(config: Config) -> list[list[str]]:
     return [[run[i], run[j]] for run in config.runs() for i, j in pairs(config)]
 
 
-def fused(config: Config, run: Sequence[str], members: Sequence[int], matching: Matching) -> dict[str, list[float]]:
-    """Method -> the merged members' score on each member's corpus.
+def fused(
+    config: Config, run: Sequence[str], members: Sequence[int], matching: Matching, beyond: Corpus | None = None
+) -> dict[str, list[float]]:
+    """Method -> the merged members' score on each member's corpus, and last, where one is given, on a corpus `beyond`.
 
     `layers: auto` keeps, per method, the layers that score best on validation data, see `onebasin.jobs.layers`.
     """
     models, corpora = [run[i] for i in members], [config.corpus(i) for i in members]
 
-    def scores(place: Matched, how: Mapping[str, Any], of: Callable[[Corpus, str, Config], Task]) -> list[float]:
+    def scores(
+        place: Matched, how: Mapping[str, Any], of: Callable[[Corpus, str, Config], Task], beyond: Corpus | None = None
+    ) -> list[float]:
         body = merged(place.folders, how, config, corpora)
+        last = [] if beyond is None else [score(body, of(beyond, models[0], config), config)]
         if len(config.corpora) == 1:  # one head and one corpus: one score, which is each member's
-            return [score(body, of(corpora[0], models[0], config), config)] * len(models)
+            return [score(body, of(corpora[0], models[0], config), config)] * len(models) + last
         bodies = (under_head_of(folder, body, config) for folder in place.folders)
         return [score(body, of(corpus, model, config), config)
-                for body, corpus, model in zip(bodies, corpora, models, strict=True)]  # fmt: skip
+                for body, corpus, model in zip(bodies, corpora, models, strict=True)] + last  # fmt: skip
 
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -136,7 +141,7 @@ def fused(config: Config, run: Sequence[str], members: Sequence[int], matching: 
                     return sum(scores(at(tuple(layers)), how, validation_of))
 
                 chosen = tuple(best_layers(layers_of(models[0]), measure, config.metric)[0])
-            found[name] = scores(at(chosen), how, test_of)
+            found[name] = scores(at(chosen), how, test_of, beyond)
     return found
 
 

@@ -73,6 +73,24 @@ def test_auto_layers_are_the_best_on_validation_data(tmp_path: Path, vits: Path)
     assert row["auto"] == min(row[name] for name in ("0", "1", "2", "all"))
 
 
+@pytest.mark.parametrize("models", [2, 3])
+def test_out_of_domain_all_models_are_merged(tmp_path: Path, vits: Path, models: int) -> None:
+    beyond = {"name": "other", "test": "builtin:digits#train"}
+    matchings = {"no match": None, "match": {"symmetry": "paper"}}
+    found = run("fusion-table", tmp_path, vits, models, matchings=matchings, out_of_domain=beyond, metric="loss")
+    rows = {row[0]: dict(zip(found.tables[-1].columns, row, strict=True)) for row in found.tables[-1].rows}
+    folders = [vits / str(i) for i in range(models)]
+    task = load_task("image-classification", "builtin:digits", folders[0], split="train", limit=60)
+    for name, level in (("no match", "none"), ("match", "paper")):
+        merged = onebasin.merge(folders, match=level, anchor=0, verify=False)["model"]
+        assert rows["average"][name][0] == pytest.approx(evaluate(merged, task).loss, rel=1e-4)
+    ends = [evaluate(load_model(folder, "image-classification"), task).loss for folder in folders]
+    assert rows["the end models, mean"]["match"][0] == pytest.approx(sum(ends) / models)
+    test = load_task("image-classification", "builtin:digits", folders[0], split="test", limit=60)
+    plain = onebasin.merge(folders[:2], match="none", anchor=0, verify=False)["model"]
+    assert found.tables[1].rows[0][2][0] == pytest.approx(evaluate(plain, test).loss, rel=1e-4)  # in its domain
+
+
 def test_a_method_with_settings_is_that_merge(tmp_path: Path, vits: Path) -> None:
     """Two settings of one method are two rows, and `average` under another name is the average."""
     methods = {"plain": {"method": "average"}, "0.9": {"method": "regmean"}, "0": {"method": "regmean", "shrink": 0}}
