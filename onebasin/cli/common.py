@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -46,11 +47,6 @@ Workers = Annotated[
     int | None,
     typer.Option(help="Threads of weight matching [default: one per core]; they change no result."),
 ]
-Ray = Annotated[
-    str | None,
-    typer.Option(help="Match weights on a Ray cluster at this address, which sees the same files; or local."),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run with this output was killed.")]
 Family = Annotated[
     str | None,
     typer.Option(
@@ -64,37 +60,7 @@ Dtype = Annotated[
 Device = Annotated[str, typer.Option(help="Device of the computation: cpu, cuda, mps.")]
 Precision = Annotated[str, typer.Option(help="Type of the computation: float32 or float64.")]
 Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
-Parts = Annotated[str | None, typer.Option(help="Move only these parts, of attention,ffn,stream,head [default: all].")]
-Layers = Annotated[str | None, typer.Option(help="Move only these layers, such as 0-4,11 [default: all].")]
-BestLayers = Annotated[
-    str | None,
-    typer.Option(
-        help="Move only these layers, such as 0-4,11 [default: all]; auto: the one, or all, with which the merged "
-        "model does best on --validation."
-    ),
-]
-Relative = Annotated[
-    bool, typer.Option("--relative", help="Divide every tensor's distance by the root of both norms' product.")
-]
-Starts = Annotated[int, typer.Option(help="Tries of the search where spaces are coupled; the closest is kept.")]
 Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
-MatchWith = Annotated[str, typer.Option(help="What is compared: weights, activations on --data, or learned there.")]
-Start = Annotated[str, typer.Option(help="Where learning starts from: weights, activations or none.")]
-Steps = Annotated[int, typer.Option(help="Steps of learning.")]
-Rate = Annotated[float, typer.Option(help="The largest learning rate of learning.")]
-Loss = Annotated[
-    str, typer.Option(help="What learning lowers: divergence from the models' predictions, or the task's own loss.")
-]
-Permutations = Annotated[
-    str,
-    typer.Option(
-        help="In learning: fixed as they start; straight-through learns them, too; sinkhorn (merge only) mixes "
-        "neurons, and the averaged models are then no longer the same functions as their sources."
-    ),
-]
-Saved = Annotated[
-    str | None, typer.Option("--checkpoint", help="Save learning in this file as it goes, and continue from it.")
-]
 Quality = Annotated[
     str | None,
     typer.Option(help="Choose matching and method by what they cost and bring: fast, balanced or best."),
@@ -111,9 +77,6 @@ Labels = Annotated[
 ]
 Draws = Annotated[int, typer.Option(help="fisher: labels sampled per example.")]
 Samples = Annotated[int, typer.Option(help="Calibration sequences or images.")]
-Noise = Annotated[
-    float, typer.Option(help="Standard deviation of noise on 8 copies of every calibration image (or sound).")
-]
 Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
 Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]
 Vocabulary = Annotated[str | None, typer.Option(help="JSON file character -> id, for a character-level model.")]
@@ -131,10 +94,39 @@ Push = Annotated[
     str | None, typer.Option("--push-to-hub", metavar="REPO", help="Upload the output to owner/name on the hub, too.")
 ]
 Verbose = Annotated[int, typer.Option("-v", count=True, help="Print every step as a line.", show_default=False)]
-Weight = Annotated[
-    list[str] | None,
-    typer.Option("--tensor-weight", help="NAME=W: tensors whose name contains NAME count W times. Repeatable."),
-]
+
+
+def takes(
+    options: Mapping[str, tuple[Any, Any]], name: str, made: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command shared options, where its argument `name` stands; it gets what `made` makes of what was typed.
+
+    options: option -> its type and default; `...` where it must be given.
+    """
+
+    def given(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def wrapped(**typed: Any) -> None:
+            shared = made({option: typed.pop(option) for option in options})
+            command(**typed, **{name: shared})
+
+        whole: list[Parameter] = []
+        for one in signature(command, eval_str=True).parameters.values():
+            if one.name == name:
+                whole += [_option(*option) for option in options.items()]
+            else:
+                whole.append(one.replace(kind=Parameter.KEYWORD_ONLY))
+        wrapped.__signature__ = signature(command).replace(parameters=whole)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {one.name: one.annotation for one in whole}
+        return wrapped
+
+    return given
+
+
+def _option(name: str, declared: tuple[Any, Any]) -> Parameter:
+    kind, default = declared
+    default = Parameter.empty if default is ... else default
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
 def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
@@ -229,6 +221,14 @@ def numbers(text: str | None, option: str) -> list[int] | None:
             raise ValueError(f"{option}: '{piece.strip()}' is neither a number nor a range such as 0-4")
         found += range(int(first), int(last or first) + 1)
     return found
+
+
+def weights(text: str | None) -> list[float] | None:
+    """`0.5,0.5` -> [0.5, 0.5]. Raises ValueError quoting what is no list of numbers."""
+    try:
+        return None if text is None else [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--weights '{text}': write numbers separated by commas") from None
 
 
 def pairs(items: list[str] | None) -> dict[str, float]:

@@ -3,38 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import common as c
-from . import tasks as t
+from . import matching as m
 
 
+@m.matches
 def match(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The model to rewrite: a folder or a hub id.")],
     anchor: Annotated[str, typer.Argument(metavar="ANCHOR", help="The model to bring it close to.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
     symmetry: Annotated[str, typer.Option(help=f"What may move, see docs/concepts.md: {c.LEVELS}.")] = "paper",
-    rescale: c.Rescale = "joint",
-    match_with: c.MatchWith = "weights",
-    start: c.Start = "weights",
-    steps: c.Steps = 200,
-    lr: c.Rate = 8e-3,
-    loss: c.Loss = "divergence",
-    permutations: c.Permutations = "fixed",
-    checkpoint: c.Saved = None,
-    data: c.Data = None,
-    columns: t.Columns = None,
-    samples: c.Samples = 256,
-    noise: c.Noise = 0.0,
-    task: c.Task = None,
-    context: c.Context = None,
-    vocabulary: c.Vocabulary = None,
-    mask_id: t.MaskId = None,
-    maskable: t.Maskable = None,
-    parts: c.Parts = None,
-    layers: c.Layers = None,
+    layers: m.Layers = None,
     alignment: Annotated[str | None, typer.Option(help="Also save the maps that were found, as safetensors.")] = None,
     anchor_output: Annotated[
         str | None,
@@ -49,20 +32,8 @@ def match(
     adapter_output: Annotated[
         str | None, typer.Option(help="Where the rewritten adapter goes [default: OUTPUT-adapter].")
     ] = None,
-    dtype: c.Dtype = None,
-    precision: c.Precision = "float32",
-    device: c.Device = "cpu",
-    starts: c.Starts = 1,
-    seed: c.Seed = 0,
-    tensor_weight: c.Weight = None,
-    relative: c.Relative = False,
-    family: c.Family = None,
-    overwrite: c.Overwrite = False,
-    verify: c.Verify = "outputs",
-    no_verify: c.NoVerify = False,
-    workers: c.Workers = None,
-    ray: c.Ray = None,
-    resume: c.Resume = False,
+    *,
+    matching: dict[str, Any],
     push_to_hub: c.Push = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
@@ -72,18 +43,9 @@ def match(
 
     with c.progress(quiet) as tell:
         result = onebasin.match(
-            source, anchor, output, symmetry=symmetry, rescale=rescale, parts=c.words(parts),
-            layers=c.numbers(layers, "--layers"),
-            alignment=alignment, anchor_output=anchor_output, adapter=adapter, adapter_output=adapter_output,
-            dtype=dtype, precision=precision, device=device,
-            match_with=match_with, start=start, steps=steps, lr=lr, loss=loss,
-            permutations=permutations, checkpoint=checkpoint, data=c.datasets(data), columns=t.renamed(columns),
-            samples=samples, noise=noise,
-            task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
-            starts=starts, seed=seed, tensor_weights=c.pairs(tensor_weight), relative=relative, family=family,
-            overwrite=overwrite,
-            workers=workers, ray=ray, resume=resume,
-            verify="none" if no_verify else verify, tell=tell, command=c.command_line(),
+            source, anchor, output, symmetry=symmetry, layers=c.numbers(layers, "--layers"), alignment=alignment,
+            anchor_output=anchor_output, adapter=adapter, adapter_output=adapter_output, **matching,
+            tell=tell, command=c.command_line(),
         )  # fmt: skip
         c.push(output, push_to_hub, result, tell)
     c.print_notes(result, quiet)

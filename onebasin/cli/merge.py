@@ -9,12 +9,45 @@ from typing import Annotated, Any
 import typer
 
 from . import common as c
-from . import tasks as t
+from . import matching as m
 
 BESIDE_CONFIG = {"config", "output", "device", "precision", "family", "overwrite", "verify", "no_verify", "json",
                  "quiet", "verbose", "out_shard_size", "copy_tokenizer", "write_model_card", "push_to_hub"}  # fmt: skip
 
+Statistics = Annotated[
+    str | None,
+    typer.Option(help="fisher, regmean: files of onebasin statistics, one per model, instead of --data."),
+]
+Eps = Annotated[float, typer.Option(help="fisher: least weight of a parameter, as a share of the mean.")]
+Normalise = Annotated[bool, typer.Option("--normalise", help="fisher: every model's information divided by its mean.")]
+Shrink = Annotated[float, typer.Option(help="regmean: factor of the Gram matrices off their diagonal.")]
+Ground = Annotated[str, typer.Option(help="ot: compare weights (wts), or activations on --data (acts).")]
+Entropy = Annotated[float, typer.Option(help="ot: softness of the couplings, such as 0.05; 0 gives hard ones (emd).")]
+Residual = Annotated[
+    str, typer.Option(help="ot: the stream has one plan, or plans after every block: average, weighted.")
+]
+Spread = Annotated[
+    bool,
+    typer.Option("--spread", help="progressive: let queries, keys and neurons vary as much as the models' do."),
+]
 
+# What single methods of merging are told: option -> its type and default.
+FUSION: dict[str, tuple[Any, Any]] = {
+    "statistics": (Statistics, None),
+    "labels": (c.Labels, "sampled"),
+    "draws": (c.Draws, 1),
+    "eps": (Eps, 1e-6),
+    "normalise": (Normalise, False),
+    "shrink": (Shrink, 0.9),
+    "spread": (Spread, False),
+    "ground": (Ground, "wts"),
+    "entropy": (Entropy, 0.0),
+    "residual": (Residual, "one"),
+}
+
+
+@c.takes(FUSION, "fusion", lambda given: {**given, "statistics": c.words(given["statistics"])})
+@m.matches
 def merge(
     context_: typer.Context,
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
@@ -38,51 +71,11 @@ def merge(
         float | None,
         typer.Option(help="Mix neurons and heads after matching, at this temperature (such as 0.1); inexact."),
     ] = None,
-    statistics: Annotated[
-        str | None,
-        typer.Option(help="fisher, regmean: files of onebasin statistics, one per model, instead of --data."),
-    ] = None,
-    labels: c.Labels = "sampled",
-    draws: c.Draws = 1,
-    eps: Annotated[float, typer.Option(help="fisher: least weight of a parameter, as a share of the mean.")] = 1e-6,
-    normalise: Annotated[
-        bool, typer.Option("--normalise", help="fisher: every model's information divided by its mean.")
-    ] = False,
-    shrink: Annotated[float, typer.Option(help="regmean: factor of the Gram matrices off their diagonal.")] = 0.9,
-    ground: Annotated[str, typer.Option(help="ot: compare weights (wts), or activations on --data (acts).")] = "wts",
-    entropy: Annotated[
-        float, typer.Option(help="ot: softness of the couplings, such as 0.05; 0 gives hard ones (emd).")
-    ] = 0.0,
-    spread: Annotated[
-        bool,
-        typer.Option("--spread", help="progressive: let queries, keys and neurons vary as much as the models' do."),
-    ] = False,
-    residual: Annotated[
-        str, typer.Option(help="ot: the stream has one plan, or plans after every block: average, weighted.")
-    ] = "one",
     tokenizer_source: Annotated[
         str | None,
         typer.Option(help="For models of different vocabularies: union, base (the anchor's), or one of the models."),
     ] = None,
-    rescale: c.Rescale = "joint",
-    match_with: c.MatchWith = "weights",
-    start: c.Start = "weights",
-    steps: c.Steps = 200,
-    lr: c.Rate = 8e-3,
-    loss: c.Loss = "divergence",
-    permutations: c.Permutations = "fixed",
-    checkpoint: c.Saved = None,
-    data: c.Data = None,
-    columns: t.Columns = None,
-    samples: c.Samples = 256,
-    noise: c.Noise = 0.0,
-    task: c.Task = None,
-    context: c.Context = None,
-    vocabulary: c.Vocabulary = None,
-    mask_id: t.MaskId = None,
-    maskable: t.Maskable = None,
-    parts: c.Parts = None,
-    layers: c.BestLayers = None,
+    layers: m.BestLayers = None,
     validation: Annotated[
         str | None,
         typer.Option(help="layers auto: labelled data to choose by, NAME#SPLIT for one split of a dataset."),
@@ -90,20 +83,9 @@ def merge(
     metric: Annotated[
         str, typer.Option(help="layers auto: loss, accuracy, macro-f1, or another metric of onebasin evaluate.")
     ] = "loss",
-    dtype: c.Dtype = None,
-    precision: c.Precision = "float32",
-    device: c.Device = "cpu",
-    starts: c.Starts = 1,
-    seed: c.Seed = 0,
-    tensor_weight: c.Weight = None,
-    relative: c.Relative = False,
-    family: c.Family = None,
-    overwrite: c.Overwrite = False,
-    verify: c.Verify = "outputs",
-    no_verify: c.NoVerify = False,
-    workers: c.Workers = None,
-    ray: c.Ray = None,
-    resume: c.Resume = False,
+    *,
+    fusion: dict[str, Any],
+    matching: dict[str, Any],
     out_shard_size: c.ShardSize = "5GB",
     copy_tokenizer: c.CopyTokenizer = True,
     write_model_card: c.WriteCard = True,
@@ -115,25 +97,23 @@ def merge(
     """Match models to one of them and merge all into one."""
     import onebasin
 
-    look = {"shard_size": out_shard_size, "copy_tokenizer": copy_tokenizer, "write_model_card": write_model_card}
-    how = "none" if no_verify else verify
+    look: dict[str, Any] = {
+        "shard_size": out_shard_size,
+        "copy_tokenizer": copy_tokenizer,
+        "write_model_card": write_model_card,
+        "command": c.command_line(),
+    }
     if config is not None:
         idle = [option for name, option in c.given_options(context_).items() if name not in BESIDE_CONFIG]
         if idle:
             raise ValueError(f"{idle[0]} does not go with --config: the file says what is merged and how")
         with c.progress(quiet, verbose) as tell:
-            result = onebasin.merge_config(
-                config, output, device=device, precision=precision, family=family, overwrite=overwrite, verify=how,
-                tell=tell, command=c.command_line(), **look,
-            )  # fmt: skip
+            means = {name: matching[name] for name in ("device", "precision", "family", "overwrite", "verify")}
+            result = onebasin.merge_config(config, output, tell=tell, **means, **look)
             c.push(output, push_to_hub, result, tell)
         _print(result, result["models"], json, quiet)
         return
     models = models or []
-    try:
-        shares = None if weights is None else [float(word) for word in weights.split(",")]
-    except ValueError:
-        raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
     if anchor != "auto" and not anchor.isdigit():
         raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
     job: Callable[..., dict[str, Any]] = onebasin.merge
@@ -142,19 +122,9 @@ def merge(
         job, chosen = onebasin.merge_best_layers, {"validation": validation, "metric": metric}
     with c.progress(quiet, verbose) as tell:
         result = job(
-            models, output, method=method, quality=quality, weights=shares, match=match, anchor=anchor,
-            heads_from=heads_from, soft=soft, rescale=rescale,
-            parts=c.words(parts), dtype=dtype, precision=precision,
-            device=device, match_with=match_with, start=start, steps=steps, lr=lr, loss=loss,
-            permutations=permutations, checkpoint=checkpoint, data=c.datasets(data),
-            columns=t.renamed(columns), samples=samples, noise=noise,
-            statistics=c.words(statistics), labels=labels, draws=draws, eps=eps, normalise=normalise, shrink=shrink,
-            ground=ground, entropy=entropy, residual=residual, spread=spread,
-            task=task, context=context, vocabulary=vocabulary, mask_id=mask_id, maskable=t.ids(maskable),
-            starts=starts, seed=seed,
-            tensor_weights=c.pairs(tensor_weight), relative=relative, family=family, overwrite=overwrite,
-            workers=workers, ray=ray, resume=resume, **chosen,
-            verify=how, tokenizer_source=tokenizer_source, tell=tell, command=c.command_line(), **look,
+            models, output, method=method, quality=quality, weights=c.weights(weights), match=match, anchor=anchor,
+            heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, **chosen, **fusion, **matching,
+            **look, tell=tell,
         )  # fmt: skip
         c.push(output, push_to_hub, result, tell)
     _print(result, models, json, quiet)

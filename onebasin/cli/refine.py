@@ -40,15 +40,11 @@ def refine(
     """Distil a merged model for some steps from the models that it was made of. This is training, not alignment."""
     import onebasin
 
-    try:
-        shares = None if weights is None else [float(word) for word in weights.split(",")]
-    except ValueError:
-        raise ValueError(f"--weights '{weights}': write numbers separated by commas") from None
     with c.progress(quiet) as tell:
         result = onebasin.refine(
             merged, teachers, output, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
-            steps=steps, control=control, batch=batch, lr=lr, weights=shares, seed=seed, dtype=dtype, device=device,
-            family=family, overwrite=overwrite, tell=tell, command=c.command_line(),
+            steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights), seed=seed, dtype=dtype,
+            device=device, family=family, overwrite=overwrite, tell=tell, command=c.command_line(),
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

@@ -3,32 +3,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import common as c
-from . import tasks as t
+from . import matching as m
 
 
+@m.calibrates
 def statistics(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to measure: a folder or a hub id.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The file to write.")],
     kind: Annotated[str, typer.Option(help=f"What to measure: {c.STATISTICS}.")] = "fisher",
-    data: c.Data = None,
-    columns: t.Columns = None,
-    samples: c.Samples = 256,
     labels: c.Labels = "sampled",
     draws: c.Draws = 1,
     canonical: Annotated[
         bool,
         typer.Option("--canonical", help="Of the canonical form, for levels that move the residual stream."),
     ] = False,
-    task: c.Task = None,
-    context: c.Context = None,
-    vocabulary: c.Vocabulary = None,
-    mask_id: t.MaskId = None,
-    maskable: t.Maskable = None,
+    *,
+    calibration: dict[str, Any],
     precision: c.Precision = "float32",
     device: c.Device = "cpu",
     seed: c.Seed = 0,
@@ -42,10 +37,8 @@ def statistics(
 
     with c.progress(quiet) as tell:
         result = measure(
-            model, output, kind, data=c.datasets(data), columns=t.renamed(columns), samples=samples, labels=labels,
-            draws=draws, canonical=canonical, task=task, context=context, vocabulary=vocabulary, mask_id=mask_id,
-            maskable=t.ids(maskable), precision=precision, device=device, seed=seed, family=family,
-            overwrite=overwrite, tell=tell,
+            model, output, kind, labels=labels, draws=draws, canonical=canonical, precision=precision, device=device,
+            seed=seed, family=family, overwrite=overwrite, tell=tell, **calibration,
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

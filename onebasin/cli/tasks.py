@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import wraps
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,23 +88,7 @@ class Examples:
         return load_task(self.task, self.data, model, **told, **more)
 
 
-def measures(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that name examples; what was typed arrives as its argument `examples`."""
-
-    @wraps(command)
-    def wrapped(**given: Any) -> None:
-        command(**{name: value for name, value in given.items() if name not in OPTIONS},
-                examples=Examples({name: given[name] for name in OPTIONS}))  # fmt: skip
-
-    own = [one for one in signature(command, eval_str=True).parameters.values() if one.name != "examples"]
-    added = [
-        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=Parameter.empty if default is ... else default)
-        for name, (kind, default) in OPTIONS.items()
-    ]
-    whole = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own] + added
-    wrapped.__signature__ = signature(command).replace(parameters=whole)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {one.name: one.annotation for one in whole}
-    return wrapped
+measures = c.takes(OPTIONS, "examples", Examples)
 
 
 def ids(text: str | None) -> list[int] | None:
