@@ -15,10 +15,10 @@ import torch
 
 from onebasin.symmetry import Group, Signature
 from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.groups import ISOMETRIES
-from onebasin.symmetry.groups.scaling import CHUNK
+from onebasin.symmetry.groups import ISOMETRIES, Permutation, ScaledPermutation, SignedPermutation
+from onebasin.symmetry.groups.scaling import CHUNK, best_scale
 
-from .weights import _components, _Unit
+from .components import Block, components_of
 
 COPIES = 4  # of a tensor that is at work: the anchor's, the source's, the rewritten one, and a temporary of its size
 QUARTIC = 60  # for a scale that is solved for: float64 temporaries of `best_scale`
@@ -40,73 +40,93 @@ def numbers_held(
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
     largest = max(sizes.values(), default=0)
     held = 2 * count * COPIES * largest  # distances, and writing
-    for component in _components(signature, counted, active):
-        for unit in component.units:
-            touched = {role for root in (unit.root, *unit.inner) for role in signature.touching[root]} & sizes.keys()
-            shared = signature.spaces[unit.root].layer is None
-            together = sum(sizes[role] for role in touched) if unit.inner and not shared else largest
-            moments = _moments(signature, unit)
-            scaled = any(not isinstance(active[root], ISOMETRIES) for root in (unit.root, *unit.inner))
+    for component in components_of(signature, counted, active):
+        for block in component.blocks:
+            touched = {role for root in block.roots for role in signature.touching[root]} & sizes.keys()
+            shared = signature.spaces[block.root].layer is None
+            together = sum(sizes[role] for role in touched) if block.inner and not shared else largest
+            moments = _moments(signature, block)
+            scaled = any(not isinstance(active[root], ISOMETRIES) for root in block.roots)
             solver = QUARTIC * min(CHUNK, moments) if scaled else 0
             held = max(held, (COPIES * together + MOMENTS * moments + solver) * (2 * count if shared else count))
     return held
 
 
-SWEEPS = 15  # over spaces that are coupled, until nothing improves: small models took 5 to 40
+SWEEPS = {True: 20, False: 4}  # over coupled spaces, whether something turns or all is permuted: 2 to 40 were seen
 DISK = 5e8  # bytes a second
+VISIT = 5e-4  # seconds to look at one tensor of both models, however small
+PERMUTED = (Permutation, SignedPermutation, ScaledPermutation)
 
 
 @dataclass(frozen=True)
 class Work:
     """products: FLOP of moments and of what is rewritten by matrices. factored, assigned: n^3, over all matrices of
-    size n of which a polar factor or an assignment is found. numbers: read and written, of models as a whole."""
+    size n of which a polar factor or an assignment is found. scaled: how many scales are solved for, tried ones
+    included. visits: of a tensor of both models. numbers: read and written, of models as a whole."""
 
     products: float
     factored: float
     assigned: float
+    scaled: float
+    visits: float
     numbers: int
 
 
 def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group]) -> Work:
     """What matching is made of: one pass where no tensor joins two spaces that move, else `SWEEPS`.
 
-    A space of n dimensions costs 2 n FLOP for every number that it touches. Heads with maps of their own are compared
-    all with all: each of their numbers counts for every head, and every pair of them is solved.
+    A space of n dimensions costs 2 n FLOP for every number that it touches, and as many where a tensor is rewritten by
+    a matrix: at the end, and where spaces are coupled at every look. Heads with maps of their own are compared all with
+    all: each of their numbers counts for every head, and every pair of them is solved. After the first sweep an order
+    of neurons hardly changes, which is soon proved.
     """
     counted = list(roles)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
-    present = {signature.root[leaf.space] for role in counted for leaf in signature.leaves(signature.tensors[role])}
+    leaves = {
+        role: [signature.root[leaf.space] for leaf in signature.leaves(signature.tensors[role])] for role in counted
+    }
+    present = {root for roots in leaves.values() for root in roots}
     active = {root: group for root, group in groups.items() if root in present}
-    products = factored = assigned = 0.0
-    for component in _components(signature, counted, active):
-        sweeps = 1 if len(component.units) == 1 else SWEEPS
-        for unit in component.units:
-            pairs = signature.spaces[unit.root].size if unit.inner else 1
-            for root in unit.inner or (unit.root,):
-                n = signature.spaces[root].size
-                copies = prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
+    n = {root: signature.spaces[root].size for root in active}
+    turns = {root: not isinstance(group, PERMUTED) and group.dimension(n[root]) > 1 for root, group in active.items()}
+    rewriting = {role: 2.0 * sizes[role] * sum(n[root] for root in leaves[role] if turns.get(root)) for role in counted}
+    products, factored, assigned, scaled, visits = sum(rewriting.values()), 0.0, 0.0, 0.0, 0.0
+    for component in components_of(signature, counted, active):
+        coupled = len(component.blocks) > 1
+        sweeps = SWEEPS[any(turns[root] for block in component.blocks for root in block.roots)] if coupled else 1
+        looks = [component.roles] if coupled else []  # for the distance
+        for block in component.blocks:
+            looks.append([role for role in sizes if any(role in signature.touching[root] for root in block.roots)])
+            heads = n[block.root] if block.inner else 1
+            for root in block.roots:
+                times = 1 if root == block.root else heads
+                copies = times * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
                 touched = sum(sizes[role] for role in signature.touching[root] if role in sizes)
-                turns = active[root].dimension(3) > 0  # its elements are matrices, with which tensors are multiplied
-                products += 2.0 * n * touched * (sweeps * pairs + turns)
-                cubes = float(n**3) * copies * pairs * sweeps
-                factored, assigned = factored + cubes * turns, assigned + cubes * (not turns)
-    return Work(products, factored, assigned, 5 * sum(sizes.values()))  # both read twice, one written
+                products += 2.0 * n[root] * touched * sweeps * times * (root in block.inner or not block.inner)
+                permuted, isometry = isinstance(active[root], PERMUTED), isinstance(active[root], ISOMETRIES)
+                factored += float(n[root] ** 3) * copies * sweeps * turns[root]
+                assigned += float(n[root] ** 3) * copies * min(sweeps, 2) * permuted
+                scaled += float(copies * (n[root] ** 2 if permuted else 1) * sweeps) * (not isometry)
+        products += sweeps * sum(rewriting[role] for each in looks for role in each) * coupled
+        visits += sweeps * sum(map(len, looks))
+    return Work(products, factored, assigned, scaled, visits, 5 * sum(sizes.values()))  # both read twice, one written
 
 
 def seconds(found: Work, itemsize: int = 4) -> float:
-    """About how long that takes here, at the rates of this machine's products and singular value decompositions."""
-    product, factor, assign = _rates()
-    computed = found.products / product + found.factored / factor + found.assigned / assign
-    return computed + found.numbers * itemsize / DISK
+    """About how long that takes here, at the rates of this machine's products and solvers."""
+    product, factor, assign, scale = _rates()
+    computed = found.products / product + found.factored / factor + found.assigned / assign + found.scaled / scale
+    return computed + VISIT * found.visits + found.numbers * itemsize / DISK
 
 
 @cache
-def _rates() -> tuple[float, float, float]:
-    """FLOP of products, and n^3 of polar factors and of assignments a second, measured in some hundredths of one."""
-    square, many = torch.rand(512, 512), torch.rand(8, 64, 64)
+def _rates() -> tuple[float, float, float, float]:
+    """FLOP of products, n^3 of polar factors and of assignments, and scales a second, measured in a tenth of one."""
+    square, many, four = torch.rand(512, 512), torch.rand(8, 64, 64), torch.rand(4, 1 << 14)
     products = 2 * 512**3 / _best(lambda: square @ square)
     factored = 8 * 64**3 / _best(lambda: torch.linalg.svd(many))
-    return products, factored, 512**3 / _best(lambda: assignment(square))
+    scaled = four.shape[1] / _best(lambda: best_scale(*four))
+    return products, factored, 512**3 / _best(lambda: assignment(square)), scaled
 
 
 def _best(run: Callable[[], object], repeats: int = 3) -> float:
@@ -118,12 +138,12 @@ def _best(run: Callable[[], object], repeats: int = 3) -> float:
     return min(found)
 
 
-def _moments(signature: Signature, unit: _Unit) -> int:
-    """Entries of the moments of a unit: with inner spaces, those of all pairs of its blocks."""
+def _moments(signature: Signature, block: Block) -> int:
+    """Entries of the moments of a block: with inner spaces, those of all pairs of its blocks."""
 
     def entries(root: str) -> int:
         space = signature.spaces[root]
         return int(space.size**2 * prod(signature.sizes[outer] for outer in space.batch))
 
-    blocks = signature.spaces[unit.root].size
-    return sum(blocks * entries(root) for root in unit.inner) or entries(unit.root)
+    blocks = signature.spaces[block.root].size
+    return sum(blocks * entries(root) for root in block.inner) or entries(block.root)

@@ -12,7 +12,8 @@ from typing import Any
 
 from onebasin.symmetry import Alignment, Group, Signature
 
-from .weights import Matched, Read, _components, match_weights
+from .components import components_of
+from .weights import Matched, Read, match_weights
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ def units(signature: Signature, roles: Sequence[str], groups: Mapping[str, Group
     active = {root: group for root, group in groups.items() if root in present}
     layers: dict[int, list[str]] = {}
     found: list[Unit] = []
-    for component in _components(signature, roles, active):
-        roots = [root for unit in component.units for root in (unit.root, *unit.inner)]
+    for component in components_of(signature, roles, active):
+        roots = [root for one in component.blocks for root in one.roots]
         numbers = {signature.spaces[root].layer for root in roots}
         if len(numbers) == 1 and (number := numbers.pop()) is not None:
             layers.setdefault(number, []).extend(roots)

@@ -22,7 +22,6 @@ from torch import Tensor
 from onebasin.checkpoint.distance import squared_distance
 from onebasin.engine import Store, in_order, in_parallel
 from onebasin.symmetry import Alignment, Group, Moments, Signature
-from onebasin.symmetry.axes import blocks, nesting, size
 from onebasin.symmetry.groups import (
     ISOMETRIES,
     GroupedWreath,
@@ -34,6 +33,7 @@ from onebasin.symmetry.groups import (
 )
 from onebasin.symmetry.maps import Element, Linear, Monomial
 
+from .components import Block, Component, components_of
 from .moments import (
     Pair,
     as_matrix,
@@ -45,7 +45,7 @@ from .moments import (
     outer_moments,
     pairwise_moments,
 )
-from .nested import chains, nearest_nested
+from .nested import nearest_nested
 from .staying import FROM, stays
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
@@ -117,13 +117,13 @@ def match_weights(
     present = {signature.root[leaf.space] for role in counted for leaf in signature.leaves(signature.tensors[role])}
     active = {root: group for root, group in groups.items() if root in present}
 
-    def solve(component: _Component) -> _Descent:
+    def solve(component: Component) -> _Descent:
         best: _Descent | None = None
-        coupled = len(component.units) > 1
+        coupled = len(component.blocks) > 1
         for start in range(starts if coupled else 1):
             noise = torch.Generator().manual_seed(seed + start) if start > 1 else None
             descent = _Descent(signature, component, read, active, weights, noise, workers, relative, start == 1)
-            kept = None if store is None else (store, f"{component.units[0].root}, start {start}, warm {warm}")
+            kept = None if store is None else (store, f"{component.blocks[0].root}, start {start}, warm {warm}")
             descent.run(tolerance, max_sweeps, warm, progress, measure, kept)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
@@ -135,9 +135,9 @@ def match_weights(
         best.finish()
         return best
 
-    components = _components(signature, counted, active)
+    components = components_of(signature, counted, active)
     # Components run side by side; one with spaces of all layers uses the cores inside its sweeps instead.
-    inward = [any(signature.spaces[unit.root].layer is None for unit in component.units) for component in components]
+    inward = [any(signature.spaces[block.root].layer is None for block in component.blocks) for component in components]
     beside = iter(in_parallel(solve, [c for c, alone in zip(components, inward, strict=True) if not alone], workers))
     solved = [solve(c) if alone else next(beside) for c, alone in zip(components, inward, strict=True)]
     elements = {root: element for descent in solved for root, element in descent.total.elements.items()}
@@ -152,92 +152,6 @@ def match_weights(
     return Matched(Alignment(elements, batch), sum(before.values()), objective, before)
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """What is optimised at once: one space, or a permutation of heads with the spaces inside them.
-
-    member: one of them that stands before others but does not batch them (`group` in `(kv group qk)`). nested: whether
-    they lie one inside the other, permutations but for the last.
-    """
-
-    root: str
-    inner: tuple[str, ...] = ()
-    member: str | None = None
-    nested: bool = False
-
-
-@dataclass(frozen=True)
-class _Component:
-    units: list[_Unit]
-    roles: list[str]
-
-
-def _components(signature: Signature, roles: Sequence[str], active: Mapping[str, Group]) -> list[_Component]:
-    """Split the active spaces into sets that no tensor block joins.
-
-    Within a set, layers come in order and spaces shared by all layers last: after the start has placed those, each
-    layer settles in them before it has a say in them.
-    """
-    inside: dict[str, list[str]] = {}
-    for root in active:
-        outer = [key for key in signature.spaces[root].batch if key in active]
-        if len(outer) == 1:
-            inside.setdefault(outer[0], []).append(root)
-    nested = chains(signature, active)
-    inside |= {root: list(chain[1:]) for root, chain in nested.items()}
-    joint = {root for inner in inside.values() for root in inner}
-    parent = {root: root for root in active}
-
-    def top(root: str) -> str:
-        while parent[root] != root:
-            root = parent[root]
-        return root
-
-    for carrier, inner in inside.items():
-        for root in inner:
-            parent[top(root)] = top(carrier)
-    touched: dict[str, list[str]] = {root: [] for root in active}
-    for role in roles:
-        entry = signature.tensors[role]
-        meta = torch.empty([size(axis, signature.sizes) for axis in entry.axes], device="meta")
-        for _, leaves in blocks(meta, entry.axes, signature.sizes):
-            here = [
-                root for root in dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves) if root in active
-            ]
-            for root in here:
-                parent[top(root)] = top(here[0])
-                if not touched[root] or touched[root][-1] != role:
-                    touched[root].append(role)
-    grouped: dict[str, list[str]] = {}
-    for root in active:
-        grouped.setdefault(top(root), []).append(root)
-
-    def order(root: str) -> tuple[int, int]:
-        layer = signature.spaces[root].layer
-        return (1, 0) if layer is None else (0, layer)
-
-    before: dict[str, set[str]] = {}
-    for role in roles:
-        for leaf, around in nesting(signature.tensors[role].axes):
-            if not leaf.constant:
-                before.setdefault(signature.root[leaf.space], set()).update(signature.root[key] for key in around)
-
-    def unit(root: str) -> _Unit:
-        within = inside.get(root, [])
-        if root in nested:
-            return _Unit(root, tuple(within), nested=True)
-        member = next((one for one in within if any(one in before[other] for other in within)), None)
-        return _Unit(root, tuple(within), member)
-
-    components = []
-    for members in grouped.values():
-        units = [unit(root) for root in sorted(members, key=order) if root not in joint]
-        mine = set(members)
-        ordered = [role for role in roles if any(role in touched[root] for root in mine)]
-        components.append(_Component(units, ordered))
-    return components
-
-
 class _Descent:
     """Block coordinate descent on one component.
 
@@ -247,7 +161,7 @@ class _Descent:
     def __init__(
         self,
         signature: Signature,
-        component: _Component,
+        component: Component,
         read: Read,
         groups: Mapping[str, Group],
         weights: Callable[[str], float] | None,
@@ -262,9 +176,7 @@ class _Descent:
         for role in component.roles if relative else ():
             size = math.prod(float(torch.linalg.vector_norm(tensor)) for tensor in read(role)) ** 0.5
             self.weight[role] /= size or 1.0
-        self.batch = {
-            root: signature.spaces[root].batch for unit in component.units for root in (unit.root, *unit.inner)
-        }
+        self.batch = {root: signature.spaces[root].batch for block in component.blocks for root in block.roots}
         self.total = Alignment({}, self.batch)
         self.touching = {
             root: [role for role in component.roles if role in set(signature.touching[root])] for root in self.batch
@@ -281,8 +193,8 @@ class _Descent:
         measure: bool = True,
         kept: tuple[Store, str] | None = None,
     ) -> None:
-        units = self.component.units
-        closed = len(units) == 1
+        blocks = self.component.blocks
+        closed = len(blocks) == 1
         if kept and not closed and (path := kept[0].find(kept[1])):
             found = Matched.load(path)
             self.total, self.before, self.objective = found.alignment, found.apart, found.objective
@@ -290,11 +202,11 @@ class _Descent:
         self.before = self._distances() if measure or not closed else {}
         self.objective = [sum(self.before.values())]
         if closed:  # what is gained follows from the moments
-            elements, gain = self._best(units[0])
+            elements, gain = self._best(blocks[0])
             self.total = Alignment(elements, self.batch)
             self.objective.append(max(self.objective[0] - gain, 0.0) if measure else -gain)
             if progress:
-                progress(units[0].root, self.objective[-1])
+                progress(blocks[0].root, self.objective[-1])
             return
         if not warm:
             self._start()
@@ -330,17 +242,17 @@ class _Descent:
         exact = {root: _exact(self.groups[root], element) for root, element in self.total.elements.items()}
         self.total = Alignment(exact, self.batch)
 
-    def _waves(self) -> list[list[_Unit]]:
+    def _waves(self) -> list[list[Block]]:
         """Units in order, those that follow one another and share no tensor together: layers, given the stream."""
-        waves: list[tuple[list[_Unit], set[str]]] = []
-        for unit in self.component.units:
-            mine = {role for root in (unit.root, *unit.inner) for role in self.touching[root]}
+        waves: list[tuple[list[Block], set[str]]] = []
+        for block in self.component.blocks:
+            mine = {role for root in block.roots for role in self.touching[root]}
             if waves and not waves[-1][1] & mine:
-                waves[-1][0].append(unit)
+                waves[-1][0].append(block)
                 waves[-1][1].update(mine)
             else:
-                waves.append(([unit], mine))
-        return [units for units, _ in waves]
+                waves.append(([block], mine))
+        return [blocks for blocks, _ in waves]
 
     def _distances(self) -> dict[str, float]:
         def distance(role: str) -> float:
@@ -356,11 +268,11 @@ class _Descent:
         found = {root: element for root, element in self.total.elements.items() if root != without}
         return role, anchor, Alignment(found, self.batch).apply(self.signature, role, source), self.weight[role]
 
-    def _pairs(self, unit: _Unit) -> Callable[[Iterable[str]], Iterable[Pair]]:
+    def _pairs(self, block: Block) -> Callable[[Iterable[str]], Iterable[Pair]]:
         """Pairs by role: those of one layer are held while it is solved, those of all layers are read when met."""
-        if self.signature.spaces[unit.root].layer is None:
+        if self.signature.spaces[block.root].layer is None:
             return partial(map, self._pair)
-        mine = dict.fromkeys(role for root in (unit.root, *unit.inner) for role in self.touching[root])
+        mine = dict.fromkeys(role for root in block.roots for role in self.touching[root])
         held = {role: self._pair(role) for role in mine}
         return partial(map, held.__getitem__)
 
@@ -371,21 +283,21 @@ class _Descent:
         stream behind a narrower embedding).
         """
 
-        def of_all_layers(unit: _Unit) -> bool:
-            return all(self.signature.spaces[root].layer is None for root in (unit.root, *unit.inner))
+        def of_all_layers(block: Block) -> bool:
+            return all(self.signature.spaces[root].layer is None for root in block.roots)
 
-        shared = [unit for unit in self.component.units if of_all_layers(unit) and unit.member is None]
-        waiting = {unit.root for unit in shared}
+        shared = [block for block in self.component.blocks if of_all_layers(block) and block.member is None]
+        waiting = {block.root for block in shared}
         moving = set(self.groups)
         progress = True
         while progress:
             progress = False
-            for unit in shared:
-                own = {unit.root, *unit.inner}
-                roles = [role for role in self.touching[unit.root] if not self._others(role, own) & moving]
-                if unit.root in waiting and roles:
-                    self._step([unit], roles)
-                    waiting.discard(unit.root)
+            for block in shared:
+                own = set(block.roots)
+                roles = [role for role in self.touching[block.root] if not self._others(role, own) & moving]
+                if block.root in waiting and roles:
+                    self._step([block], roles)
+                    waiting.discard(block.root)
                     moving -= own
                     progress = True
 
@@ -395,47 +307,49 @@ class _Descent:
         roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(entry)}
         return roots - own if len(entry.axes) > 1 else set(self.groups)
 
-    def _step(self, wave: Sequence[_Unit], roles: Sequence[str] | None = None) -> None:
-        """Set units that share no tensor to their optimum given all others."""
+    def _step(self, wave: Sequence[Block], roles: Sequence[str] | None = None) -> None:
+        """Set blocks that share no tensor to their optimum given all others."""
 
-        def best(unit: _Unit) -> dict[str, Element]:
-            return self._best(unit, roles)[0]
+        def best(block: Block) -> dict[str, Element]:
+            return self._best(block, roles)[0]
 
         for found in in_parallel(best, wave, self.workers) if len(wave) > 1 else map(best, wave):
             self.total = Alignment(found, self.batch).after(self.total)
 
-    def _best(self, unit: _Unit, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
-        """The optimum of one unit given all others, and by how much it lowers the objective."""
-        if not unit.inner:
-            return self._best_alone(unit.root, self.touching[unit.root] if roles is None else roles, roles is not None)
-        pairs = self._pairs(unit)
-        if unit.member is not None:
-            return self._best_grouped(unit, unit.member, pairs)
-        if unit.nested:
-            chain = (unit.root, *unit.inner)
-            return nearest_nested(self.signature, chain, self.groups, pairs(self.touching[unit.root]), self.workers)
+    def _best(self, block: Block, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
+        """The optimum of one block given all others, and by how much it lowers the objective."""
+        if not block.inner:
+            return self._best_alone(
+                block.root, self.touching[block.root] if roles is None else roles, roles is not None
+            )
+        pairs = self._pairs(block)
+        if block.member is not None:
+            return self._best_grouped(block, block.member, pairs)
+        if block.nested:
+            chain = block.roots
+            return nearest_nested(self.signature, chain, self.groups, pairs(self.touching[block.root]), self.workers)
 
         def those(root: str) -> list[str]:
             return [role for role in self.touching[root] if roles is None or role in roles]
 
         inner = [
-            pairwise_moments(self.signature, unit.root, root, pairs(those(root)), self.groups[root].uses_gram)
-            for root in unit.inner
+            pairwise_moments(self.signature, block.root, root, pairs(those(root)), self.groups[root].uses_gram)
+            for root in block.inner
         ]
         if roles is not None and self.noise is not None:
             inner = [_perturb(moments, self.noise) for moments in inner]
-        rest = outer_moments(self.signature, unit.root, unit.inner, pairs(those(unit.root)))
-        wreath = Wreath(*(self.groups[root] for root in unit.inner))
+        rest = outer_moments(self.signature, block.root, block.inner, pairs(those(block.root)))
+        wreath = Wreath(*(self.groups[root] for root in block.inner))
         index, elements = wreath.nearest(tuple(inner), rest)
         gain = wreath.gain((index, elements), tuple(inner), rest)
-        return {unit.root: index, **dict(zip(unit.inner, elements, strict=True))}, gain
+        return {block.root: index, **dict(zip(block.inner, elements, strict=True))}, gain
 
     def _best_alone(self, root: str, roles: Sequence[str], start: bool) -> tuple[dict[str, Element], float]:
         """The same for one space. An isometry of all layers acts on the moments rather than on every tensor."""
         group, isometry = self.groups[root], isinstance(self.groups[root], ISOMETRIES)
         space = self.signature.spaces[root]
         shared = space.layer is None
-        alone = isinstance(group, Permutation) and len(self.component.units) == 1 and not space.batch
+        alone = isinstance(group, Permutation) and len(self.component.blocks) == 1 and not space.batch
         if alone and space.size >= FROM and stays(self.signature, root, partial(map, self._pair, roles)):
             return {root: Monomial(torch.arange(space.size))}, 0.0
         own = self.total.elements.get(root) if shared and isometry else None
@@ -461,11 +375,11 @@ class _Descent:
         return role, *both, weight
 
     def _best_grouped(
-        self, unit: _Unit, member: str, pairs: Callable[[Iterable[str]], Iterable[Pair]]
+        self, block: Block, member: str, pairs: Callable[[Iterable[str]], Iterable[Pair]]
     ) -> tuple[dict[str, Element], float]:
         """The same for grouped heads."""
-        signature, outer = self.signature, unit.root
-        inner = [root for root in unit.inner if root != member]
+        signature, outer = self.signature, block.root
+        inner = [root for root in block.inner if root != member]
         groups = [self.groups[root] for root in inner]
         both = [
             grouped_moments(signature, outer, member, root, pairs(self.touching[root]), group.uses_gram)
@@ -473,7 +387,7 @@ class _Descent:
         ]
         shared, single = zip(*both, strict=True)
         members = member_gains(signature, member, inner, pairs(self.touching[member]))
-        rest = outer_moments(signature, outer, unit.inner, pairs(self.touching[outer]))
+        rest = outer_moments(signature, outer, block.inner, pairs(self.touching[outer]))
         (index, order, elements), gain = GroupedWreath(*groups).nearest(shared, single, members, rest)
         return {outer: index, member: order, **dict(zip(inner, elements, strict=True))}, gain
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of spaces that the descent solves at once, and components: sets of blocks that no tensor joins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from onebasin.symmetry import Group, Signature
+from onebasin.symmetry.axes import blocks as blocks_of
+from onebasin.symmetry.axes import nesting, size
+
+from .nested import chains
+
+
+@dataclass(frozen=True)
+class Block:
+    """What is optimised at once: one space, or a permutation of heads with the spaces inside them.
+
+    member: one of them that stands before others but does not batch them (`group` in `(kv group qk)`). nested: whether
+    they lie one inside the other, permutations but for the last.
+    """
+
+    root: str
+    inner: tuple[str, ...] = ()
+    member: str | None = None
+    nested: bool = False
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return (self.root, *self.inner)
+
+
+@dataclass(frozen=True)
+class Component:
+    blocks: list[Block]
+    roles: list[str]
+
+
+def components_of(signature: Signature, roles: Sequence[str], active: Mapping[str, Group]) -> list[Component]:
+    """Split the active spaces into sets that no tensor block joins.
+
+    Within a set, layers come in order and spaces shared by all layers last: after the start has placed those, each
+    layer settles in them before it has a say in them.
+    """
+    inside: dict[str, list[str]] = {}
+    for root in active:
+        outer = [key for key in signature.spaces[root].batch if key in active]
+        if len(outer) == 1:
+            inside.setdefault(outer[0], []).append(root)
+    nested = chains(signature, active)
+    inside |= {root: list(chain[1:]) for root, chain in nested.items()}
+    joint = {root for inner in inside.values() for root in inner}
+    parent = {root: root for root in active}
+
+    def top(root: str) -> str:
+        while parent[root] != root:
+            root = parent[root]
+        return root
+
+    for carrier, inner in inside.items():
+        for root in inner:
+            parent[top(root)] = top(carrier)
+    touched: dict[str, list[str]] = {root: [] for root in active}
+    for role in roles:
+        entry = signature.tensors[role]
+        meta = torch.empty([size(axis, signature.sizes) for axis in entry.axes], device="meta")
+        for _, leaves in blocks_of(meta, entry.axes, signature.sizes):
+            here = [
+                root for root in dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves) if root in active
+            ]
+            for root in here:
+                parent[top(root)] = top(here[0])
+                if not touched[root] or touched[root][-1] != role:
+                    touched[root].append(role)
+    grouped: dict[str, list[str]] = {}
+    for root in active:
+        grouped.setdefault(top(root), []).append(root)
+
+    def order(root: str) -> tuple[int, int]:
+        layer = signature.spaces[root].layer
+        return (1, 0) if layer is None else (0, layer)
+
+    before: dict[str, set[str]] = {}
+    for role in roles:
+        for leaf, around in nesting(signature.tensors[role].axes):
+            if not leaf.constant:
+                before.setdefault(signature.root[leaf.space], set()).update(signature.root[key] for key in around)
+
+    def block(root: str) -> Block:
+        within = inside.get(root, [])
+        if root in nested:
+            return Block(root, tuple(within), nested=True)
+        member = next((one for one in within if any(one in before[other] for other in within)), None)
+        return Block(root, tuple(within), member)
+
+    components = []
+    for members in grouped.values():
+        blocks = [block(root) for root in sorted(members, key=order) if root not in joint]
+        mine = set(members)
+        ordered = [role for role in roles if any(role in touched[root] for root in mine)]
+        components.append(Component(blocks, ordered))
+    return components
