@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks run from top to bottom, and the federated example does what it says."""
+"""The notebooks run from top to bottom, and the examples do what they say."""
 
 from __future__ import annotations
 
@@ -38,3 +38,11 @@ def test_federated_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (predicted == labels)[labels < 5].float().mean() > 0.5
     found = list(federated.rounds_of("paper", rounds=1, epochs=1))
     assert len(found) == 1 and 0 <= found[0] <= 1
+
+
+def test_reactions_are_split_into_atoms_bonds_and_arrows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from reaction_encoders import tokenizer  # type: ignore[import-not-found]
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "C", "Br", "[nH]", ">>", "B"]
+    assert tokenizer(words)("CBr[nH]>>BC@")["input_ids"] == [2, 5, 6, 7, 8, 9, 5, 1, 3]
