@@ -207,6 +207,7 @@ def _draw(results: Mapping[str, Any], apart: Sequence[Distances], file: Path) ->
     """Histogram of the streams' angles, changed matches per layer, and distances per layer."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(12.5, 4.0), dpi=150, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
@@ -220,10 +221,12 @@ def _draw(results: Mapping[str, Any], apart: Sequence[Distances], file: Path) ->
         shares = [row[kind] for row in results["layers"]]
         places = [number + 0.4 * i - 0.2 for number in numbers]
         changed.bar(places, [share or 0.0 for share in shares], 0.4, color=COLOURS[1 + i], label=kind)
-    changed.set(xlabel="layer", ylabel="share", ylim=(0, 1), title="matches that changed")
+    changed.set(xlabel="layer", ylabel="share", ylim=(0, 1.25), title="matches that changed")
     for i, (one, name) in enumerate(zip(apart, ("first", "second"), strict=True)):
         far.plot(list(map(int, one.layers)), list(one.layers.values()), "os"[i] + "-", color=COLOURS[i * 2], label=name)
     far.set(xlabel="layer", ylabel="distance", title="distances to the anchor")
+    for axes in (changed, far):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in (turned, changed, far):
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[0]:
