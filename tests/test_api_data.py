@@ -11,6 +11,7 @@ from models import CASES, save
 from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
+from onebasin.data.teaching import held_out
 from onebasin.jobs.aligning import calibration, noised
 from onebasin.jobs.options import Options
 
@@ -116,6 +117,18 @@ def test_calibration_data_of_masked_language_models_tell_what_was_hidden(tmp_pat
         assert bool(((batch["labels"] != -100) == (batch["input_ids"] == 4)).all())
     base = [onebasin.Checkpoint(model) for model in pair("BertModel", tmp_path / "base")]
     assert all("labels" not in b for b in calibration(base, Options(data=str(rows), mask_id=4, task="masked-lm"), None))
+
+
+def test_what_is_held_back_has_its_share_of_every_file(tmp_path):
+    models = [onebasin.Checkpoint(model) for model in pair("GPT2LMHeadModel", tmp_path)]
+    for number in (0, 1):
+        rows = [{"input_ids": [3 + number, 5, 7 + i % 9]} for i in range(48)]
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    opt = Options(data=[str(tmp_path / f"{number}.jsonl") for number in (0, 1)], samples=96, task="causal-lm")
+    fit, held = held_out(calibration(models, opt, None), None)
+    for batches in (fit, held):
+        assert {int(first) for batch in batches for first in batch["input_ids"][:, 0]} == {3, 4}
+    assert sum(len(batch["input_ids"]) for batch in (*fit, *held)) == 96
 
 
 def test_models_with_different_numbers_of_positions_learn_on_those_that_both_have(tmp_path):

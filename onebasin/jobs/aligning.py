@@ -218,18 +218,25 @@ def calibration(
     options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary, "mask_id": opt.mask_id,
                                "maskable": opt.maskable, "columns": opt.columns}  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
-    batches: list[Batch] = []
+    found: list[list[Batch]] = []
     for file in files:
         if file == "self":
             writers = [stock_model(model, device=opt.device).model for model in models]
             written = self_generated(writers, share, opt.context, opt.seed)
-            batches += [{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written
+            found.append([{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written)
         else:
             task = opt.task or task_of(models[0])
             size = max(1, min(32, int(HELD_BACK * share)))  # so that a sixteenth can be held back of few examples, too
             kept = labels or (task == "masked-lm" and all(is_for(model, task) for model in models))
-            batches += from_file(file, models[0].folder, task, share, batch=size, labels=kept, **given)
-    return batches
+            found.append(from_file(file, models[0].folder, task, share, batch=size, labels=kept, **given))
+    return spread_evenly(found)
+
+
+def spread_evenly(groups: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """All batches in one row, each group evenly spread in it: what is held back at the end has its share of each."""
+    placed = [((i + 0.5) / len(group), number, batch) for number, group in enumerate(groups)
+              for i, batch in enumerate(group)]  # fmt: skip
+    return [batch for _, _, batch in sorted(placed, key=lambda one: one[:2])]
 
 
 def noised(batches: list[Batch], opt: Options) -> tuple[list[Batch], list[Batch] | None]:
