@@ -2,6 +2,7 @@
 """Merging from disk to disk, beside the floor of its ingredients and beside mergekit's plain average.
 
     python -m benchmarks.disk [--kind independent|fine-tuned] [--layers N] [--mergekit PYTHON] [--workers 1,2] [--ray]
+        [--library]
 
 Makes two synthetic BERT-large folders (float32, 1.3 GB each) and merges them in processes of their own. PYTHON is an
 interpreter that has mergekit, which need not be the one that runs onebasin. Results go to build/bench, too.
@@ -44,6 +45,7 @@ def main(
     ] = "outputs",
     workers: Annotated[str, typer.Option(help="threads of onebasin, each measured")] = str(os.cpu_count() or 1),
     ray: Annotated[bool, typer.Option(help="measure a local Ray cluster, too")] = False,
+    library: Annotated[bool, typer.Option(help="measure the same merge called from Python, too")] = False,
     keep: Annotated[bool, typer.Option(help="leave the models, 4 GB, for the next time")] = False,
 ) -> None:
     """Merge two BERT-large models from disk to disk: seconds, peak memory, and the floor."""
@@ -59,6 +61,10 @@ def main(
     command = [sys.executable, "-c", "from onebasin.cli import app; app()", "merge", *map(str, models), *how]
     for count in workers.split(","):
         result[f"onebasin, {count} workers"] = measured([*command, "--workers", count])
+    if library:
+        options = f"match='paper', verify={verify!r}, overwrite=True"
+        call = f"onebasin.merge({[*map(str, models)]}, {str(folder / 'merged')!r}, {options})"
+        result["onebasin, library"] = measured([sys.executable, "-c", f"import onebasin; {call}"])
     if ray:
         result["onebasin, Ray"] = measured([*command, "--ray", "local"])
     result["floor"] = floor(models, folder / "copy")
