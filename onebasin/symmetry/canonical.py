@@ -275,7 +275,7 @@ class Outlet:
 
 def outlets(signature: Signature) -> Iterator[Outlet]:
     """The norms whose readers the signature can tell: those with an output space of their own, and those that write
-    back and whose bias `passes`: what they put out is read up to the next norm that writes back, and summed there.
+    back and whose bias `passes`: what they put out is read up to the next norm, and summed there.
     """
     order = list(signature.tensors)
     for role, entry in signature.tensors.items():
@@ -288,7 +288,7 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
             if own is None or "passes" not in signature.tensors[own].notes:
                 continue
             start = order.index(own) + 1
-            stop = next((i for i in range(start, len(order)) if returns(signature, order[i], norm.target)), None)
+            stop = next((i for i in range(start, len(order)) if normalises(signature, order[i], norm.target)), None)
         stage = order[start:stop] if norm.writes_back else order
         reading = [reader for reader in stage if has(signature, reader, Leaf(norm.target, dual=True))]
         added = [r for r in stage if has(signature, r, Leaf(norm.target))] if norm.writes_back else []
@@ -298,6 +298,11 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
             target = signature.spaces[norm.target]
             free = stop is None and not added and not target.output and bool(MOVES[target.kind])
             yield Outlet(role, norm, own, reading, added, free)
+
+
+def normalises(signature: Signature, role: str, space: str) -> bool:
+    norm = signature.tensors[role].norm
+    return norm is not None and norm.source == space
 
 
 def returns(signature: Signature, role: str, space: str) -> bool:

@@ -146,6 +146,36 @@ def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
 def sandwiched(signature: Signature, space: str) -> bool:
     """Whether norms that write back into a space normalise what begins the sum (BLOOM) or what a branch adds to it
     (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
-    norms = [entry.norm for entry in signature.tensors.values() if entry.norm and not entry.head]
-    back = [norm.writes_back for norm in norms if norm.source == space]
+    norms = {role: e.norm for role, e in signature.tensors.items() if e.norm and not e.head and e.norm.source == space}
+    if any(norm.writes_back and passes_on(signature, role) for role, norm in norms.items()):
+        return False
+    back = [norm.writes_back for norm in norms.values()]
     return True in back and False in back[back.index(True) :]
+
+
+def passes_on(signature: Signature, role: str) -> bool:
+    """Whether a norm writes back what is read up to the next norm and summed there: its bias has the note `passes`."""
+    bias = signature.tensors.get(role.removesuffix("weight") + "bias")
+    return bias is not None and "passes" in bias.notes
+
+
+def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm of nothing but what another has put out sees neither its scale nor, if it is a LayerNorm, its mean."""
+    order = list(signature.tensors)
+    for place, (role, entry) in enumerate(signature.tensors.items()):
+        bias = role.removesuffix("weight") + "bias"
+        if entry.norm is None or not entry.norm.writes_back or signature.tensors.get(bias, entry).norm is not None:
+            continue
+        space = entry.norm.target
+        after = next((r for r in order[place + 1 :] if r != bias and _touches(signature, r, space)), role)
+        if after == role or not returns(signature, after, space):
+            continue
+        yield {role: tensors[role] + (1 - entry.norm.unit), bias: tensors[bias]}
+        if (norm := signature.tensors[after].norm) is not None and norm.kind == "layernorm":
+            yield {bias: torch.ones_like(tensors[bias])}
+
+
+def _touches(signature: Signature, role: str, space: str) -> bool:
+    norm = signature.tensors[role].norm
+    return has(signature, role, Leaf(space)) or has(signature, role, Leaf(space, dual=True)) or (
+        norm is not None and norm.source == space)  # fmt: skip

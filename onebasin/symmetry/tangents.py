@@ -46,6 +46,7 @@ from .particular import (
     lone_rows,
     sandwiched,
     spread,
+    twice_normed,
     units,
     unscaled,
 )
@@ -68,7 +69,7 @@ def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
     sums = (_passed, _sums, constants, circles, against, _apart, _tables, lone_rows, _shifts)
-    unread = (_unseen, unscaled, idle, _shared)
+    unread = (_unseen, unscaled, idle, _shared, twice_normed)
     for generate in (_groups, _factors, *norms, *unread, *sums, _scales, _starts, _branches, _gains):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():

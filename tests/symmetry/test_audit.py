@@ -81,6 +81,7 @@ def test_every_flat_direction_of_a_model_type_is_generated(name: str) -> None:
     ("name", "settings"),
     [
         ("beit", dict(hidden_size=6, num_labels=10, use_relative_position_bias=True)),
+        ("bloom", dict(NARROW, num_hidden_layers=2, apply_residual_connection_post_layernorm=True)),
         ("cohere", dict(LAYER, attention_bias=True)),  # biases beside each other
         ("deberta-v2", BOTH),
         ("falcon", dict(LAYER, bias=True)),
