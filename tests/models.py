@@ -69,6 +69,9 @@ def build(kind: str, **config: Any) -> PreTrainedModel:
                 parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
             if hasattr(module, "e_score_correction_bias"):  # learned by other means than gradients
                 module.e_score_correction_bias.normal_(generator=generator)
+            if isinstance(module, nn.BatchNorm1d):
+                module.running_mean.normal_(generator=generator)  # type: ignore[union-attr]
+                module.running_var.uniform_(0.5, 2, generator=generator)  # type: ignore[union-attr]
     return model
 
 
@@ -225,6 +228,8 @@ _add("StableLmForCausalLM StableLmForSequenceClassification StableLmForTokenClas
 _add("StableLmForCausalLM", "biases", **_SIXTEEN, **_HALF, use_qkv_bias=True, tie_word_embeddings=True)
 _add("StableLmForCausalLM", "parallel", **_SIXTEEN, **_HALF, use_parallel_residual=True)
 _add("StableLmForCausalLM", "mha", **{**_SIXTEEN, "num_key_value_heads": 4}, **_HALF)
+_add("StableLmForCausalLM", "qk-layernorm", **_SIXTEEN, **_HALF, qk_layernorm=True)
+_add("StableLmForCausalLM", "qk-layernorm-biases", **_SIXTEEN, **_HALF, qk_layernorm=True, use_qkv_bias=True)
 _add("Starcoder2ForCausalLM CohereForCausalLM", "mha", **{**_SIXTEEN, "num_key_value_heads": 4})
 _add("Starcoder2ForCausalLM Starcoder2ForSequenceClassification", **_SIXTEEN)
 _add("Starcoder2ForCausalLM", "no-bias-untied", **_SIXTEEN, use_bias=False, tie_word_embeddings=False)
@@ -240,6 +245,9 @@ _add("OPTForCausalLM", "narrow", **{**_OPT, "word_embed_proj_dim": 8}, do_layer_
 _add("OPTForCausalLM", "narrow-pre", **{**_OPT, "word_embed_proj_dim": 8})
 _add("OPTForCausalLM", "gelu-no-bias", **_OPT, activation_function="gelu", enable_bias=False)
 _add("OPTForCausalLM", "untied", **_OPT, tie_word_embeddings=False)
+_add("OPTForCausalLM", "weightless-norms", **_OPT, layer_norm_elementwise_affine=False)
+_add("OPTForCausalLM", "weightless-norms-narrow", **{**_OPT, "word_embed_proj_dim": 8}, do_layer_norm_before=False,
+     layer_norm_elementwise_affine=False)  # fmt: skip
 _BLOOM = dict(vocab_size=VOCAB, hidden_size=12, n_layer=2, n_head=3, num_labels=LABELS, pad_token_id=0)
 _add("BloomForCausalLM BloomForSequenceClassification BloomForTokenClassification BloomForQuestionAnswering", **_BLOOM)
 _add("BloomForCausalLM", "untied", **_BLOOM, tie_word_embeddings=False)
@@ -262,6 +270,10 @@ _add("Qwen2MoeForCausalLM", **_MOE, shared_expert_intermediate_size=7)
 _add("Qwen3MoeForCausalLM", **_MOE)
 _add("OlmoeForCausalLM", **_MOE)
 _add("OlmoeForCausalLM Qwen3MoeForCausalLM", "biases-tied", **_MOE, attention_bias=True, tie_word_embeddings=True)
+_add("OlmoeForCausalLM", "clipped", **_MOE, attention_bias=True, clip_qkv=0.5)
+_add("Qwen2MoeForCausalLM Qwen3MoeForCausalLM", "first-dense", **_MOE, mlp_only_layers=[0])
+_add("Qwen2MoeForCausalLM", "dense-between", **{**_MOE, "num_hidden_layers": 3}, decoder_sparse_step=2,
+     shared_expert_intermediate_size=7)  # fmt: skip
 
 _T5 = dict(vocab_size=VOCAB, d_model=12, d_kv=5, d_ff=10, num_layers=2, num_decoder_layers=2, num_heads=3,
            relative_attention_num_buckets=8, relative_attention_max_distance=6, num_labels=LABELS, pad_token_id=0,
@@ -280,9 +292,13 @@ _add("BartForConditionalGeneration", "relu", **_BART, activation_function="relu"
 _add("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering", **_BART)
 _add("MBartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
 _add("BartForConditionalGeneration MBartForConditionalGeneration", "untied", **_BART, tie_word_embeddings=False)
+_add("BartForCausalLM MBartForCausalLM", **{**_BART, "encoder_layers": 1}, add_cross_attention=True)
+_add("BartForCausalLM", "untied", **_BART, tie_word_embeddings=False, add_cross_attention=True)
+_add("BartForCausalLM MBartForCausalLM", "alone", **_BART)
 _WHISPER = dict({key: value for key, value in _BART.items() if key != "max_position_embeddings"}, num_mel_bins=4,
                 max_source_positions=6, max_target_positions=POSITIONS, classifier_proj_size=8)  # fmt: skip
 _add("WhisperForConditionalGeneration WhisperModel WhisperForAudioClassification", **_WHISPER)
+_add("WhisperForCausalLM", **{**_WHISPER, "encoder_layers": 1}, add_cross_attention=True)
 _add("WhisperForConditionalGeneration", "relu", **_WHISPER, activation_function="relu")
 _add("WhisperForConditionalGeneration", "untied", **_WHISPER, tie_word_embeddings=False)
 _MODERN = dict(vocab_size=VOCAB, hidden_size=24, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3,
@@ -320,6 +336,13 @@ _add("Wav2Vec2ForCTC", "group-biases", **_SPEECH, conv_bias=True)
 _add("Wav2Vec2ForCTC", "layer", **_SPEECH, feat_extract_norm="layer")
 _add("Wav2Vec2ForCTC", "stable-group", **_SPEECH, do_stable_layer_norm=True)
 _add("HubertForCTC", "raw-features", **_SPEECH, feat_proj_layer_norm=False)
+_add("HubertForCTC", "batch-norm", **_SPEECH, conv_pos_batch_norm=True)
+_add("Wav2Vec2ForCTC", "adapter", **_SPEECH, add_adapter=True, num_adapter_layers=2, adapter_stride=1)
+_add("Wav2Vec2ForCTC Wav2Vec2Model", "narrow-adapter", **_SPEECH, add_adapter=True, num_adapter_layers=1,
+     output_hidden_size=8, do_stable_layer_norm=True, feat_extract_norm="layer")  # fmt: skip
+_add("Wav2Vec2ForCTC", "layer-adapters", **_SPEECH, adapter_attn_dim=4, do_stable_layer_norm=True,
+     feat_extract_norm="layer")  # fmt: skip
+_add("Wav2Vec2ForAudioFrameClassification", **_SPEECH)
 _TOWER = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3)
 _SIGHT = dict(**_TOWER, image_size=6, patch_size=3, num_channels=2)
 _WORDS = dict(**{**_TOWER, "hidden_size": 16, "num_attention_heads": 4}, vocab_size=VOCAB, pad_token_id=0,
@@ -361,8 +384,11 @@ _add("LlavaForConditionalGeneration", **_LLAVA)
 _add("LlavaNextForConditionalGeneration", **_LLAVA, image_grid_pinpoints=[[6, 6]])
 _add("LlavaForConditionalGeneration", "qwen2", **{**_LLAVA, "text_config": {
     **_READER, "model_type": "qwen2", "hidden_size": 24}}, projector_hidden_act="relu")  # fmt: skip
-_add("Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration", text_config=_READER, vision_config={
+_add("Idefics3ForConditionalGeneration", text_config=_READER, vision_config={
      **_SIGHT, "num_channels": 3}, image_token_id=22, scale_factor=2)  # fmt: skip
+# transformers before 5.21 takes a picture's tokens patch_size at a time, so there must be as many.
+_add("SmolVLMForConditionalGeneration", text_config=_READER, image_token_id=22, scale_factor=2, vision_config={
+     **_SIGHT, "num_channels": 3, "image_size": 2, "patch_size": 1})  # fmt: skip
 _XLNET = dict(vocab_size=VOCAB, d_model=12, n_layer=2, n_head=3, d_inner=10, num_labels=LABELS, pad_token_id=0)
 _add("XLNetModel XLNetLMHeadModel XLNetForSequenceClassification XLNetForTokenClassification "
      "XLNetForQuestionAnsweringSimple", **_XLNET)  # fmt: skip
@@ -372,7 +398,7 @@ _LATENT = dict(
     q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=3, qk_rope_head_dim=4, v_head_dim=5, moe_intermediate_size=6,
     n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1, n_group=1, topk_group=1,
 )  # fmt: skip
-_add("DeepseekV3ForCausalLM", **_LATENT)
+_add("DeepseekV3ForCausalLM DeepseekV3ForTokenClassification", **_LATENT)
 _add("DeepseekV3ForCausalLM", "half-biases", **_LATENT, rope_interleave=False, attention_bias=True)
 _add("DeepseekV3ForCausalLM", "groups", **{**_LATENT, "n_group": 2, "q_lora_rank": None})
 _LATENT["qk_nope_head_dim"] = 6  # DeepSeek-V2 turns pairs in place: a query's length must be even
@@ -400,8 +426,9 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     config, name = model.config, type(model).__name__
     if hasattr(config, "image_token_id") and name in PICTURES:  # an image before a text
-        channels, (shape, tokens) = config.vision_config.num_channels, PICTURES[name]
-        picture = torch.randn(BATCH, *shape, channels, 6, 6, generator=generator).to(model.dtype)
+        sight, (shape, tokens) = config.vision_config, PICTURES[name]
+        size = (sight.num_channels, sight.image_size, sight.image_size)
+        picture = torch.randn(BATCH, *shape, *size, generator=generator).to(model.dtype)
         words = torch.randint(3, VOCAB - 1, (BATCH, LENGTH), generator=generator)
         image = torch.full((BATCH, tokens), config.image_token_id)
         given = {"pixel_values": picture, "input_ids": torch.cat([words[:, :1], image, words[:, 1:]], 1)}
@@ -453,7 +480,7 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
         given["mc_token_ids"] = torch.tensor([[LENGTH - 1, 3], [2, 1]])
     if getattr(config, "add_cross_attention", False):
         encoder = torch.randn(BATCH, 5, config.hidden_size, generator=generator)
-        given["encoder_hidden_states"] = encoder.to(model.dtype)
+        given["encoder_outputs" if "Whisper" in name else "encoder_hidden_states"] = encoder.to(model.dtype)
     return given
 
 

@@ -16,6 +16,7 @@ A table has a header, a list of spaces, and one line per tensor:
     eps    layer_norm_epsilon             config key of the norms' eps
 
     still  vision_tower.                  names that begin so are kept, and nothing acts on them
+    refuse KEY=VALUE reason               models with such a config have no table, for this reason
 
     spaces                                name, kind, part, `layer` where every layer has its own, or `stage`
         vocab   fixed
@@ -33,6 +34,9 @@ A table has a header, a list of spaces, and one line per tensor:
         ln_f.bias                         final
     heads                                 never carry the base-model prefix
         lm_head.weight?                   vocab final'                  ; tied wte.weight
+
+A second line `stream  ones ; when KEY=VALUE` gives a space another kind for such configs. `layer h.{} ; when
+KEY=VALUE` and `tensors ; when KEY=VALUE` speak of all lines below.
 
 A space of every `stage` belongs to the first index of a block `layer stages.{}.blocks.{}`. There `stream` is the
 stage's own and `stream.next` that of the next; elsewhere are `stream.first` and `stream.last`. A size that the config
@@ -53,6 +57,7 @@ Notes after `;`
     when KEY=VALUE, ...  the line holds only for such configs (`!=` for all others; for a list: a part of an item)
     from N, until N      the first N layers lack this tensor, or no others have it (a number, or a config key)
     else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
+    instead NAME         a layer has either this tensor or NAME, of its block
     invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
     softmax [A B, C]     a softmax over the first axis follows, which does not see what all its entries share; or each
                          of several lists of parts of that axis
@@ -99,6 +104,7 @@ class Declared:
     part: str = ""
     per_layer: bool = False
     per_stage: bool = False
+    other: tuple[tuple[str, str], ...] = ()  # a condition, and the kind where it holds
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,7 @@ class Table:
     sizes: dict[str, list[str]] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     still: list[str] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)  # a condition, and the reason
     included: str = ""
     temperature: tuple[str, ...] = ()
     eps: str = ""
@@ -138,7 +145,7 @@ class Table:
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
 _NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
           "from", "until", "scales", "padded", "over", "softmax", "chooses", "biases",
-          "constant", "against", "idle", "unscaled"}  # fmt: skip
+          "constant", "against", "idle", "unscaled", "instead"}  # fmt: skip
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -147,7 +154,7 @@ def read_table(text: str, origin: str = "table", named: Callable[[str], Table] |
     Raises TableError naming `origin` and the line that cannot be read.
     """
     table = Table()
-    section, heading = "", ""
+    section, heading, condition = "", "", ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.split("#")[0].rstrip()
         if not line:
@@ -156,16 +163,15 @@ def read_table(text: str, origin: str = "table", named: Callable[[str], Table] |
             word, _, rest = line.strip().partition(" ")
             rest = rest.strip()
             if not line[0].isspace():
-                if word in ("spaces", "tensors", "heads"):
-                    section, heading = word, ""
-                elif word == "layer":
-                    section, heading = "tensors", rest
+                if word in ("spaces", "tensors", "heads", "layer"):
+                    section = "tensors" if word == "layer" else word
+                    heading, condition = _section(rest)
                 else:
                     _header(table, word, rest)
             elif section == "spaces":
                 _space(table, word, rest.split())
             elif section in ("tensors", "heads"):
-                table.lines.append(_tensor(word, rest, heading, section == "heads"))
+                table.lines.append(_tensor(word, rest, heading, condition, section == "heads"))
             else:
                 raise TableError("an indented line before 'spaces' or 'tensors'")
         except ValueError as error:
@@ -178,6 +184,14 @@ def read_table(text: str, origin: str = "table", named: Callable[[str], Table] |
         table = _inherit(table, named(table.included))
     _declare_norm_targets(table, origin)
     return table
+
+
+def _section(rest: str) -> tuple[str, str]:
+    """The pattern of a block, and the condition of all its lines: `layers.{} ; when KEY=VALUE`."""
+    heading, _, note = (part.strip() for part in rest.partition(";"))
+    if note and not note.startswith("when "):
+        raise TableError(f"'{note}' is no note of a block; write 'when KEY=VALUE'")
+    return heading, note.removeprefix("when ")
 
 
 def _header(table: Table, word: str, rest: str) -> None:
@@ -195,6 +209,11 @@ def _header(table: Table, word: str, rest: str) -> None:
         table.ignored += rest.split()
     elif word == "still":
         table.still += rest.split()
+    elif word == "refuse":
+        condition, _, reason = rest.partition(" ")
+        if "=" not in condition or not reason.strip():
+            raise TableError("write 'refuse KEY=VALUE reason'")
+        table.refused.append((condition, reason.strip()))
     elif word == "temperature":
         table.temperature = tuple(rest.split())
     elif word == "eps":
@@ -204,7 +223,7 @@ def _header(table: Table, word: str, rest: str) -> None:
         table.sizes[name.strip()] = _keys(keys)
     else:
         raise TableError(f"'{word}' is no heading; known are family, types, prefix, include, layers, size, "
-                         "temperature, eps, ignore, still, spaces, tensors, layer, heads")  # fmt: skip
+                         "temperature, eps, ignore, still, refuse, spaces, tensors, layer, heads")  # fmt: skip
 
 
 def _keys(text: str) -> list[str]:
@@ -229,6 +248,7 @@ def _inherit(table: Table, base: Table) -> Table:
         sizes={**base.sizes, **table.sizes},
         ignored=base.ignored + table.ignored,
         still=base.still + table.still,
+        refused=base.refused + table.refused,
         temperature=table.temperature or base.temperature,
         eps=table.eps or base.eps,
         spaces={**base.spaces, **table.spaces},
@@ -244,6 +264,12 @@ def _space(table: Table, name: str, words: list[str]) -> None:
         kind = f"act {words.pop(0)}"
     elif kind not in MOVES:
         raise TableError(f"'{kind}' is no kind of space; known are {', '.join(MOVES)} and 'act KEY'")
+    if ";" in words:
+        if name not in table.spaces or words[:2] != [";", "when"]:
+            raise TableError(f"write '{name} KIND PART' first, then '{name} KIND ; when KEY=VALUE'")
+        known = table.spaces[name]
+        table.spaces[name] = replace(known, other=(*known.other, (" ".join(words[2:]), kind)))
+        return
     per_layer, per_stage = "layer" in words, "stage" in words
     parts = [word for word in words if word not in ("layer", "stage")]
     if name in table.spaces:
@@ -251,7 +277,7 @@ def _space(table: Table, name: str, words: list[str]) -> None:
     table.spaces[name] = Declared(kind, parts[0] if parts else "", per_layer, per_stage)
 
 
-def _tensor(name: str, rest: str, heading: str, head: bool) -> Line:
+def _tensor(name: str, rest: str, heading: str, condition: str, head: bool) -> Line:
     expression, *clauses = (piece.strip() for piece in rest.split(";"))
     notes = {}
     for clause in clauses:
@@ -259,6 +285,8 @@ def _tensor(name: str, rest: str, heading: str, head: bool) -> Line:
         if word not in _NOTES:
             raise TableError(f"'{word}' is no note; known are {', '.join(sorted(_NOTES))}")
         notes[word] = argument.strip()
+    if condition:
+        notes["when"] = ", ".join(filter(None, (condition, notes.get("when"))))
     norm = _NORM.match(expression)
     axes = parse(norm[3] if norm else expression)
     through = (norm[1], _innermost(parse(norm[2])), _innermost(axes)) if norm else None
@@ -405,8 +433,14 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     """Fit a table to a checkpoint: every tensor found in it exactly once, every size solved for.
 
     shapes: tensor name on disk -> shape. config: the model's configuration as a dictionary.
-    Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape.
+    Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape, or a configuration
+    that has no table.
     """
+    for condition, reason in table.refused:
+        if _holds(condition, config):
+            keys = dict.fromkeys(part.partition("=")[0].rstrip("!") for part in condition.split(","))
+            given = ", ".join(f"{key} = {_value(config, key)}" for key in keys)
+            raise TableError(f"{table.family}: models with {given} have no table yet: {reason}")
     lines = [_bent(_counted(line, config), config) for line in table.lines
              if _holds(line.notes.get("when", ""), config)]  # fmt: skip
     table = replace(table, lines=lines)
@@ -423,7 +457,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     placed: dict[str, _Placed] = {}
     for role, (name, line, indices) in found.items():
         layer = numbers[line.heading][indices] if line.heading else None
-        here = same | _spared_here(table, line.heading, indices)
+        here = same | _spared_here(table, found, line.heading, indices)
         keys = {}
         mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list((line.norm or ())[1:])
         for space in dict.fromkeys(mentioned):
@@ -459,7 +493,11 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
         entries[role] = Entry(entry.role, entry.name, entry.shape, entry.axes, entry.layer, entry.norm,
                               entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
 
-    kind = {key: _kind(place.declared.kind, config) if sizes[key] else "fixed" for key, place in placed.items()}
+    written = _written([*entries.values(), *absent.values()], root)
+    kind = {
+        key: _kind(place.declared, config) if sizes[key] and root[key] in written else "fixed"
+        for key, place in placed.items()
+    }
     outputs = _outputs(table, [*entries.values(), *absent.values()], same)
     batch = batches(entries, root)
     spaces = {
@@ -585,6 +623,11 @@ def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set
     return found.union(*around)
 
 
+def _written(entries: Collection[Entry], root: Mapping[str, str]) -> set[str]:
+    """Roots of the spaces that a tensor writes into. What enters the model from outside is only read."""
+    return {root[leaf.space] for entry in entries for leaf in leaves(entry.axes) if not leaf.dual and not leaf.constant}
+
+
 def _read(entries: Collection[Entry]) -> set[str]:
     """Spaces that a tensor or a norm reads."""
     found = {leaf.space for entry in entries for leaf in leaves(entry.axes) if leaf.dual}
@@ -653,12 +696,21 @@ def _require(
         if line.head:
             continue
         where = numbers[line.heading] if line.heading else [()]
-        roles = [_role(line.full, indices) for indices in where if not _lacks(line, indices)]
+        other = {indices for indices in where if _instead(line, indices) in found}
+        both = next((role for indices in other if (role := _role(line.full, indices)) in found), None)
+        if both:
+            raise TableError(f"{table.family}: a layer has either '{both}' or '{line.notes['instead']}', not both")
+        roles = [_role(line.full, i) for i in where if not _lacks(line, i) and i not in other]
         absent = [role if line.absolute else prefix + role for role in roles if role not in found]
         if not line.optional or len(absent) < len(roles):
             missing += absent
     if missing:
         raise TableError(f"{table.family}: the weights lack {_some(missing)}")
+
+
+def _instead(line: Line, indices: tuple[str, ...]) -> str | None:
+    """The role that a layer has where it lacks this one."""
+    return _role(f"{line.heading}.{line.notes['instead']}", indices) if "instead" in line.notes else None
 
 
 def _spared(table: Table, found: Mapping[str, object]) -> dict[str, str]:
@@ -668,9 +720,10 @@ def _spared(table: Table, found: Mapping[str, object]) -> dict[str, str]:
     return {space: other for line in absent for space, other in _otherwise(line)}
 
 
-def _spared_here(table: Table, heading: str, indices: tuple[str, ...]) -> dict[str, str]:
-    """The same for a layer that lacks tensors which later ones have."""
-    absent = (line for line in table.lines if heading and line.heading == heading and _lacks(line, indices))
+def _spared_here(table: Table, found: Mapping[str, object], heading: str, indices: tuple[str, ...]) -> dict[str, str]:
+    """The same for a layer."""
+    able = (line for line in table.lines if heading and line.heading == heading and "else" in line.notes)
+    absent = (line for line in able if _role(line.full, indices) not in found)
     return {space: other for line in absent for space, other in _otherwise(line)}
 
 
@@ -775,7 +828,8 @@ def _unite(
     return {key: top(key) for key in keys}, [entry.role for entry in tied]
 
 
-def _kind(kind: str, config: Mapping[str, Any]) -> str:
+def _kind(declared: Declared, config: Mapping[str, Any]) -> str:
+    kind = next((kind for condition, kind in declared.other if _holds(condition, config)), declared.kind)
     if not kind.startswith("act "):
         return kind
     activation = str(lookup(config, kind.removeprefix("act ").split("|")))

@@ -21,7 +21,7 @@ Saved = Callable[[str], Checkpoint]
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
 FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
          "pixel", "output", "frame", "patch", "register", "shared", "hidden", "embedded", "code", "value",
-         "quantised", "feature",
+         "quantised", "feature", "adapter", "adapter_tap",
          "wave", "segment",
          *(f"tap{layer}" for layer in range(7))}  # fmt: skip
 
@@ -82,20 +82,22 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
     signature = saved(case).signature
     for root, kind in signature.kinds.items():
         leaves_the_model = any(signature.spaces[key].output for key in signature.members[root])
-        normed = case.endswith("qk-norm") and signature.spaces[root].name == "qk"
-        if kind in ("fixed", "rows", "labels") and not leaves_the_model and signature.sizes[root] and not normed:
-            assert signature.spaces[root].name in FIXED
+        name = signature.spaces[root].name
+        normed = "-qk-" in case and name in ("qk", "rot")
+        outside = "CausalLM" in case and name == "encoder_stream"  # a decoder alone reads what others encoded
+        if kind in ("fixed", "rows", "labels") and not leaves_the_model and signature.sizes[root]:
+            assert name in FIXED or normed or outside
     still = ("fixed", "rows", "labels")
     moving = {
-        (space.name, space.layer)
+        ("ffn" if space.name == "dense" else space.name, space.layer)
         for key, space in signature.spaces.items()
         if signature.kinds[signature.root[key]] not in still
     }
     present = {space.name for space in signature.spaces.values()}
-    expected = present & {"head", "kv", "qk", "rot", "half", "flat", "cut_qk", "vo", "cut_vo", "ffn"}
-    if case.endswith("qk-norm"):
-        expected -= {"qk"}  # a norm that removes the mean and rotary embeddings leave nothing
-    assert len(expected) == 4 - (not present & {"head", "kv"}) - case.endswith("qk-norm")
+    expected = present & {"head", "kv", "qk", "rot", "half", "flat", "vo", "ffn"}
+    if "-qk-" in case:
+        expected -= {"qk", "rot"}  # a norm that removes the mean and rotary embeddings leave nothing
+    assert len(expected) == 4 - (not present & {"head", "kv"}) - ("-qk-" in case)
     for layer in signature.layers:
         assert {(name, layer) for name in expected} <= moving
 

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations that change the mathematics and that no table follows are refused in one sentence that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onebasin.checkpoint.reader import Checkpoint
+from onebasin.families import table_for
+from onebasin.symmetry import TableError, resolve
+
+Saved = Callable[[str], Checkpoint]
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("Wav2Vec2ForSequenceClassification", {"use_weighted_layer_sum": True}, "use_weighted_layer_sum = True"),
+        ("WhisperForAudioClassification", {"use_weighted_layer_sum": True}, "use_weighted_layer_sum = True"),
+        # Gemma names its tensors as Llama does, and stores the weights of its norms less one.
+        ("LlavaForConditionalGeneration", {"text_config": {"model_type": "gemma"}}, "text_config.model_type = gemma"),
+        ("Idefics3ForConditionalGeneration", {"text_config": {"model_type": "helium"}}, "model_type = helium"),
+    ],
+)
+def test_it_is_named_with_its_reason(case: str, changes: dict[str, Any], message: str, saved: Saved) -> None:
+    checkpoint = saved(case)
+    config = checkpoint.config
+    inner = {key: {**config[key], **value} for key, value in changes.items() if isinstance(value, dict)}
+    with pytest.raises(TableError, match=f"models with .*{message}.* have no table yet: .+"):
+        resolve(table_for(config["model_type"]), checkpoint.shapes, {**config, **changes, **inner})
+
+
+def test_a_setting_that_no_head_of_the_model_reads_is_not_refused(saved: Saved) -> None:
+    checkpoint = saved("Wav2Vec2ForCTC")
+    resolve(table_for("wav2vec2"), checkpoint.shapes, {**checkpoint.config, "use_weighted_layer_sum": True})

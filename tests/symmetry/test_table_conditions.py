@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables whose lines, blocks and spaces hold for some configurations, or for some layers, only."""
+
+from __future__ import annotations
+
+import pytest
+
+from onebasin.symmetry import Signature, TableError, read_table, resolve
+
+TABLE = """
+family toy
+types  toy
+layers depth
+refuse mirrored=True its halves are one another's image
+
+spaces
+    vocab   fixed
+    stream  linear       stream
+    stream  ones ; when plain=True
+    ffn     permutation  ffn     layer
+    gate    permutation  ffn     layer
+
+tensors
+    embed.weight    vocab stream
+
+layer layers.{}
+    norm.weight?    layernorm: stream -> inner   ; else inner = stream
+    up.weight       ffn inner'                   ; instead gate.weight
+    down.weight     stream ffn'                  ; instead gate.weight
+    gate.weight     gate inner'                  ; instead up.weight
+    out.weight      stream gate'                 ; instead up.weight
+
+tensors ; when memory=True
+    memory.weight   vocab stream'
+
+heads
+    head.weight?    vocab stream'
+"""
+UP = {"up.weight": (5, 4), "down.weight": (4, 5)}
+GATE = {"gate.weight": (3, 4), "out.weight": (4, 3)}
+
+
+def shapes(*layers: dict[str, tuple[int, int]], norms: bool = True) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"embed.weight": (7, 4), "head.weight": (7, 4)}
+    for number, layer in enumerate(layers):
+        found |= {f"layers.{number}.{name}": shape for name, shape in layer.items()}
+        if norms:
+            found[f"layers.{number}.norm.weight"] = (4,)
+    return found
+
+
+def fit(given: dict[str, tuple[int, ...]], **config: object) -> Signature:
+    return resolve(read_table(TABLE), given, {"depth": 2, **config})
+
+
+def test_layers_of_two_kinds() -> None:
+    signature = fit(shapes(UP, GATE))
+    assert {key for key, space in signature.spaces.items() if space.part == "ffn"} == {"layers.0.ffn", "layers.1.gate"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ({**UP, **GATE}, r"either 'layers\.1\.up\.weight' or 'gate\.weight', not both"),
+        ({"up.weight": (5, 4)}, r"lack 'layers\.1\.down\.weight'"),
+        ({}, r"lack 'layers\.1\.up\.weight'"),
+    ],
+)
+def test_a_layer_of_neither_kind_or_of_both_is_named(layer: dict[str, tuple[int, int]], message: str) -> None:
+    with pytest.raises(TableError, match=message):
+        fit(shapes(UP, layer))
+
+
+def test_a_space_has_another_kind_where_its_condition_holds() -> None:
+    assert fit(shapes(UP, UP, norms=False)).kinds["stream"] == "linear"
+    assert fit(shapes(UP, UP, norms=False), plain=True).kinds["stream"] == "ones"
+
+
+def test_where_no_layer_has_a_norm_its_readers_read_what_it_would() -> None:
+    signature = fit(shapes(UP, UP, norms=False))
+    assert [leaf.space for leaf in signature.leaves(signature.tensors["layers.1.up.weight"])][-1] == "stream"
+
+
+def test_a_block_may_hold_for_some_configurations_only() -> None:
+    given = {**shapes(UP, UP), "memory.weight": (7, 4)}
+    assert "memory.weight" in fit(given, memory=True).tensors
+    with pytest.raises(TableError, match=r"does not know 'memory\.weight'"):
+        fit(given)
+    with pytest.raises(TableError, match=r"lack 'memory\.weight'"):
+        fit(shapes(UP, UP), memory=True)
+
+
+def test_a_configuration_without_a_table_is_refused_with_the_reason() -> None:
+    with pytest.raises(TableError, match="mirrored = True have no table yet: its halves are one another's image"):
+        fit(shapes(UP, UP), mirrored=True)
+
+
+def test_what_enters_from_outside_stays() -> None:
+    """A space that is read and never written, such as the states of an encoder that is another model's."""
+    table = TABLE.replace("up.weight       ffn inner'", "up.weight       ffn outside'").replace(
+        "    ffn     perm", "    outside linear       stream\n    ffn     perm"
+    )
+    signature = resolve(read_table(table), shapes(UP, UP, norms=False), {"depth": 2})
+    assert signature.kinds["outside"] == "fixed" and signature.kinds["stream"] == "linear"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("    other   ones ; when plain=True", "write 'other KIND PART' first"),
+        ("    stream  ones ; plainly", "write 'stream KIND PART' first"),
+        ("refuse mirrored it is so", "write 'refuse KEY=VALUE reason'"),
+        ("layer layers.{} ; unless plain=True", "'unless plain=True' is no note of a block"),
+    ],
+)
+def test_a_condition_that_cannot_be_read_is_named_with_its_line(line: str, message: str) -> None:
+    at = "    ffn     permutation  ffn     layer\n"
+    with pytest.raises(TableError, match=f"line .*{message}"):
+        read_table(TABLE.replace(at, f"{at}{line}\n"))
