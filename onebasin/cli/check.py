@@ -60,10 +60,14 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append(_peeked(**found["peek"]))
     memory = ", ".join(f"{level} {c.size(number)}" for level, number in found["memory"].items())
     lines.append(f"memory beside the program itself, about: {memory}")
-    expected = ", ".join(f"{level} {_time(number)}" for level, number in found["seconds"].items())
+    expected = ", ".join(f"{level} {_times(*ends)}" for level, ends in found["seconds"].items())
     lines.append(f"time on this machine, about: {expected}")
     lines.append(f"to verify outputs, both models are held: {c.size(found['verify_memory'])}")
     return lines
+
+
+def _times(least: float, most: float) -> str:
+    return _time(most) if _time(least) == _time(most) else f"{_time(least)} to {_time(most)}"
 
 
 def _time(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
 from onebasin.checkpoint.preflight import peek as peeked
-from onebasin.matching.cost import numbers_held, seconds, work
+from onebasin.matching.cost import expected, numbers_held
 from onebasin.symmetry import LEVELS, acting_groups
 
 from .folders import numel, opened
@@ -32,7 +32,8 @@ def check(
     Returns {"can_match", "reason", "symmetry", "moves", "fixed", "rows", "heads", "only_a", "only_b", "widened",
     "untied", "vocabulary", "ancestors", "common_ancestors", "peek", "memory", "verify_memory", "seconds"}; memory is
     level -> bytes, about what matching with this many `workers` takes beside the program itself; seconds is level ->
-    about how long it takes on this machine. Raises ValueError for folders that cannot be read and an unknown level.
+    about how long it takes on this machine: [where the models are near, where not], which a config does not tell.
+    Raises ValueError for folders that cannot be read and an unknown level.
     """
     item = Options(symmetry=symmetry, precision=precision).dtype.itemsize
     with opened([a, b], family) as (first, second):
@@ -41,14 +42,14 @@ def check(
         named = [ancestors(model) for model in (first, second)]
         both = [{model.given.rstrip("/"), *names} for model, names in zip((first, second), named, strict=True)]
         small = peeked(first, second, found) if peek and found.reason is None else None
-        memory, expected = {}, {}
+        memory, times = {}, {}
         if found.signature is not None:
             for level in LEVELS:
                 seen = preflight(first, second, level, level in STREAM_LEVELS)
                 if seen.signature is not None:
                     groups = acting_groups(seen.signature, level, rescale="joint")
                     memory[level] = item * numbers_held(seen.signature, seen.roles, groups, workers)
-                    expected[level] = round(seconds(work(seen.signature, seen.roles, groups), item), 2)
+                    times[level] = [round(end, 2) for end in expected(seen.signature, seen.roles, groups, item)]
         verifying = 2 * item * numel(first) if found.reason is None else None
     return {
         "can_match": found.reason is None,
@@ -68,5 +69,5 @@ def check(
         "peek": None if small is None else {"tensor": small[0], "cosine": small[1]},
         "memory": memory,
         "verify_memory": verifying,
-        "seconds": expected,
+        "seconds": times,
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 
@@ -52,17 +52,19 @@ def numbers_held(
     return held
 
 
-SWEEPS = {True: 20, False: 4}  # over coupled spaces, whether something turns or all is permuted: 2 to 40 were seen
-DISK = 5e8  # bytes a second
-VISIT = 5e-4  # seconds to look at one tensor of both models, however small
+SWEEPS = (2, 30)  # over coupled spaces: fewest where the embeddings decide, most where they say little (seen: 1 to 40)
+ORDERED = 5  # sweeps at most where all is permuted
+GROWTH = 2.3  # exponent of assignment, between 1024 and 14,336 neurons
+DISK = 1e9  # bytes a second
+VISIT = 1e-3  # seconds to look at one tensor of both models, however small
 PERMUTED = (Permutation, SignedPermutation, ScaledPermutation)
 
 
 @dataclass(frozen=True)
 class Work:
-    """products: FLOP of moments and of what is rewritten by matrices. factored, assigned: n^3, over all matrices of
-    size n of which a polar factor or an assignment is found. scaled: how many scales are solved for, tried ones
-    included. visits: of a tensor of both models. numbers: read and written, of models as a whole."""
+    """products: FLOP of moments and of what is rewritten by matrices. factored, assigned: n^3 and n^`GROWTH`, over all
+    matrices of size n of which a polar factor or an assignment is found. scaled: how many scales are solved for, tried
+    ones included. visits: of a tensor of both models. numbers: read and written, of models as a whole."""
 
     products: float
     factored: float
@@ -72,44 +74,55 @@ class Work:
     numbers: int
 
 
-def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group]) -> Work:
-    """What matching is made of: one pass where no tensor joins two spaces that move, else `SWEEPS`.
+def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], sweeps: int = 1) -> Work:
+    """What matching is made of: one pass where no tensor joins two spaces that move, else so many sweeps.
 
     A space of n dimensions costs 2 n FLOP for every number that it touches, and as many where a tensor is rewritten by
     a matrix: at the end, and where spaces are coupled at every look. Heads with maps of their own are compared all with
-    all: each of their numbers counts for every head, and every pair of them is solved. After the first sweep an order
-    of neurons hardly changes, which is soon proved.
+    all: each of their numbers counts for every head, and every pair of them is solved. Neurons are assigned twice: then
+    their order hardly changes, which is soon proved.
     """
     counted = list(roles)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
-    leaves = {
-        role: [signature.root[leaf.space] for leaf in signature.leaves(signature.tensors[role])] for role in counted
-    }
-    present = {root for roots in leaves.values() for root in roots}
+    on = {role: [signature.root[leaf.space] for leaf in signature.leaves(signature.tensors[role])] for role in counted}
+    present = {root for roots in on.values() for root in roots}
     active = {root: group for root, group in groups.items() if root in present}
     n = {root: signature.spaces[root].size for root in active}
     turns = {root: not isinstance(group, PERMUTED) and group.dimension(n[root]) > 1 for root, group in active.items()}
-    rewriting = {role: 2.0 * sizes[role] * sum(n[root] for root in leaves[role] if turns.get(root)) for role in counted}
+    rewriting = {role: 2.0 * sizes[role] * sum(n[root] for root in on[role] if turns.get(root)) for role in counted}
     products, factored, assigned, scaled, visits = sum(rewriting.values()), 0.0, 0.0, 0.0, 0.0
     for component in components_of(signature, counted, active):
         coupled = len(component.blocks) > 1
-        sweeps = SWEEPS[any(turns[root] for block in component.blocks for root in block.roots)] if coupled else 1
-        looks = [component.roles] if coupled else []  # for the distance
+        turning = any(turns[root] for block in component.blocks for root in block.roots)
+        rounds = 1 if not coupled else sweeps if turning else min(sweeps, ORDERED)
+        looks = list(component.roles) if coupled else []  # for the distance
         for block in component.blocks:
-            looks.append([role for role in sizes if any(role in signature.touching[root] for root in block.roots)])
-            heads = n[block.root] if block.inner else 1
+            looks += [role for role in counted if any(role in signature.touching[root] for root in block.roots)]
             for root in block.roots:
-                times = 1 if root == block.root else heads
-                copies = times * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
+                pairs = n[block.root] if root in block.inner else 1
+                matrices = pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
                 touched = sum(sizes[role] for role in signature.touching[root] if role in sizes)
-                products += 2.0 * n[root] * touched * sweeps * times * (root in block.inner or not block.inner)
-                permuted, isometry = isinstance(active[root], PERMUTED), isinstance(active[root], ISOMETRIES)
-                factored += float(n[root] ** 3) * copies * sweeps * turns[root]
-                assigned += float(n[root] ** 3) * copies * min(sweeps, 2) * permuted
-                scaled += float(copies * (n[root] ** 2 if permuted else 1) * sweeps) * (not isometry)
-        products += sweeps * sum(rewriting[role] for each in looks for role in each) * coupled
-        visits += sweeps * sum(map(len, looks))
+                if root in block.inner or not block.inner:
+                    products += 2.0 * n[root] * touched * pairs * rounds
+                permuted = isinstance(active[root], PERMUTED)
+                if turns[root]:
+                    factored += float(n[root] ** 3 * matrices * rounds)
+                if permuted:
+                    assigned += n[root] ** GROWTH * matrices * min(rounds, 2)
+                if not isinstance(active[root], ISOMETRIES):
+                    scaled += float((n[root] ** 2 if permuted else 1) * matrices * rounds)
+        products += coupled * rounds * sum(rewriting[role] for role in looks)
+        visits += rounds * len(looks)
     return Work(products, factored, assigned, scaled, visits, 5 * sum(sizes.values()))  # both read twice, one written
+
+
+def expected(
+    signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], itemsize: int = 4
+) -> tuple[float, float]:
+    """About how many seconds matching takes here: of models that are near, whose neurons provably stay, and of others
+    that need many sweeps. Which it is, shapes do not tell."""
+    near, far = (work(signature, roles, groups, sweeps) for sweeps in SWEEPS)
+    return seconds(replace(near, assigned=0.0), itemsize), seconds(far, itemsize)
 
 
 def seconds(found: Work, itemsize: int = 4) -> float:
@@ -121,12 +134,13 @@ def seconds(found: Work, itemsize: int = 4) -> float:
 
 @cache
 def _rates() -> tuple[float, float, float, float]:
-    """FLOP of products, n^3 of polar factors and of assignments, and scales a second, measured in a tenth of one."""
-    square, many, four = torch.rand(512, 512), torch.rand(8, 64, 64), torch.rand(4, 1 << 14)
+    """Per second: FLOP of products, n^3 of polar factors, n^`GROWTH` of assignments, and scales. Takes some tenths."""
+    square, many, four = torch.rand(512, 512), torch.rand(8, 64, 64), torch.rand(4, CHUNK)
+    large = torch.rand(1024, 1024)
     products = 2 * 512**3 / _best(lambda: square @ square)
     factored = 8 * 64**3 / _best(lambda: torch.linalg.svd(many))
-    scaled = four.shape[1] / _best(lambda: best_scale(*four))
-    return products, factored, 512**3 / _best(lambda: assignment(square)), scaled
+    assigned = 1024**GROWTH / _best(lambda: assignment(large), 1)
+    return products, factored, assigned, four.shape[1] / _best(lambda: best_scale(*four), 1)
 
 
 def _best(run: Callable[[], object], repeats: int = 3) -> float:

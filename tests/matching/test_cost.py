@@ -7,34 +7,58 @@ from pathlib import Path
 
 import pytest
 from models import TEXT, build, save
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import onebasin
 from onebasin.checkpoint import Checkpoint
-from onebasin.matching.cost import SWEEPS, Work, seconds, work
+from onebasin.matching.cost import GROWTH, Work, seconds, work
 from onebasin.symmetry import acting_groups
 
 
-def counted(folder: Path, level: str, **config: int) -> Work:
+def counted(folder: Path, level: str, sweeps: int = 1, **config: int) -> Work:
     signature = Checkpoint(save(build("BertForTokenClassification", **{**TEXT, **config}), folder)).signature
-    return work(signature, list(signature.tensors), acting_groups(signature, level))
+    return work(signature, list(signature.tensors), acting_groups(signature, level), sweeps)
 
 
 def test_the_work_of_one_pass_is_what_it_is_by_hand(tmp_path: Path) -> None:
     """Width 12, 3 heads of 4, 10 neurons, 2 layers: queries and keys with their biases, values and outputs, neurons.
     Rotations are found and then applied."""
-    found = counted(tmp_path, "paper")
+    found = counted(tmp_path, "paper", sweeps=7)
     heads, neurons = (2 * (144 + 12)) + (144 + 12 + 144), 120 + 10 + 120
     assert found.products == 2 * (2 * 4 * heads * 2 + 2 * 10 * neurons)
-    assert found.factored == 2 * 2 * 3 * 4**3 and found.assigned == 2 * 10**3
+    assert found.factored == 2 * 2 * 3 * 4**3 and found.assigned == 2 * 10**GROWTH
+    assert found.visits == 2 * (4 + 3 + 3) and found.scaled == 0
 
 
 def test_work_grows_with_depth_and_with_what_is_coupled(tmp_path: Path) -> None:
     found = [counted(tmp_path / str(n), "paper", num_hidden_layers=n) for n in (1, 2, 4)]
     assert [each.products / found[0].products for each in found] == [1, 2, 4]
     more = counted(tmp_path / "more", "permutation")
-    assert more.assigned >= SWEEPS * found[1].assigned and more.numbers == found[1].numbers
+    assert more.assigned > found[1].assigned and more.numbers == found[1].numbers
+
+
+def test_sweeps_cost_alike(tmp_path: Path) -> None:
+    """What is done once, before and after them, is the same for any number."""
+    one, two, three = (counted(tmp_path / str(sweeps), "full", sweeps) for sweeps in (1, 2, 3))
+    assert two.products - one.products == three.products - two.products > 0
+    assert two.factored == 2 * one.factored and three.visits == 3 * one.visits
+
+
+def test_every_pair_of_neurons_is_asked_for_its_scale(tmp_path: Path) -> None:
+    """A gated layer's neurons have a scale each: 3 layers of 10 neurons, and what scales the heads besides."""
+    config = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=10, num_attention_heads=2, num_hidden_layers=3)
+    signature = Checkpoint(save(LlamaForCausalLM(config), tmp_path / "llama")).signature
+    joint, none = (
+        work(signature, list(signature.tensors), acting_groups(signature, "full", rescale=rescale), 4)
+        for rescale in ("joint", "none")
+    )
+    assert joint.scaled >= 4 * 3 * 10**2 and none.scaled < joint.scaled
 
 
 @pytest.mark.parametrize("level", ["paper", "full"])
 def test_more_work_takes_longer(level: str, tmp_path: Path) -> None:
     small, large = (counted(tmp_path / str(n), level, num_hidden_layers=n) for n in (1, 3))
     assert 0 < seconds(small) < seconds(large)
+    found = onebasin.check(*[tmp_path / "1"] * 2)["seconds"]
+    assert all(0 < near <= far for near, far in found.values())
+    assert found["paper"][0] < found["full"][0] and found["paper"][1] < found["full"][1]
