@@ -2,8 +2,8 @@
 """Peak memory of jobs on models of different depth. Run as: footprint.py FOLDER [JOB...] [KEY=NUMBER...]; prints JSON.
 
 The keys are those of a Llama's config, for other widths: hidden_size=4096 intermediate_size=11008 and so on; bits=16
-stores the models in bfloat16; depths=2,8 says how many layers. Jobs: paper, full, canonical, distance, verify, or all.
-What is written is removed again.
+stores the models in bfloat16; depths=2,8 says how many layers, workers=1 how many threads (default: 2).
+Jobs: paper, full, canonical, distance, verify, or all. What is written is removed again.
 Every job runs in a fork of this process, which has imported everything and computed nothing.
 """
 
@@ -79,9 +79,9 @@ def alone(job: Callable[[], object]) -> int:
     return int(text)
 
 
-def jobs(folder: Path, layers: int) -> dict[str, Callable[[], object]]:
+def jobs(folder: Path, layers: int, workers: int) -> dict[str, Callable[[], object]]:
     pair = [folder / f"{layers}-{seed}" for seed in range(2)]
-    how: dict[str, Any] = {"verify": "tensors", "rescale": "none", "workers": 2, "max_sweeps": 1}
+    how: dict[str, Any] = {"verify": "tensors", "rescale": "none", "workers": workers, "max_sweeps": 1}
     return {
         "make": lambda: [make(model, layers, seed) for seed, model in enumerate(pair)],
         "paper": lambda: onebasin.merge(pair, folder / f"paper-{layers}", match="paper", **how),
@@ -96,12 +96,13 @@ def main(folder: Path, *words: str) -> None:
     given = dict(word.split("=") for word in words if "=" in word)
     wanted = {word for word in words if "=" not in word}
     depths = [int(number) for number in given.pop("depths", "2,4,8").split(",")]
+    workers = int(given.pop("workers", "2"))
     SHAPE.update((key, int(number)) for key, number in given.items())
     peaks: dict[str, dict[int, int]] = {}
     for layers in depths:
         room = folder / str(layers)
         room.mkdir(parents=True)
-        for name, job in jobs(room, layers).items():
+        for name, job in jobs(room, layers, workers).items():
             if name == "make" or not wanted or name in wanted:
                 peaks.setdefault(name, {})[layers] = alone(job)
                 print(layers, name, peaks[name][layers], file=sys.stderr, flush=True)
