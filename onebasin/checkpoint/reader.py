@@ -298,11 +298,12 @@ class Checkpoint:
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         """The tensor `role` of the signature, in the dtype and on the device where the mathematics runs.
 
-        Raises CheckpointError naming the tensor where it holds NaN or infinity, or no floating-point numbers.
+        Raises CheckpointError naming the tensor where it holds NaN or infinity, or no floating-point numbers; a single
+        number (a counter) may be of another kind.
         """
         entry = self.signature.tensors[role]
         name = entry.name
-        if not all(each in self.dtypes for each in entry.names):
+        if entry.shape and not all(each in self.dtypes for each in entry.names):
             raise CheckpointError(f"'{self.given}': the tensor '{name}' does not hold plain floating-point numbers")
         parts = [self.read_name(each).to(device=device, dtype=dtype) for each in entry.names]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, entry.joint)

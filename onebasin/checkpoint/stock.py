@@ -29,7 +29,8 @@ Read = Callable[[str], Tensor]
 class Stock:
     """A model in eval mode. owner: role -> name of the module that holds it. parameter: role -> the tensor itself.
     parts: role -> where the tensors of all experts lie, one after another, which the class stores in another shape than
-    the table says; such a role is in neither of the others.
+    the table says; such a role is in neither of the others. buffer: role -> name in memory of what the class does not
+    count as parameters (running statistics, a router's corrections): nothing learns or fits it.
     """
 
     model: PreTrainedModel
@@ -37,10 +38,11 @@ class Stock:
     owner: Mapping[str, str]
     parameter: Mapping[str, nn.Parameter]
     parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    buffer: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def roles(self) -> list[str]:
-        """Of all tensors that the model holds."""
+        """Of all tensors that the model holds as parameters."""
         return [*self.parameter, *self.parts]
 
     def tensor(self, role: str) -> Tensor:
@@ -70,12 +72,17 @@ class Stock:
 
     @torch.no_grad()
     def fill(self, read: Read) -> None:
-        """Take every tensor from `read(role)`."""
+        """Take every parameter from `read(role)`."""
         for role, parameter in self.parameter.items():
             parameter.copy_(read(role))
         for role, parts in self.parts.items():
             for part, (_, piece) in zip(parts, self.signature.tensors[role].split(read(role)), strict=True):
                 part.of(self.model).copy_(piece)
+
+    def fill_buffers(self, read: Read) -> None:
+        """Take what are no parameters from `read(role)`."""
+        for role, name in self.buffer.items():
+            self.model.get_buffer(name).copy_(read(role))
 
 
 def stock_model(
@@ -126,15 +133,26 @@ def stock_model(
         for role, entry in entries.items()
         if any(numbers[name] in places for name in entry.names)
     }
+    kept = model.state_dict().keys()
+    buffer = {}
+    for name, tensor in model.named_buffers():
+        boxes = observed(name, tensor) if name in kept and tensor.is_floating_point() else None
+        if boxes and boxes.keys() <= roles.keys() and _whole(tensor, boxes, roles, entries):
+            buffer[roles[next(iter(boxes))]] = name
     if parts:
         one_by_one(model)
     module: nn.Module = model
     module.to(device=device, dtype=dtype).train(False)
     for tensor in model.parameters():
         tensor.requires_grad_(False)
-    stock = Stock(model, signature, owner, parameter, parts)
+    stock = Stock(model, signature, owner, parameter, parts, buffer)
     moved = alignment or Alignment()
-    stock.fill(lambda role: moved.apply(signature, role, checkpoint.read(role, dtype, device)))
+
+    def read(role: str) -> Tensor:
+        return moved.apply(signature, role, checkpoint.read(role, dtype, device))
+
+    stock.fill(read)
+    stock.fill_buffers(read)
     return stock
 
 

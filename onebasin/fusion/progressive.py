@@ -109,6 +109,7 @@ def merge_progressively(
         for name, tensor in merged_tensors(models, alignments, weights, layout, shared, dtype=dtype, device=device)
     }
     student.fill(average.__getitem__)
+    student.fill_buffers(average.__getitem__)
     calls = linear_calls(student, {key: value[:2] for key, value in fit[0].items()})
     answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, inputs, named_outputs, save
+from models import CASES, build, inputs, named_outputs, save
 
 from onebasin.checkpoint import Canonical, Checkpoint
 from onebasin.checkpoint.stock import stock_model
@@ -34,6 +34,33 @@ def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path:
         got = named_outputs(stock_model(form, dtype=torch.float64).model, given)
         for name, value in wanted.items():
             assert torch.allclose(got[name], value, atol=1e-9), name
+
+
+@pytest.mark.parametrize("case", ["HubertForCTC-batch-norm", "DeepseekV3ForCausalLM"])
+def test_what_a_class_keeps_as_a_buffer_is_filled_too(case: str, tmp_path: Path) -> None:
+    """Running statistics, and the corrections that choose experts."""
+    model = CASES[case]().double()
+    stock = stock_model(Checkpoint(save(model, tmp_path / "model")), dtype=torch.float64, experts=True)
+    assert stock.buffer
+    given = inputs(model)
+    got = named_outputs(stock.model, given)
+    for name, value in named_outputs(model, given).items():
+        assert torch.allclose(got[name], value, atol=1e-9), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_more_tensors_than_sixteen_bits_tell_apart(dtype: torch.dtype, tmp_path: Path) -> None:
+    """bfloat16 has the integers up to 256, float16 those up to 2,048; the marks of a model with more stay apart."""
+    layers = 35 if dtype == torch.bfloat16 else 235
+    model = build("LlamaForCausalLM", vocab_size=5, hidden_size=4, num_hidden_layers=layers, num_attention_heads=2,
+                  num_key_value_heads=1, intermediate_size=3, max_position_embeddings=8).to(dtype)  # fmt: skip
+    stock = stock_model(Checkpoint(save(model, tmp_path / "model")))
+    assert len(stock.parameter) == 9 * layers + 3 > 2 / torch.finfo(dtype).eps
+    held = dict(model.named_parameters())
+    for role, parameter in stock.parameter.items():
+        name = stock.signature.tensors[role].name
+        assert stock.owner[role] == name.rpartition(".")[0]
+        assert torch.equal(parameter, held[name].float()), name
 
 
 @pytest.mark.parametrize("case", FAMILIES)

@@ -13,6 +13,7 @@ import torch
 import transformers
 from damage import edit_config, edit_weights, to_pickle
 
+import onebasin
 from onebasin.checkpoint import Checkpoint, CheckpointError, compare, compare_models, load_model, write_model
 from onebasin.checkpoint.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
@@ -315,3 +316,14 @@ def test_load_model_keeps_the_stored_dtype(make) -> None:
     assert load_model(folder).dtype == torch.float16
     assert load_model(folder, torch.float64).dtype == torch.float64
     assert type(load_model(folder)).__name__ == "BertForSequenceClassification"
+
+
+def test_a_counter_is_verified_and_written_as_it_is(tmp_path: Path) -> None:
+    model = models.CASES["HubertForCTC-batch-norm"]()
+    (counter,) = (buffer for name, buffer in model.named_buffers() if name.endswith("num_batches_tracked"))
+    counter.fill_(7)
+    a, b = models.save(model, tmp_path / "a"), models.save(models.CASES["HubertForCTC-batch-norm"](), tmp_path / "b")
+    onebasin.match(a, b, tmp_path / "out", symmetry="permutation")  # verifies the rewritten tensors before it writes
+    written = load_model(tmp_path / "out")
+    assert [int(buffer) for name, buffer in written.named_buffers() if name.endswith("num_batches_tracked")] == [7]
+    assert compare(a, tmp_path / "out").same

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import models
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -96,8 +95,6 @@ def write(folder: Path, like: Checkpoint, tensors: dict[str, Tensor]) -> Path:
     shutil.copy(like.folder / "config.json", folder)
     entries = like.signature.tensors
     named = {name: part.contiguous() for role, whole in tensors.items() for name, part in entries[role].split(whole)}
-    with safe_open(like.folder / "model.safetensors", "pt") as file:
-        named |= {name: file.get_tensor(name) for name in like.others()}
     save_file(named, folder / "model.safetensors", {"format": "pt"})
     return folder
 

@@ -28,8 +28,6 @@ def write(form: Canonical, tensors: dict[str, Tensor], given: Path, out: Path) -
     (out / "config.json").write_text(json.dumps(config))
     split = (form.signature.tensors[role].split(tensor) for role, tensor in tensors.items())
     named = {name: part.contiguous().clone() for parts in split for name, part in parts}
-    kept = load_file(given / "model.safetensors")
-    named |= {name: kept[name] for name in Checkpoint(given).others()}
     save_file(named, str(out / "model.safetensors"), {"format": "pt"})
     return out
 
