@@ -113,11 +113,11 @@ def match_activations(
             moments = meter.space(root, group)
             if moments is not None:
                 found[root] = group.nearest(moments)
-    streams = Alignment(dict(found), over)
-    for key in heads:
+    # A stream in bands (wav2vec 2.0) is a stream, too, and comes before the heads of attention.
+    for key in sorted(heads, key=lambda key: signature.spaces[key].part == "attention"):
         inner = {root: group for root, group in groups.items() if over[root] == (key,) and root not in heads}
         if not signature.spaces[key].batch and (key in groups or inner):
-            found.update(meter.heads(key, groups.get(key), inner, streams))
+            found.update(meter.heads(key, groups.get(key), inner, Alignment(dict(found), over)))
     return Alignment(found, {root: over[root] for root in found})
 
 
@@ -252,7 +252,7 @@ class _Meter:
     ) -> dict[str, Element]:
         """The assignment of the heads `key`, that of the query heads which share one of them, and what is inside.
 
-        aligned: the streams.
+        aligned: the streams, and other heads.
         """
         h = self.signature.sizes[key]
         found: dict[str, Element] = {}

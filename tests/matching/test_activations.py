@@ -26,6 +26,8 @@ from onebasin.symmetry import acting_groups
         "LlamaForCausalLM",
         "T5ForConditionalGeneration",
         "WhisperForConditionalGeneration",
+        "Wav2Vec2ForCTC",
+        "HubertForCTC-stable",
     ],
 )
 def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -> None:
