@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=list(WITH_DATA), choices=list(WITH_DATA))
     parser.add_argument("--samples", type=int, default=128, help="reactions to calibrate on")
     parser.add_argument("--steps", type=int, default=200, help="of learning, and of distillation")
+    parser.add_argument("--match", default="full", choices=onebasin.symmetry.LEVELS, help="the level of these ways")
+    parser.add_argument("--permutations", default="fixed", choices=("fixed", "straight-through"), help="in learning")
     parser.add_argument("--refine", nargs="*", default=[], help="merged models to distil, such as merged-none")
     given = parser.parse_args()
     work: Path = given.output
@@ -127,7 +129,7 @@ def main() -> None:
         return
     data = {"data": str(tokens_of(given.calibrate, ids, work / "others.jsonl")), "samples": given.samples, **masks}
     for way in given.ways:
-        how = {"match": "full", "steps": given.steps, **WITH_DATA[way]}
+        how = {"match": given.match, "steps": given.steps, "permutations": given.permutations, **WITH_DATA[way]}
         merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)
     for name in given.refine:
         result = onebasin.refine(
