@@ -246,6 +246,10 @@ _add("OPTForCausalLM", "narrow-pre", **{**_OPT, "word_embed_proj_dim": 8})
 _add("OPTForCausalLM", "gelu-no-bias", **_OPT, activation_function="gelu", enable_bias=False)
 _add("OPTForCausalLM", "untied", **_OPT, tie_word_embeddings=False)
 _add("OPTForCausalLM", "weightless-norms", **_OPT, layer_norm_elementwise_affine=False)
+_add("OPTForCausalLM", "weightless-norms-untied", **_OPT, layer_norm_elementwise_affine=False,
+     tie_word_embeddings=False)  # fmt: skip
+_add("OPTForCausalLM", "post-untied", **_OPT, do_layer_norm_before=False, tie_word_embeddings=False)
+_add("OPTForCausalLM", "post", **_OPT, do_layer_norm_before=False)
 _add("OPTForCausalLM", "weightless-norms-narrow", **{**_OPT, "word_embed_proj_dim": 8}, do_layer_norm_before=False,
      layer_norm_elementwise_affine=False)  # fmt: skip
 _BLOOM = dict(vocab_size=VOCAB, hidden_size=12, n_layer=2, n_head=3, num_labels=LABELS, pad_token_id=0)
