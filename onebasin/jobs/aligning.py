@@ -218,7 +218,7 @@ def calibration(
     options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary, "mask_id": opt.mask_id,
                                "maskable": opt.maskable, "columns": opt.columns}  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
-    found: list[list[Batch]] = []
+    found: list[Sequence[Batch]] = []
     for file in files:
         if file == "self":
             writers = [stock_model(model, device=opt.device).model for model in models]
