@@ -17,6 +17,7 @@ import transformers
 from pairs import folder, scrambled
 from typer.testing import CliRunner
 
+import onebasin
 from onebasin.checkpoint import Checkpoint
 from onebasin.cli import app
 from onebasin.fusion import MERGE_METHODS
@@ -84,7 +85,7 @@ def test_blocks_run(page: Path, models: Path, tmp_path: Path, monkeypatch: pytes
 def test_quoted_lines_are_in_the_tables(page: Path) -> None:
     for language, file, text in blocks(page):
         if language == "lines":
-            table = (ROOT / "onebasin" / "families" / file).read_text("utf-8").splitlines()
+            table = (Path(onebasin.families.__file__).parent / file).read_text("utf-8").splitlines()
             known = {" ".join(line.split("#")[0].split()) for line in table}
             assert {" ".join(line.split()) for line in text.splitlines()} <= known
 

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a table asks of a model's configuration: values by key, and conditions `KEY=VALUE`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+
+def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
+    """The first of `keys` that the config has (a number stands for itself), or None."""
+    for choice in keys:
+        key, _, condition = choice.partition(" when ")
+        if not holds(condition.strip(), config):
+            continue
+        words = re.split(r"\s*([*/])\s*", key)
+        values = [setting(config, word) for word in words[::2]]
+        if None in values:
+            continue
+        if len(values) == 1:
+            return values[0]
+        return int(prod(v if sign == "*" else 1 / v for sign, v in zip(["*", *words[1::2]], values, strict=True)))
+    return None
+
+
+def setting(config: Mapping[str, Any], key: str) -> Any:
+    """A number, or what the config has under `key`, or under `inner` of `outer` for `outer.inner`; or None."""
+    if key.isdigit():
+        return int(key)
+    outer, _, inner = key.partition(".")
+    found = config.get(outer)
+    return (found.get(inner) if isinstance(found, Mapping) else None) if inner else found
+
+
+def holds(condition: str, config: Mapping[str, Any]) -> bool:
+    """Whether a `when KEY=VALUE` or `when KEY!=VALUE` is true of a config; of several, with commas, all."""
+    if not condition:
+        return True
+    if "," in condition:
+        return all(holds(part.strip(), config) for part in condition.split(","))
+    key, _, value = condition.partition("=")
+    given = setting(config, key.removesuffix("!").strip())
+    value = value.strip()
+    if isinstance(given, str) and "|" in given:  # a list in an older config
+        given = given.split("|")
+    is_so = any(value in str(item) for item in given) if isinstance(given, (list, tuple)) else str(given) == value
+    return is_so != key.endswith("!")

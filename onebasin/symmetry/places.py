@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which line of a table every tensor of a checkpoint stands for, in which layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from .axes import leaves
+from .conditions import lookup
+from .table import Line, Table, TableError
+
+Place = tuple[str, Line, tuple[str, ...]]  # name on disk, line, indices
+
+
+def regex(pattern: str) -> re.Pattern[str]:
+    """`h.{}.{weight|gamma}` -> a regex with a numbered group for every layer index."""
+    out = ""
+    for piece in re.split(r"(\{[^}]*\})", pattern):
+        if piece == "{}":
+            out += r"(\d+)"
+        elif "|" in piece:
+            out += "(?:" + "|".join(map(re.escape, piece[1:-1].split("|"))) + ")"
+        else:
+            out += re.escape(piece)
+    return re.compile(out)
+
+
+def role_of(pattern: str, indices: tuple[str, ...]) -> str:
+    """The first spelling of a pattern, its layer indices filled in."""
+    given = iter(indices)
+    return re.sub(r"\{([^}]*)\}", lambda found: _spelled(found[1]) if found[1] else next(given), pattern)
+
+
+def _spelled(choices: str) -> str:
+    """The first of several spellings; an index such as `{expert}` stands for itself."""
+    return choices.split("|")[0] if "|" in choices else "{" + choices + "}"
+
+
+@dataclass
+class Pieces:
+    """The tensors of one line that differ in an index, by that index."""
+
+    joint: int
+    names: dict[int, str] = field(default_factory=dict)
+
+
+def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ...]], dict[str, Pieces]]:
+    """Shapes with the tensors of all experts joined into one, whose name has `{expert}` for their index.
+
+    Raises TableError where an index is left out, or shapes differ.
+    """
+    indexed = [(line, found[1]) for line in table.lines if (found := re.search(r"\{(\w+)\}", line.full))]
+    prefixes = "|".join(map(re.escape, [*table.prefixes, ""]))
+    matchers = []
+    for line, word in indexed:
+        before, after = (regex(part).pattern for part in line.full.split("{" + word + "}"))
+        joint = next(i for i, axis in enumerate(line.axes) if word in (leaf.space for leaf in leaves(axis)))
+        matchers.append((re.compile(f"((?:{prefixes}){before})(?P<index>\\d+)({after})"), word, joint))
+    whole: dict[str, tuple[int, ...]] = {}
+    pieces: dict[str, Pieces] = {}
+    for name, shape in shapes.items():
+        hits = ((matcher.fullmatch(name), word, joint) for matcher, word, joint in matchers)
+        match, word, joint = next((hit for hit in hits if hit[0]), (None, "", 0))
+        if match is None:
+            whole[name] = tuple(shape)
+            continue
+        start, end = match.span("index")
+        key = f"{name[:start]}{{{word}}}{name[end:]}"
+        pieces.setdefault(key, Pieces(joint)).names[int(match["index"])] = name
+    for key, each in pieces.items():
+        names, joint = each.names, each.joint
+        one = tuple(shapes[names[min(names)]])
+        odd = next((name for name in names.values() if tuple(shapes[name]) != one), None)
+        if odd is not None or set(names) != set(range(len(names))):
+            raise TableError(f"the tensors '{key}' are not numbered from 0 without gaps" if odd is None else
+                             f"'{odd}' has shape {tuple(shapes[odd])}, others of '{key}' have {one}")  # fmt: skip
+        whole[key] = (*one[:joint], len(names) * one[joint], *one[joint + 1 :])
+    return whole, pieces
+
+
+def located(
+    table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str
+) -> dict[str, tuple[str, Line, tuple[str, ...]]]:
+    """Place every tensor: role -> (name on disk, line, layer indices)."""
+    matchers = [(regex(line.full), line) for line in table.lines]
+    ignored = [regex(pattern) for pattern in table.ignored]
+    found: dict[str, tuple[str, Line, tuple[str, ...]]] = {}
+    unknown = []
+    for name in shapes:
+        bare = name.removeprefix(prefix)
+        if any(pattern.fullmatch(bare) for pattern in ignored):
+            continue
+        for matcher, line in matchers:
+            candidate = name if line.absolute else bare
+            if not line.absolute and prefix and bare == name:
+                continue  # outside the base model: only a head can be meant
+            match = matcher.fullmatch(candidate)
+            if match:
+                role = role_of(line.full, match.groups())
+                if role in found:
+                    raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")
+                found[role] = (name, line, match.groups())
+                break
+        else:
+            unknown.append(name)
+    if unknown:
+        raise TableError(f"{table.family}: the table does not know {_some(unknown)}")
+    return found
+
+
+def layer_numbers(
+    table: Table, found: Mapping[str, tuple[str, Line, tuple[str, ...]]], config: Mapping[str, Any]
+) -> dict[str, dict[tuple[str, ...], int]]:
+    """Per `layer` block: its index tuples in order -> layer number."""
+    numbers: dict[str, dict[tuple[str, ...], int]] = {}
+    for heading in dict.fromkeys(line.heading for line in table.lines if line.heading):
+        indices = {where for _, line, where in found.values() if line.heading == heading}
+        ordered = sorted(indices, key=lambda where: tuple(map(int, where)))
+        numbers[heading] = {where: number for number, where in enumerate(ordered)}
+    given = (lookup(config, keys) for keys in table.layers)
+    factors = [sum(each) if isinstance(each, (list, tuple)) else each for each in given]  # Swin: layers of each stage
+    first = next(iter(numbers), None)
+    if factors and None not in factors and first is not None and len(numbers[first]) != prod(factors):
+        raise TableError(f"the config counts {prod(factors)} layers, the weights hold {len(numbers[first])}")
+    return numbers
+
+
+def require(
+    table: Table,
+    found: Mapping[str, tuple[str, Line, tuple[str, ...]]],
+    numbers: Mapping[str, Mapping[tuple[str, ...], int]],
+    prefix: str,
+) -> None:
+    """Every tensor that must be there is; one that may be absent is so in all layers or in none."""
+    early = [name for name, line, where in found.values() if _lacks(line, where)]
+    if early:
+        raise TableError(f"{table.family}: the table knows {_some(early)} only in other layers")
+    missing = []
+    for line in table.lines:
+        if line.head:
+            continue
+        where = numbers[line.heading] if line.heading else [()]
+        other = {indices for indices in where if _instead(line, indices) in found}
+        both = next((role for indices in other if (role := role_of(line.full, indices)) in found), None)
+        if both:
+            raise TableError(f"{table.family}: a layer has either '{both}' or '{line.notes['instead']}', not both")
+        roles = [role_of(line.full, i) for i in where if not _lacks(line, i) and i not in other]
+        absent = [role if line.absolute else prefix + role for role in roles if role not in found]
+        if not line.optional or len(absent) < len(roles):
+            missing += absent
+    if missing:
+        raise TableError(f"{table.family}: the weights lack {_some(missing)}")
+
+
+def _instead(line: Line, indices: tuple[str, ...]) -> str | None:
+    """The role that a layer has where it lacks this one."""
+    return role_of(f"{line.heading}.{line.notes['instead']}", indices) if "instead" in line.notes else None
+
+
+def _lacks(line: Line, indices: tuple[str, ...]) -> bool:
+    """Whether this layer comes before the first that has the tensor, or after the last."""
+    if not indices:
+        return False
+    layer = int(indices[-1])
+    return layer < int(line.notes.get("from", 0)) or layer >= int(line.notes.get("until", layer + 1))
+
+
+def spared(table: Table, found: Mapping[str, object]) -> dict[str, str]:
+    """Spaces that are others here, since the tensor between them is absent: the notes `else A = B, C = D`."""
+    able = (line for line in table.lines if not line.heading and "else" in line.notes)
+    absent = (line for line in able if role_of(line.full, ()) not in found)
+    return {space: other for line in absent for space, other in _otherwise(line)}
+
+
+def spared_here(table: Table, found: Mapping[str, object], heading: str, indices: tuple[str, ...]) -> dict[str, str]:
+    """The same for a layer."""
+    able = (line for line in table.lines if heading and line.heading == heading and "else" in line.notes)
+    absent = (line for line in able if role_of(line.full, indices) not in found)
+    return {space: other for line in absent for space, other in _otherwise(line)}
+
+
+def _otherwise(line: Line) -> Iterator[tuple[str, str]]:
+    """The pairs of a note `else A = B, C = D`."""
+    for pair in filter(None, line.notes.get("else", "").split(",")):
+        space, _, other = pair.partition("=")
+        yield space.strip(), other.strip()
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

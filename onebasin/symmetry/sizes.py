@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of spaces, from the configuration's counts and the tensors' shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .axes import Axis, leaves, show, size
+from .conditions import lookup
+from .signature import Entry
+from .table import Declared, Table, TableError
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A space of the model: its name in the table, its declaration, the layer it belongs to and the stage it is in."""
+
+    name: str
+    declared: Declared
+    layer: int | None
+    stage: int
+
+
+def solved(
+    entries: Mapping[str, Entry],
+    placed: Mapping[str, Placed],
+    table: Table,
+    config: Mapping[str, Any],
+) -> dict[str, int]:
+    """Sizes of all spaces from the config's counts and the tensors' shapes."""
+    sizes: dict[str, int] = {}
+    for key, place in placed.items():
+        if (name := place.name) in table.sizes:
+            value = lookup(config, table.sizes[name])
+            if isinstance(value, (list, tuple)):
+                value = value[place.stage] if place.stage < len(value) else None
+            if not isinstance(value, int) or value < 1:
+                raise TableError(f"the config lacks '{' or '.join(table.sizes[name])}' (number of '{name}')")
+            sizes[key] = value
+    for entry in entries.values():
+        if len(entry.axes) != len(entry.shape):
+            raise TableError(f"'{entry.name}' has shape {entry.shape}, its axes are '{show(entry.axes)}'")
+    open_axes = [
+        (entry, axis, length)
+        for entry in entries.values()
+        for axis, length in zip(entry.axes, entry.shape, strict=True)
+    ]
+    progress = True
+    while progress and open_axes:
+        progress, waiting = False, []
+        for entry, axis, length in open_axes:
+            unknown = {leaf.space for leaf in leaves(axis) if not leaf.constant and leaf.space not in sizes}
+            if len(unknown) > 1:
+                waiting.append((entry, axis, length))
+                continue
+            progress = True
+            if unknown:  # an axis's size is linear in the one unknown: size = a + b * unknown
+                name = unknown.pop()
+                a = size(axis, {**sizes, name: 0})
+                b = size(axis, {**sizes, name: 1}) - a
+                value, remainder = divmod(length - a, b)
+                if remainder or value < (0 if a else 1):  # none is left where the axis has other parts
+                    raise TableError(
+                        f"'{entry.name}' has shape {entry.shape}: {length} does not split into '{show((axis,))}' "
+                        f"with {_known(axis, sizes)}"
+                    )
+                sizes[name] = value
+            elif size(axis, sizes) != length:
+                raise TableError(
+                    f"'{entry.name}' has shape {entry.shape}: '{show((axis,))}' should be {size(axis, sizes)}, "
+                    f"not {length}"
+                )
+        open_axes = waiting
+    if open_axes:
+        entry, axis, _ = open_axes[0]
+        raise TableError(
+            f"'{entry.name}': the sizes in '{show((axis,))}' cannot be told from shapes; add a 'size' line"
+        )
+    return sizes
+
+
+def _known(axis: Axis, sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{leaf.space} = {sizes[leaf.space]}" for leaf in leaves(axis) if leaf.space in sizes)
