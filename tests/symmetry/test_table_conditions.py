@@ -74,6 +74,9 @@ def test_a_layer_of_neither_kind_or_of_both_is_named(layer: dict[str, tuple[int,
 def test_a_space_has_another_kind_where_its_condition_holds() -> None:
     assert fit(shapes(UP, UP, norms=False)).kinds["stream"] == "linear"
     assert fit(shapes(UP, UP, norms=False), plain=True).kinds["stream"] == "ones"
+    signs = TABLE.replace("stream  ones ;", "stream  pair signs ;")  # a kind of two words
+    signature = resolve(read_table(signs), shapes(UP, UP, norms=False), {"depth": 2, "plain": True})
+    assert signature.kinds["stream"] == "pair signs"
 
 
 def test_where_no_layer_has_a_norm_its_readers_read_what_it_would() -> None:
