@@ -135,9 +135,9 @@ def stock_model(
     }
     kept = model.state_dict().keys()
     buffer = {}
-    for name, tensor in model.named_buffers():
-        boxes = observed(name, tensor) if name in kept and tensor.is_floating_point() else None
-        if boxes and boxes.keys() <= roles.keys() and _whole(tensor, boxes, roles, entries):
+    for name, held in model.named_buffers():
+        boxes = observed(name, held) if name in kept and held.is_floating_point() else None
+        if boxes and boxes.keys() <= roles.keys() and _whole(held, boxes, roles, entries):
             buffer[roles[next(iter(boxes))]] = name
     if parts:
         one_by_one(model)
