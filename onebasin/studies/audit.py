@@ -141,7 +141,7 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for role, entry in own.items():
-        centre = entry.norm.unit if entry.norm else 0.0
+        centre = entry.norm.unit if entry.norm else float(role.endswith("running_var"))  # a variance is positive
         spread = SMALL if len(entry.shape) == 1 and not entry.norm else LARGE if len(entry.shape) == 3 else SPREAD
         if entry.scaled or (entry.norm and entry.norm.copies > 1):
             spread, centre = 0.0, 1.0  # folded already: the directions that this leaves are as many
@@ -255,10 +255,16 @@ def random_inputs(
 
 
 class Float64(TorchFunctionMode):
-    """Float64 throughout: what a model would turn into float32 (in RMSNorm, in attention's softmax) stays."""
+    """Float64 throughout: what a model would turn into float32 (in RMSNorm, in attention's softmax) stays.
+
+    A batch norm is written out: its running statistics are tensors of the model like others, and torch has no
+    derivative by them.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is torch.nn.functional.batch_norm:
+            return _batch_norm(*args, **kwargs)
         if func is torch.einsum:  # XLNet's positions are float32
             args = (args[0], *(arg.double() for arg in args[1:]))
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
@@ -269,3 +275,12 @@ class Float64(TorchFunctionMode):
             if func in (Tensor.to, Tensor.type):
                 args = (args[0], *(torch.float64 if arg is torch.float32 else arg for arg in args[1:]))
         return func(*args, **kwargs)
+
+
+def _batch_norm(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float, **_: object
+) -> Tensor:
+    """(batch, channels, ...) -> the same, as evaluation has it."""
+    scale = weight / (variance + eps).sqrt()
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    return x * scale.view(shape) + (bias - mean * scale).view(shape)
