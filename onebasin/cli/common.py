@@ -140,7 +140,7 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
             console.print(f"[bold red]error:[/] {_escape(' '.join(str(error).split()))}", soft_wrap=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            console.print("interrupted; nothing was written")
+            console.print("interrupted; no output was written, and what --resume finds is kept")
             raise typer.Exit(130) from None
 
     return wrapped
