@@ -82,13 +82,11 @@ def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[st
     return whole, pieces
 
 
-def located(
-    table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str
-) -> dict[str, tuple[str, Line, tuple[str, ...]]]:
+def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Place]:
     """Place every tensor: role -> (name on disk, line, layer indices)."""
     matchers = [(regex(line.full), line) for line in table.lines]
     ignored = [regex(pattern) for pattern in table.ignored]
-    found: dict[str, tuple[str, Line, tuple[str, ...]]] = {}
+    found: dict[str, Place] = {}
     unknown = []
     for name in shapes:
         bare = name.removeprefix(prefix)
@@ -113,7 +111,7 @@ def located(
 
 
 def layer_numbers(
-    table: Table, found: Mapping[str, tuple[str, Line, tuple[str, ...]]], config: Mapping[str, Any]
+    table: Table, found: Mapping[str, Place], config: Mapping[str, Any]
 ) -> dict[str, dict[tuple[str, ...], int]]:
     """Per `layer` block: its index tuples in order -> layer number."""
     numbers: dict[str, dict[tuple[str, ...], int]] = {}
@@ -131,7 +129,7 @@ def layer_numbers(
 
 def require(
     table: Table,
-    found: Mapping[str, tuple[str, Line, tuple[str, ...]]],
+    found: Mapping[str, Place],
     numbers: Mapping[str, Mapping[tuple[str, ...], int]],
     prefix: str,
 ) -> None:
