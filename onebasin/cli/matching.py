@@ -58,7 +58,7 @@ Ray = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where a run with this output was killed.")]
 
 
-# Calibration data: option -> its type and default. `typed` tells the jobs what they say.
+# Calibration data: option -> its type and default. `on_data` tells the jobs what they say.
 DATA: dict[str, tuple[Any, Any]] = {
     "data": (c.Data, None),
     "columns": (t.Columns, None),

@@ -243,7 +243,7 @@ class _Descent:
         self.total = Alignment(exact, self.batch)
 
     def _waves(self) -> list[list[Block]]:
-        """Units in order, those that follow one another and share no tensor together: layers, given the stream."""
+        """Blocks in order, those that follow one another and share no tensor together: layers, given the stream."""
         waves: list[tuple[list[Block], set[str]]] = []
         for block in self.component.blocks:
             mine = {role for root in block.roots for role in self.touching[root]}
