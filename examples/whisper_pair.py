@@ -126,13 +126,14 @@ def main() -> None:
     calibration = read_aloud(passages(read_text(given.text), 40)[: given.samples], work / "calibration")
 
     record = work / "results.json"
-    rates: dict[str, float] = json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    counted: dict[str, list[Any]] = json.loads(record.read_text("utf-8")) if record.is_file() else {}
 
     def show(name: str, folder: Path, more: str = "") -> None:
-        if name not in rates:
-            rates[name] = word_error_rate(folder, evaluation)
-            record.write_text(json.dumps(rates, indent=1), "utf-8")
-        print(f"{name:<44} word error rate {rates[name]:6.3f}  {more}", flush=True)
+        if name not in counted:
+            counted[name] = [word_error_rate(folder, evaluation), more]
+            record.write_text(json.dumps(counted, indent=1), "utf-8")
+        rate, more = counted[name]
+        print(f"{name:<44} word error rate {rate:6.3f}  {more}", flush=True)
 
     for folder in (english, tiny, source):
         show(folder.name, folder)
@@ -140,23 +141,24 @@ def main() -> None:
     for level in given.levels:
         for how in ("weights", "activations")[: 1 if level in ("none", "paper") else 2]:
             place, anchor, more = work / f"{level}-{how}", tiny, ""
-            if level == "none":
+            names = {method: f"{method}, matched: {level}, by {how}" for method in ("average", "progressive")}
+            wanted = not counted.keys() >= set(names.values())
+            if wanted and level == "none":
                 shutil.copytree(source, place, dirs_exist_ok=True)
-            else:
+            elif wanted:
                 options = data if how == "activations" else {}
                 found = onebasin.match(source, tiny, place, symmetry=level, match_with=how, overwrite=True, **options)
                 anchor = Path(found.get("anchor_output", tiny))
                 more = f"distance {found['distance_before']:.1f} -> {found['distance_after']:.1f}"
-            fill(place, anchor, missing)
-            for method in ("average", "progressive"):
+            for method, name in names.items():
                 merged = work / f"{level}-{how}-{method}"
-                if f"{method}, matched: {level}, by {how}" in rates:
-                    continue
-                options = data if method == "progressive" else {}
-                onebasin.merge(
-                    [anchor, place], merged, match="none", anchor=0, method=method, overwrite=True, **options
-                )
-                show(f"{method}, matched: {level}, by {how}", merged, more)
+                if name not in counted:
+                    fill(place, anchor, missing)
+                    options = data if method == "progressive" else {}
+                    onebasin.merge(
+                        [anchor, place], merged, match="none", anchor=0, method=method, overwrite=True, **options
+                    )
+                show(name, merged, more)
 
 
 if __name__ == "__main__":
