@@ -88,17 +88,17 @@ def run(
     read = tensors.__getitem__
     jobs: dict[str, Job] = {"ours": ours, "plain": plain} if row.plain else {"ours": ours}
     seconds: dict[str, list[float]] = {who: [] for who in jobs}
-    distance: dict[str, float] = {}
     for _ in range(repeats):
         for who, job in jobs.items():
             taken, _ = floors.timed(partial(deque, job(row, signature, read), 0), clock)
             seconds[who].append(taken)
-    for who, job in jobs.items():
-        distance[who] = _distance(_collect(job, row, signature, read), tensors)
-    if "plain" in distance and distance["ours"] > distance["plain"] * (1 + 1e-5):
-        raise RuntimeError(f"{row.name}: ends at {distance['ours']}, the transcription at {distance['plain']}")
     with floors.tracing(row.groups(signature), clock) as floor:
-        _collect(ours, row, signature, read)
+        found = _collect(ours, row, signature, read)
+    distance = {"ours": _distance(found, tensors)}
+    if row.plain:
+        distance["plain"] = _distance(_collect(plain, row, signature, read), tensors)
+        if distance["ours"] > distance["plain"] * (1 + 1e-5):
+            raise RuntimeError(f"{row.name}: ends at {distance['ours']}, the transcription at {distance['plain']}")
     floor = floors.finish(floor, machine, tensors)
     mine = median(seconds["ours"])
     theirs = median(seconds["plain"]) if "plain" in seconds else None
@@ -108,7 +108,7 @@ def run(
         "faster": theirs and theirs / mine, "faster_target": row.faster,
         "over_floor": mine / floor.seconds, "over_floor_target": row.over_floor,
         "floor_parts": asdict(floor), "runs": seconds, "distance": distance,
-        "peak_mb": {} if quick or not row.plain else {who: _peak_apart(row, who, threads) for who in jobs},
+        "peak_mb": {} if quick else {who: _peak_apart(row, who, threads) for who in jobs},
     }  # fmt: skip
 
 
