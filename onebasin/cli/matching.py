@@ -19,7 +19,11 @@ Patience = Annotated[
 ]
 Rate = Annotated[float, typer.Option(help="The largest learning rate of learning.")]
 Loss = Annotated[
-    str, typer.Option(help="What learning lowers: divergence from the models' predictions, or the task's own loss.")
+    str,
+    typer.Option(
+        help="What learning lowers: divergence from the models' predictions, the distance from their logits, or the "
+        "task's own loss."
+    ),
 ]
 Permutations = Annotated[
     str,

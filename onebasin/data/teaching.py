@@ -59,17 +59,47 @@ def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float]
     model says of tokens that it sees was never trained. Else padding is left out where there is an attention_mask.
     Raises ValueError where no output is common to all.
     """
+
+    def from_mixture(mine: Tensor, others: Sequence[Tensor]) -> Tensor:
+        mixture = sum((w * other.softmax(-1) for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
+        mixture = mixture.clamp_min(0)  # weights may be negative
+        floor = torch.finfo(mine.dtype).tiny
+        return (mixture * (mixture.clamp_min(floor).log() - mine.log_softmax(-1))).sum(-1)
+
+    return _mean_over_outputs(from_mixture, own, theirs, weights, batch)
+
+
+def logit_distance(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
+    """Half the mean squared distance of the logits from the mean of theirs, less what a softmax does not see.
+
+    The limit of T^2 `divergence` at a high temperature T (Hinton et al., 2015, section 2.1). It asks for all that the
+    models say of an example, where the divergence asks for little of one that they are sure of. Positions, outputs
+    without logits and errors are as there.
+    """
+
+    def from_mean(mine: Tensor, others: Sequence[Tensor]) -> Tensor:
+        apart = mine - sum((w * other for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
+        return (apart - apart.mean(-1, keepdim=True)).square().mean(-1) / 2
+
+    return _mean_over_outputs(from_mean, own, theirs, weights, batch)
+
+
+def _mean_over_outputs(
+    of_logits: Callable[[Tensor, Sequence[Tensor]], Tensor],
+    own: Outputs,
+    theirs: Sequence[Outputs],
+    weights: Sequence[float],
+    batch: Batch,
+) -> Tensor:
+    """The mean over all predictions that count, of `of_logits` or the squared distance from the mean of theirs."""
     mask, labels = batch.get("attention_mask"), batch.get("labels")
     terms = []
     for name, mine in own.items():
         others = [outputs[name] for outputs in theirs if name in outputs and outputs[name].shape == mine.shape]
         if name == "loss" or len(others) < len(theirs):
             continue
-        if "logits" in name:
-            mixture = sum((w * other.softmax(-1) for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
-            mixture = mixture.clamp_min(0)  # weights may be negative
-            floor = torch.finfo(mine.dtype).tiny
-            term = (mixture * (mixture.clamp_min(floor).log() - mine.log_softmax(-1))).sum(-1)
+        if "logits" in name and mine.shape[-1] > 1:  # one number alone is a regression, no choice
+            term = of_logits(mine, others)
         else:
             mean = sum((w * other for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
             term = (mine - mean).square().sum(-1)

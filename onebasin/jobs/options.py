@@ -43,7 +43,7 @@ Model = str | Path | PreTrainedModel | Checkpoint | StateDict
 
 MATCH_WITH = ("weights", "activations", "learned")
 STARTS = ("weights", "activations", "none")  # of learning
-LOSSES = ("divergence", "task")
+LOSSES = ("divergence", "logits", "task")
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 
@@ -54,12 +54,13 @@ class Options:
     relative: divide every tensor's squared distance by the root of the product of both norms.
     match_with: weights, the activations on calibration data, or learned: from `start` (weights, activations, or none:
     the models as they are, to compare the others with), `steps` steps of gradient descent at the learning rate `lr` on
-    what the average of all predicts there. loss, of learning: `divergence` from the models' own predictions, or the
-    `task`'s own, which needs labels. permutations, patience: see `onebasin.matching.learned`. checkpoint: a file that
-    learning is saved in, and continued from. data: those data, `self` (causal language models write them) or a file, or
-    several of these; samples: how many sequences or images; noise: standard deviation of the noise on copies of images
-    and sounds, see `onebasin.data.calibration.noisy`; task, context, vocabulary, mask_id, maskable: as in
-    `onebasin.data.load_task`. workers: threads of weight matching (default: one per core), on which no result depends.
+    what the average of all predicts there. loss, of learning: `divergence` from the models' own predictions, distance
+    from their `logits` (see `onebasin.data.teaching`), or the `task`'s own, which needs labels. permutations, patience:
+    see `onebasin.matching.learned`. checkpoint: a file that learning is saved in, and continued from. data: those data,
+    `self` (causal language models write them) or a file, or several of these; samples: how many sequences or images;
+    noise: standard deviation of the noise on copies of images and sounds, see `onebasin.data.calibration.noisy`; task,
+    context, vocabulary, mask_id, maskable: as in `onebasin.data.load_task`. workers: threads of weight matching
+    (default: one per core), on which no result depends.
     ray: address of a Ray cluster that matches and writes instead, or `local`. resume: go on where a run with the same
     output was killed. units: the folder in which finished units of weight matching are kept; jobs that write a folder
     choose it.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onebasin.checkpoint import Canonical, Checkpoint
 from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.data.teaching import divergence, forward_of, own_loss
+from onebasin.data.teaching import divergence, forward_of, logit_distance, own_loss
 from onebasin.matching import learned as learning
 from onebasin.matching.latents import blend, element_of, zeros
 from onebasin.matching.learned import Learned, match_learned
@@ -265,6 +265,19 @@ def test_the_task_s_own_loss(tmp_path: Path) -> None:
     assert learned.losses[learned.step] == pytest.approx(sum(losses) / 2, rel=1e-9)
     with pytest.raises(ValueError, match="labels"):
         setting.learn(loss=own_loss, held_back=[{"input_ids": setting.batches[0]["input_ids"]}])
+
+
+def test_the_distance_of_logits(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "full", tmp_path)
+    learned = setting.learn(loss=logit_distance, lr=0.02, steps=20)
+    merged = setting.aligned(learned.alignments)[0]
+    half = {role: (merged[role] + tensor) / 2 for role, tensor in setting.tensors[0].items()}
+    apart = []
+    for batch in setting.batches[4:]:
+        own, a, b = (setting.forward(tensors, batch)["logits"] for tensors in (half, *setting.tensors))
+        apart.append((own - (a + b) / 2).var(-1, correction=0)[batch["attention_mask"].bool()].mean() / 2)
+    assert learned.losses[learned.step] == pytest.approx(float(torch.stack(apart).mean()), rel=1e-9)
+    assert learned.losses[learned.step] < learned.losses[0]
 
 
 def test_patience_ends_a_run_early(tmp_path: Path) -> None:
