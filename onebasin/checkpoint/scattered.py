@@ -65,9 +65,19 @@ def _axis(row: list[Part]) -> int:
     return next((axis for axis, along in enumerate(inner) if len(set(along)) > 1), 0)
 
 
+ROW = 16  # bytes: torch's grouped products take rows of whole multiples
+
+
 def one_by_one(model: nn.Module) -> None:
     """Let a model call its experts one after another, each on what is routed to it."""
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "_experts_implementation"):
             config._experts_implementation = "eager"
+
+
+def one_by_one_where_needed(model: nn.Module) -> None:
+    """The same where torch's grouped products cannot run the experts: they take no float64 and no ragged rows."""
+    stacks = [p for m in model.modules() if hasattr(m, "config") for p in m.parameters(recurse=False) if p.dim() == 3]
+    if any(p.dtype == torch.float64 or any(s * p.itemsize % ROW for s in p.stride()[:-1]) for p in stacks):
+        one_by_one(model)

@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
 from .probes import probe
 from .reader import Checkpoint, CheckpointError, one_line
+from .scattered import one_by_one_where_needed
 
 # Relative rounding error of a function whose weights were rounded once, see `tolerance_of`.
 TOLERANCE = {
@@ -171,6 +172,7 @@ def load(
                               "which the weights lack")  # fmt: skip
     module: nn.Module = model  # whose `to` and `eval` are typed
     module.to(device=device, dtype=dtype).train(False)
+    one_by_one_where_needed(model)
     return model, set(info["unexpected_keys"])
 
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging
 
 from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint.scattered import one_by_one_where_needed
 
 TASKS = {  # task -> the class of transformers that loads a model for it
     "image-classification": "AutoModelForImageClassification",
@@ -57,6 +58,7 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
     if info["missing_keys"]:
         raise ValueError(f"'{model}' has no tensor '{min(info['missing_keys'])}', which {task} needs")
     result: PreTrainedModel = loaded.float().eval()
+    one_by_one_where_needed(result)
     return result
 
 

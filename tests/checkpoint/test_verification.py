@@ -113,6 +113,17 @@ def test_every_parameter_matters(case: str) -> None:
             parameter.copy_(old)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", ["OlmoeForCausalLM", "Qwen3MoeForCausalLM"])
+def test_experts_that_grouped_products_do_not_take(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Six neurons are 24 bytes; torch's grouped products want multiples of 16, and no float64."""
+    folder = models.save(models.CASES[case](), tmp_path / "model")
+    assert compare(folder, folder, dtype=dtype).same
+    assert onebasin.match(folder, folder, tmp_path / "moved", symmetry="paper")["max_output_difference"] < 1e-4
+    given = torch.arange(6).view(1, 6)
+    assert bool(onebasin.data.load_model(folder, "causal-lm")(input_ids=given).logits.isfinite().all())
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_other_kinds_of_model_get_inputs_that_fit(tmp_path: Path, kind: str) -> None:
     cls = getattr(transformers, kind)
