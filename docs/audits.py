@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audit tiny models and record what was found: `python docs/audits.py [TYPE ...]`.
 
-docs/audits.json has an entry for every family: the model type and the settings of its tiny model, and what the audit
-counted. docs/families.md is made from it. All entries take some minutes; name types to run only these again.
+docs/audits.json has an entry for every family, and for some configurations with symmetries of their own, `TYPE: what`:
+the settings of the tiny model, and what the audit counted, or the reason why it does not. docs/families.md is made from
+it. All entries take some minutes; name some to run only these again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from onebasin.symmetry import Signature, acting_groups
 RECORD = Path(__file__).with_name("audits.json")
 
 
-def record(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+def record(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The audit of a model type, and the dimension of the largest group of each of its spaces, over all layers."""
+    kind = name.partition(":")[0]
     with tempfile.TemporaryDirectory() as folder:
         tiny_model(kind, **settings).save_pretrained(folder)
         spaces = dimensions(Checkpoint(folder).signature)
@@ -46,7 +48,7 @@ def dimensions(signature: Signature) -> dict[str, tuple[str, int, int]]:
 
 if __name__ == "__main__":
     entries = json.loads(RECORD.read_text("utf-8"))
-    for kind in sys.argv[1:] or entries:
-        entries[kind] |= record(kind, entries[kind]["settings"])
-        print(kind, entries[kind]["nullity"], entries[kind]["dimension"], entries[kind]["complete"], flush=True)
+    for name in sys.argv[1:] or [name for name, entry in entries.items() if "reason" not in entry]:
+        entries[name] |= record(name, entries[name]["settings"])
+        print(name, entries[name]["nullity"], entries[name]["dimension"], entries[name]["complete"], flush=True)
         RECORD.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n", "utf-8")

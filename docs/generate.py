@@ -266,6 +266,17 @@ spaces of that tiny model that move: kind, size, and the dimension over all head
 counts again; `onebasin audit TYPE` does so for one type and settings of your own.
 
 """
+VARIANTS = """
+
+## Other configurations
+
+Configurations with symmetries of their own are counted apart. A clip (`clip_qkv`) has to bind for some tokens and not
+for others: one that never binds leaves the symmetries of a model without it, and one that nearly always does hides most
+weights.
+
+| model type | configuration | settings | parameters | free | generated | audit |
+|---|---|---|---|---|---|---|
+"""
 
 
 def family_page() -> str:
@@ -278,13 +289,24 @@ def family_page() -> str:
         found = audits[kind]
         spaces = ", ".join(f"{space}: {what} {size} ({count})" for space, (what, size, count)
                            in found.get("spaces", {}).items())  # fmt: skip
-        numbers = " | ".join(str(found.get(key, "")) for key in ("parameters", "nullity", "dimension"))
+        numbers = _counts(found)
         counted = f"{found['dimension']} of {found['nullity']}" if "nullity" in found else ""
         partly = "; ".join(filter(None, [counted, found.get("reason")]))
         verdict = "complete" if found.get("complete") else partly or "not counted"
         lines.append(f"| {name} | {', '.join(table.types)} | {spaces} | {numbers} | {verdict} ({kind}) |")
+    variants = []
+    for name, found in audits.items():
+        kind, _, what = name.partition(": ")
+        settings = ", ".join(f"{key}={json.dumps(value)}" for key, value in found["settings"].items())
+        verdict = "complete" if found.get("complete") else "not complete"
+        if what:
+            variants.append(f"| {kind} | {what} | {settings} | {_counts(found)} | {verdict} |")
     reasons = "\n".join(f"- `{kind}`: {reason}." for kind, reason in NOT_YET.items())
-    return "\n".join(lines) + f"\n\n## Not yet\n\n{reasons}\n"
+    return "\n".join(lines) + VARIANTS + "\n".join(variants) + f"\n\n## Not yet\n\n{reasons}\n"
+
+
+def _counts(found: dict[str, Any]) -> str:
+    return " | ".join(str(found.get(key, "")) for key in ("parameters", "nullity", "dimension"))
 
 
 def readme() -> str:

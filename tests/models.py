@@ -403,6 +403,7 @@ _LATENT = dict(
     n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1, n_group=1, topk_group=1,
 )  # fmt: skip
 _add("DeepseekV3ForCausalLM DeepseekV3ForTokenClassification", **_LATENT)
+_add("DeepseekV3ForCausalLM", "relu", **_LATENT, hidden_act="relu")
 _add("DeepseekV3ForCausalLM", "half-biases", **_LATENT, rope_interleave=False, attention_bias=True)
 _add("DeepseekV3ForCausalLM", "groups", **{**_LATENT, "n_group": 2, "q_lora_rank": None})
 _LATENT["qk_nope_head_dim"] = 6  # DeepSeek-V2 turns pairs in place: a query's length must be even

@@ -119,8 +119,7 @@ def folded(adapter: Adapter, fitted: Signature, base: Checkpoint, dtype: torch.d
                 "rotation of the residual stream; use paper or permutation"
             )
     signature = canonical_signature(base.signature)
-    norms = [entry.norm for entry in signature.tensors.values() if entry.norm]
-    if any(norm.kind == "layernorm" for norm in norms) or _constants_move(signature):
+    if any(norm.kind == "layernorm" for norm in signature.norms) or _constants_move(signature):
         raise CheckpointError(f"'{base.given}': at levels that rotate the residual stream, biases move through the "
                               "weights, where its adapter cannot follow; use paper or permutation")  # fmt: skip
     tensors = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in adapter.tensors.items()}

@@ -113,7 +113,7 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
 def canonical_signature(signature: Signature) -> Signature:
     """The signature that the canonical form will have."""
     whole = with_ties(signature)
-    return separate(whole) if _in_the_way(whole) else without_ties(whole)
+    return without_ties(separate(whole) if _in_the_way(whole) else whole)
 
 
 def _seen_as(model: Checkpoint, signature: Signature) -> Checkpoint:

@@ -85,7 +85,7 @@ def _outputs(stock: Stock, example: Batch) -> dict[str, tuple[str, Axis]]:
     for call in linear_layers(stock, example):
         found[call.weight] = call.module, call.axes(stock)[1]
     for role, entry in stock.signature.tensors.items():
-        if entry.norm is not None and role in stock.owner:
+        if entry.norm is not None and not entry.norm.beside and role in stock.owner:
             found[role] = stock.owner[role], entry.axes[-1]
     return found
 

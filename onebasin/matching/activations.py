@@ -149,7 +149,7 @@ class _Meter:
         self.written: dict[str, list[Site]] = {}  # root -> sites of layers that write it
         self.maps: dict[int, list[Tensor]] = {}  # attention layer -> cross (h, h), squared norms (h,) twice
         for role, entry in signature.tensors.items():
-            if entry.norm is not None and role in source.owner:
+            if entry.norm is not None and not entry.norm.beside and role in source.owner:
                 space = entry.norm.target
                 site = Site((Leaf(space),))
                 self.outputs[source.owner[role]] = Leaf(space), [site]

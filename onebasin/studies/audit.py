@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.reader import one_line
+from onebasin.checkpoint.scattered import one_by_one
 from onebasin.checkpoint.stock import _load
 from onebasin.checkpoint.verification import _quietly, outward
 from onebasin.families import named_table, table_for, tables
@@ -131,8 +133,10 @@ def _takes(cls: type[PretrainedConfig], name: str) -> bool:
 
 
 def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
-    """The audit of a model folder's architecture, at a random point."""
-    signature = checkpoint.signature
+    """The audit of a model folder's architecture, at a random point. Whole numbers (counters) are no parameters."""
+    kept = {role: entry for role, entry in checkpoint.signature.tensors.items()
+            if checkpoint.dtypes.keys() >= set(entry.names)}  # fmt: skip
+    signature = replace(checkpoint.signature, tensors=kept)
     own = {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
     count = sum(torch.Size(entry.shape).numel() for entry in own.values())
     if count > LARGEST:
@@ -147,7 +151,9 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
             spread, centre = 0.0, 1.0  # folded already: the directions that this leaves are as many
         tensors[role] = centre + spread * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
     tensors |= {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
-    return audit_signature(signature, tensors, as_function(checkpoint, 4 * count, generator))
+    function = as_function(checkpoint, 4 * count, generator)
+    counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - kept.keys()}
+    return audit_signature(signature, tensors, lambda given: function(counters | given))
 
 
 def as_function(
@@ -200,8 +206,7 @@ def _numbered(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Tensor
         state |= {name: part.contiguous() for name, part in entry.split(whole)}
         start += count
     model = _load(checkpoint, state, "eager")
-    if hasattr(model, "set_experts_implementation"):  # grouped kernels take no float64
-        model.set_experts_implementation("eager")
+    one_by_one(model)  # torch's grouped products take no float64
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in state}
     places = {name: tensor.detach().round().long() for name, tensor in (*model.named_parameters(), *buffers.items())}
     module: nn.Module = model

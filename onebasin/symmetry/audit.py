@@ -98,8 +98,9 @@ def jacobian(outputs: Callable[[Tangent], Tensor], tensors: Tensors, chunk: int 
 def tied_span(signature: Signature, tensors: Tensors) -> Tensor:
     """Orthonormal basis of the generated tangents that keep tied tensors equal: (parameters, dimension).
 
-    Tangents are generated with every tied tensor on its own. Tying restricts a model to a subspace of parameters,
-    and its flat directions are those of the untied model that lie in that subspace.
+    Tangents are generated with every tied tensor on its own, and a weight for norms that have none. Tying restricts a
+    model to a subspace of parameters, as a weight of 1 does, and its flat directions are those of the freer model that
+    lie in that subspace.
     """
     loose = separate(with_ties(signature))
     point = share(loose, dict(tensors))
@@ -117,8 +118,9 @@ def tied_span(signature: Signature, tensors: Tensors) -> Tensor:
         start += point[role].numel()
     ties = {**signature.tensors, **signature.absent}
     equal = [(role, entry.alias) for role, entry in ties.items() if entry.alias is not None]
-    if equal:
-        apart = torch.cat([span[numbers[role]] - span[numbers[other]] for role, other in equal])
+    fixed = [span[numbers[role]] for role, entry in ties.items() if "bare" in entry.notes]
+    if equal or fixed:
+        apart = torch.cat([span[numbers[role]] - span[numbers[other]] for role, other in equal] + fixed)
         _, values, vh = torch.linalg.svd(apart, full_matrices=True)
         span = span @ vh[int((values > SPAN).sum()) :].mT
     free = [role for role, entry in signature.tensors.items() if entry.alias is None]

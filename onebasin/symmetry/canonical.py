@@ -109,7 +109,7 @@ class Plan:
         if (home, len(changes)) in kept:
             return kept[home, len(changes)]
         entry = self.whole.tensors[home]
-        tensor = read(home if entry.stored else entry.notes["tied"])
+        tensor = bare(entry) if "bare" in entry.notes else read(home if entry.stored else entry.notes["tied"])
         tensor = tensor.clone(memory_format=torch.contiguous_format) if changes else tensor
         for number, step in changes:
             given = {other: self.tensor(other, read, kept, number) for other in step.given}
@@ -131,20 +131,21 @@ def plan(signature: Signature) -> Plan:
     # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
     entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
     whole = replace(signature, tensors=entries)
-    form = signature if untied else without_ties(signature)
-    return Plan(whole, form, steps, {"tie_word_embeddings": False} if untied else {}, log)
+    updates = {"tie_word_embeddings": False} if untied else {}
+    return Plan(whole, without_ties(signature), steps, updates, log)
 
 
 # --- ties -----------------------------------------------------------------------------------------------------
 
 
 def with_ties(signature: Signature) -> Signature:
-    """The signature with the tied tensors that the file leaves out: heads at the end, others (embeddings of a decoder)
-    beside what they are tied to."""
+    """The signature with the tied tensors that the file leaves out, heads at the end, others (embeddings of a decoder)
+    beside what they are tied to; and with the weights of norms that have none, in their places."""
     tensors: dict[str, Entry] = {}
     for role, entry in signature.tensors.items():
+        tensors |= {other: e for other, e in signature.absent.items() if e.notes.get("bare") == role}
         tensors[role] = entry
-        tensors |= {other: e for other, e in signature.absent.items() if e.notes["tied"] == role and not e.head}
+        tensors |= {other: e for other, e in signature.absent.items() if e.notes.get("tied") == role and not e.head}
     return replace(signature, tensors={**tensors, **signature.absent}, absent={})
 
 
@@ -156,8 +157,13 @@ def without_ties(signature: Signature) -> Signature:
 
 def separate(signature: Signature) -> Signature:
     """The signature in which every tied tensor has numbers of its own."""
-    tensors = {role: replace(entry, alias=None, stored=True) for role, entry in signature.tensors.items()}
+    tensors = {role: replace(e, alias=None, stored="bare" not in e.notes) for role, e in signature.tensors.items()}
     return replace(signature, tensors=tensors)
+
+
+def bare(entry: Entry) -> Tensor:
+    """What a norm that has no numbers multiplies by."""
+    return torch.ones(entry.shape)
 
 
 def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -167,6 +173,8 @@ def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     for role, entry in signature.tensors.items():
         if entry.alias is not None:
             found[role] = found[entry.alias]
+        elif "bare" in entry.notes:
+            found[role] = bare(entry).to(next(iter(tensors.values())))
         elif role not in found:
             found[role] = found[entry.notes["tied"]].clone()
     return found
@@ -193,7 +201,7 @@ def joined(signature: Signature) -> Signature:
     their places move. What reads the inner one alone (a grouped convolution) is noted as reading it."""
     outer: dict[str, tuple[Axis, ...]] = {}
     for entry in signature.tensors.values():
-        if entry.norm and len(entry.axes) == 1 and isinstance(entry.axes[0], Flat) and entry.norm.copies == 1:
+        if entry.norm and isinstance(entry.axes[0], Flat) and len(entry.norm.over) > len(entry.norm.parts):
             root = signature.root[entry.norm.source]
             if MOVES[signature.kinds[root]] <= {"permute"}:
                 outer |= dict.fromkeys(signature.members[root], entry.axes[0].parts[:-1])
@@ -258,7 +266,8 @@ class Outlet:
     """Where a norm's output goes.
 
     readers: what reads it, and nothing else. writers: what is added to it before the next norm (post-LN), with that
-    norm's sum as their only way out. free: nothing but the readers sees it, so the norm's weight can move into them.
+    norm's sum as their only way out. free: nothing but the readers sees it, so the norm's weight, if it has one, can
+    move into them.
     """
 
     role: str
@@ -296,7 +305,8 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
         linear = not any("nonlinear" in signature.tensors[reader].notes for reader in reading)
         if reading and linear and not normed:
             target = signature.spaces[norm.target]
-            free = stop is None and not added and not target.output and bool(MOVES[target.kind])
+            unseen = stop is None and not added and not target.output and bool(MOVES[target.kind])
+            free = unseen and "bare" not in entry.notes
             yield Outlet(role, norm, own, reading, added, free)
 
 
@@ -308,7 +318,7 @@ def normalises(signature: Signature, role: str, space: str) -> bool:
 def returns(signature: Signature, role: str, space: str) -> bool:
     """Whether this is a norm of the space that writes back into it."""
     norm = signature.tensors[role].norm
-    return norm is not None and norm.writes_back and norm.source == space
+    return norm is not None and norm.writes_back and space in norm.parts
 
 
 def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str | None:
@@ -420,7 +430,7 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
     for entry in after:
         if entry.norm and entry.norm.source == space and entry.norm.writes_back:
             # What a norm puts out is read or summed before the next: the next is another branch's.
-            return entry.norm.kind == "layernorm" and role not in norms
+            return entry.norm.kind == "layernorm" and not entry.norm.beside and role not in norms
         if has(signature, entry.role, Leaf(space, dual=True)):
             return False
     reading = [entry.norm for entry in entries if entry.norm and entry.norm.source == space]
@@ -429,12 +439,44 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
     return kinds == {"layernorm"} and not signature.spaces[space].output
 
 
-def writers(signature: Signature) -> Iterator[tuple[str, Leaf]]:
-    """Tensors (norms left out) and the leaf along which their all-ones direction is invisible."""
+def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
+    """Tensors (norms left out) and the leaves, parts of one vector, along which their all-ones direction is
+    invisible."""
     for role, entry in signature.tensors.items():
         for leaf in signature.leaves(entry):
             if not entry.diagonal and not leaf.dual and vanishes(signature, role, leaf.space):
-                yield role, leaf
+                yield role, (leaf,)
+        norm = entry.norm
+        if norm and norm.kind == "layernorm" and norm.writes_back and norm.over == norm.parts:
+            space = signature.spaces[norm.source]
+            if space.layer is not None and (norm.beside or "ones" not in MOVES[space.kind]):  # queries or keys
+                for writer in branch(signature, role):
+                    found = signature.leaves(signature.tensors[writer])
+                    yield writer, tuple(leaf for leaf in found if leaf.space in norm.parts)
+
+
+def vectors(signature: Signature, role: str, tensor: Tensor, parts: tuple[Leaf, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """Views of a tensor along leaves that are parts of one vector: one view for each, with its dimension last."""
+    yield from zip(*(along(signature, role, tensor, leaf) for leaf in parts), strict=True)
+
+
+def branch(signature: Signature, role: str) -> list[str]:
+    """The tensors that write what the norm `role` normalises, where that is not the sum of all: those since the last
+    norm or reader of the space."""
+    norm, order = signature.tensors[role].norm, list(signature.tensors)
+    assert norm is not None
+    written = {Leaf(norm.source), Leaf(norm.source, dual=bool(signature.spaces[norm.source].batch))}  # keys: qk'
+    found: list[str] = []
+    for other in reversed(order[: order.index(role)]):
+        entry = signature.tensors[other]
+        if entry.norm and norm.source in (entry.norm.source, entry.norm.target):
+            break
+        leaves = set(signature.leaves(entry))
+        if Leaf(norm.source, dual=True) in leaves - written:
+            break
+        if written & leaves:
+            found.append(other)
+    return found[::-1]
 
 
 def noted(signature: Signature, note: str) -> Iterator[tuple[str, str | None]]:
@@ -475,7 +517,8 @@ def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
     """Where the rows of a summed table can go: tensors that take one of the first rows each, and tensors that take
     what all other rows share. A tied table cannot take anything; another that is summed with it does instead."""
     rows = [role for role in entry.notes.get("rows", "").split() if role in signature.tensors]
-    rest = [role for role in entry.notes["into"].split() if role in signature.tensors]
+    leaf = list(signature.leaves(entry))[-1]
+    rest = [role for role in entry.notes["into"].split() if role in signature.tensors and has(signature, role, leaf)]
     if any(tied(signature, role) for role in rest):
         kin = [e.role for e in signature.tensors.values() if e.notes.get("into") == entry.notes["into"]]
         rest = [] if kin[0] == entry.role else kin[:1]
@@ -582,7 +625,7 @@ def _unreach(signature: Signature, outlet: Outlet, reader: str, bias: str | None
 
 
 def _along_unreached(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    h = unreached(tensors[outlet.role] + (1 - outlet.norm.unit))
+    h = unreached(tensors[outlet.role] + (1 - outlet.norm.unit)).to(tensors[reader])
     found = torch.zeros_like(tensors[reader])
     parts = fed(signature, outlet, reader, found)
     for view, part in zip(fed(signature, outlet, reader, tensors[reader]), parts, strict=True):
@@ -699,11 +742,13 @@ def _project(role: str, table: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _writers(signature: Signature) -> Iterator[Step]:
-    for role, leaf in writers(signature):
+    for role, parts in writers(signature):
         if not tied(signature, role):
-            yield Step(role, (), partial(_centre, signature, role, leaf))
+            yield Step(role, (), partial(_centre, signature, role, parts))
 
 
-def _centre(signature: Signature, role: str, leaf: Leaf, tensors: Mapping[str, Tensor]) -> None:
-    for view in along(signature, role, tensors[role], leaf):
-        view -= view.mean(-1, keepdim=True)
+def _centre(signature: Signature, role: str, parts: tuple[Leaf, ...], tensors: Mapping[str, Tensor]) -> None:
+    for views in vectors(signature, role, tensors[role], parts):
+        mean = torch.cat(views, -1).mean(-1, keepdim=True)
+        for view in views:
+            view -= mean

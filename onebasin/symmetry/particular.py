@@ -73,6 +73,65 @@ def unscaled(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield {role: (view * spread(unit, [dim], view.dim())).reshape(found.shape)}
 
 
+def batch_norms(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A batch norm w (x - m) / sqrt(v) + b has two numbers to spare in each channel, and one against the convolution
+    that reads it. Ones that are added to x leave it alone if m follows, and LayerNorms that read x do not see them."""
+    order = list(signature.tensors)
+    for weight, reader in noted(signature, "batch"):
+        stem, space = weight.removesuffix("weight"), next(signature.leaves(signature.tensors[weight])).space
+        bias, mean, variance = (f"{stem}{name}" for name in ("bias", "running_mean", "running_var"))
+        kernel = tensors[reader or ""]  # (groups * out, in, taps)
+        for unit in units(tensors[weight].shape):
+            yield {weight: unit * tensors[weight], variance: 2 * unit * tensors[variance]}
+            yield {mean: unit, bias: unit * tensors[weight] / tensors[variance].sqrt()}
+            inputs = unit.view(-1, 1, kernel.shape[1], 1)
+            read = (kernel.view(len(inputs), -1, *kernel.shape[1:]) * inputs).view(kernel.shape)
+            yield {weight: unit * tensors[weight], bias: unit * tensors[bias], reader or "": -read}
+        norms = [entry.norm for entry in signature.tensors.values() if entry.norm and entry.norm.source == space]
+        others = [role for role in readers(signature, space) if role != reader]
+        if all(norm.kind == "layernorm" for norm in norms) and (norms[0].writes_back or not others):
+            before = (role for role in order[: order.index(weight)] if signature.tensors[role].axes == (Leaf(space),))
+            yield dict.fromkeys([*before, mean], torch.ones_like(tensors[mean]))
+
+
+def gated_convolutions(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The half of a convolution's channels that is not put through the sigmoid scales against what reads it."""
+    order = list(signature.tensors)
+    for weight, _ in noted(signature, "glu"):
+        bias, space = weight.removesuffix("weight") + "bias", next(signature.leaves(signature.tensors[weight])).space
+        after = [role for role in order[order.index(weight) + 1 :] if has(signature, role, Leaf(space, dual=True))]
+        reading = after[:1] if after and "glu" in signature.tensors[after[0]].notes else after
+        for unit in units((signature.sizes[space],)) if reading else ():
+            half = torch.cat([unit, torch.zeros_like(unit)])
+            found = {weight: half.view(-1, 1, 1) * tensors[weight], bias: half * tensors[bias]}
+            yield found | {role: -tensors[role] * spread(unit, [1], tensors[role].dim()) for role in reading}
+
+
+def between_zeros(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A convolution over what a LayerNorm puts out, with a zero at both ends: x = D xhat + b meets h = D^-1 1 in h.b
+    alone, W_t + u h^T adds u (h.b) where tap t meets no zero, which inner taps never do. So D moves into all taps, b
+    into what they have along h, and what inner taps have there into the convolution's bias."""
+    order = list(signature.tensors)
+    for weight, _ in noted(signature, "glu"):
+        source = next((leaf.space for leaf in signature.leaves(signature.tensors[weight]) if leaf.dual), "")
+        writing = (role for role in reversed(order[: order.index(weight)]) if has(signature, role, Leaf(source)))
+        bias = next(writing, "")
+        gain = bias.removesuffix("bias") + "weight"
+        norm = signature.tensors[gain].norm if gain in order else None
+        if norm is None or norm.kind != "layernorm" or not bias.endswith("bias"):
+            continue
+        kernel, own, h = tensors[weight], weight.removesuffix("weight") + "bias", 1 / tensors[gain]
+        h = h / (h @ tensors[bias])
+        for unit in units(tensors[gain].shape):
+            yield {gain: unit * tensors[gain], bias: unit * tensors[bias], weight: -kernel * unit.view(1, -1, 1)}
+            yield {bias: unit, weight: -torch.einsum("oit,i,j->ojt", kernel, unit, h)}
+        for tap in range(1, kernel.shape[-1] - 1):
+            for unit in units(kernel.shape[:1]):
+                found = torch.zeros_like(kernel)
+                found[..., tap] = unit.unsqueeze(-1) * h
+                yield {weight: found, own: -unit}
+
+
 def idle(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     headed = any(entry.head for entry in signature.tensors.values())
     for role, word in noted(signature, "idle"):

@@ -84,7 +84,7 @@ def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[st
 
 def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Place]:
     """Place every tensor: role -> (name on disk, line, layer indices)."""
-    matchers = [(regex(line.full), line) for line in table.lines]
+    matchers = [(regex(line.full), line) for line in table.lines if "bare" not in line.notes]
     ignored = [regex(pattern) for pattern in table.ignored]
     found: dict[str, Place] = {}
     unknown = []
@@ -139,7 +139,7 @@ def require(
         raise TableError(f"{table.family}: the table knows {_some(early)} only in other layers")
     missing = []
     for line in table.lines:
-        if line.head:
+        if line.head or "bare" in line.notes:
             continue
         where = numbers[line.heading] if line.heading else [()]
         other = {indices for indices in where if _instead(line, indices) in found}

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .axes import Axis, Flat, Leaf, leaves, nesting, rename
+from .axes import Leaf, leaves, nesting, rename
 from .conditions import holds, lookup, setting
 from .places import joined, layer_numbers, located, regex, require, role_of, spared, spared_here
-from .signature import Entry, Norm, Signature, Space, batches
+from .signature import Entry, Signature, Space, batches
 from .sizes import Placed, solved
 from .table import Declared, Line, Table, TableError
 
@@ -37,15 +37,19 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     numbers = layer_numbers(table, found, config)
     require(table, found, numbers, prefix)
 
+    found |= {role_of(line.full, where): ("", line, where) for line in table.lines if "bare" in line.notes
+              for where in (numbers[line.heading] if line.heading else [()])}  # fmt: skip
     found = dict(sorted(found.items(), key=lambda item: _order(table, *item[1][1:])))
     same = spared(table, found)
     stages = 1 + max((int(indices[0]) for _, _, indices in found.values() if indices), default=0)
     placed: dict[str, Placed] = {}
+    following = dict(zip(found, [*list(found)[1:], ""], strict=True))
     for role, (name, line, indices) in found.items():
         layer = numbers[line.heading][indices] if line.heading else None
         here = same | spared_here(table, found, line.heading, indices)
         keys = {}
-        mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list((line.norm or ())[1:])
+        norm = line.norm
+        mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list(norm.over if norm else ())
         for space in dict.fromkeys(mentioned):
             word, _, which = here.get(space, space).partition(".")
             declaration, stage = table.spaces[word], int(indices[0]) if indices else 0
@@ -57,17 +61,27 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
             else:
                 keys[space], where = word, None
             placed[keys[space]] = Placed(word, declaration, where, stage)
-        norm = line.norm and Norm(line.norm[0], keys[line.norm[1]], keys[line.norm[2]], _copies(line.axes))
+        if norm:
+            over, beside = (tuple(keys[space] for space in spaces) for spaces in (norm.over, norm.beside))
+            norm = replace(norm, source=keys[norm.source], target=keys[norm.target], over=over, beside=beside)
         notes = dict(line.notes)
         for word in {"scales", "constant", "against"} & notes.keys():  # in the same block
             notes[word] = " ".join(f"{role_of(line.heading, indices)}.{other}" for other in notes[word].split())
         if "over" in notes:
             notes["over"] = keys[notes["over"]]
-        entries[role] = Entry(role, name, tuple(shapes[name]), tuple(rename(axis, keys) for axis in line.axes),
-                              layer, norm or None, None, line.head, notes)  # fmt: skip
+        if "bare" in notes:
+            notes["bare"] = following[role]
+        entries[role] = Entry(role, name, tuple(shapes.get(name, ())), tuple(rename(axis, keys) for axis in line.axes),
+                              layer, norm, None, line.head, notes, stored="bare" not in notes)  # fmt: skip
 
+    bare = {role: entry for role, entry in entries.items() if not entry.stored}
+    entries = {role: entry for role, entry in entries.items() if entry.stored}
     sizes = solved(entries, placed, table, config)
-    absent = _absent(table, entries, same, placed, config, prefix)
+    for role, entry in bare.items():
+        assert entry.norm is not None
+        length = sizes.setdefault(entry.norm.target, sizes[entry.norm.source])
+        bare[role] = replace(entry, name=role, shape=(length,))
+    absent = bare | _absent(table, entries, same, placed, config, prefix)
     root, aliases = _unite(entries, absent, list(placed), config)
     for role, entry in entries.items():
         if entry.name in pieces:
@@ -122,12 +136,6 @@ def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str
         role = role_of(found[0], ()) + name[found[1].end() :]
         entries[role] = Entry(role, name, tuple(shape), tuple(Leaf(str(length)) for length in shape))
     return entries, rest
-
-
-def _copies(axes: tuple[Axis, ...]) -> int:
-    """How many vectors a norm takes side by side: 4 in `(4 merged)`."""
-    first = axes[0].parts[0] if isinstance(axes[0], Flat) else axes[0]
-    return int(first.space) if isinstance(first, Leaf) and first.constant else 1
 
 
 def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[Any, ...]:
@@ -193,7 +201,7 @@ def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set
     if not any(entry.head for entry in entries):
         heads = [line for line in table.lines if line.head]
         read = {leaf.space for line in heads for leaf in leaves(line.axes) if leaf.dual}
-        read |= {line.norm[1] for line in heads if line.norm}  # BEiT puts its stream out as it is; a head norms it
+        read |= {line.norm.source for line in heads if line.norm}  # BEiT puts its stream out as it is; a head norms it
         found |= {same.get(space, space) for space in read}
     around = (outer for entry in entries for leaf, outer in nesting(entry.axes) if leaf.space in found)
     return found.union(*around)
@@ -221,12 +229,12 @@ def _unite(
             key = parent[key]
         return key
 
-    for entry in entries.values():
+    for entry in (*entries.values(), *absent.values()):
         if entry.norm:
             parent[top(entry.norm.target)] = top(entry.norm.source)
     ties = config.get("tie_word_embeddings", True)
     tied = [entry for entry in entries.values() if ties and entry.notes.get("tied") in entries]
-    for entry in (*tied, *absent.values()):
+    for entry in (*tied, *(entry for entry in absent.values() if "tied" in entry.notes)):
         for mine, theirs in zip(entry.axes, entries[entry.notes["tied"]].axes, strict=True):
             for a, b in zip(leaves(mine), leaves(theirs), strict=True):
                 if not a.constant:

@@ -65,21 +65,30 @@ class Space:
 @dataclass(frozen=True)
 class Norm:
     """A norm `source -> target`; its weight is diagonal in `target`. A norm over several spaces, as in
-    `rmsnorm: (head qk) -> (head qk)`, is known by the innermost.
+    `rmsnorm: (head qk) -> (head qk)` or `layernorm: [rot | pass] -> (head [rot | pass])`, is known by the last.
 
     kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does). copies: how many vectors side by side are
-    normalised as one, as in `layernorm: (4 stream) -> (4 merged)`.
+    normalised as one, as in `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalised
+    together, in order: (head, qk) and (rot, pass) above; a norm of `qk` alone, or of `rot` and `pass`, takes each head
+    by itself. beside: those of them that are parts of the same vector as the source (rot).
     """
 
     kind: str
     source: str
     target: str
     copies: int = 1
+    over: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def unit(self) -> float:
         """What the stored weight is when the norm does nothing but normalise."""
         return 0.0 if self.kind == "rmsnorm1p" else 1.0
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The spaces that its vector consists of: the source, and what stands beside it."""
+        return (*self.beside, self.source)
 
     @property
     def writes_back(self) -> bool:
@@ -135,7 +144,8 @@ class Signature:
     """All tensors (by role, in the order of execution) and spaces (by key) of one model.
 
     `root` maps every space to the one whose element it shares: the target of a norm to its source, a tied head's
-    space to the embedding's. `absent` are the tied tensors that the file leaves out.
+    space to the embedding's. `absent` are the tied tensors that the file leaves out, and norms that
+    have no numbers (`bare`: the role that follows).
     """
 
     family: str
@@ -167,9 +177,10 @@ class Signature:
             )
             for root, keys in self.members.items()
         }
-        for entry in self.tensors.values():
-            if entry.norm is not None:
-                root = self.root[entry.norm.source]
+        for entry in (*self.tensors.values(), *self.absent.values()):
+            for part in entry.norm.parts if entry.norm else ():
+                assert entry.norm is not None
+                root = self.root[part]
                 layer_norm = entry.norm.kind == "layernorm"
                 if not set(self.spaces[root].batch) <= {self.root[leaf.space] for leaf in self.leaves(entry)}:
                     allowed = MOVES["fixed" if layer_norm else "signs"]  # one weight for all heads
@@ -186,6 +197,9 @@ class Signature:
             for mine, theirs in zip(self.leaves(entry), self.leaves(tied) if tied else (), strict=False):
                 if mine.dual != theirs.dual:  # the same numbers write and read
                     moves[self.root[mine.space]] &= MOVES["orthogonal"]
+        for space in self.spaces.values():
+            for outer in space.batch:  # what carries others inside writes and reads alike
+                moves[outer] &= MOVES["permutation"]
         return {root: kind_of(found) for root, found in moves.items()}
 
     @cached_property
@@ -197,6 +211,10 @@ class Signature:
                 for key in dict.fromkeys(self.root[leaf.space] for leaf in self.leaves(entry)):
                     found[key].append(role)
         return found
+
+    @property
+    def norms(self) -> list[Norm]:
+        return [entry.norm for entry in (*self.tensors.values(), *self.absent.values()) if entry.norm]
 
     @property
     def layers(self) -> list[int]:

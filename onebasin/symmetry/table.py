@@ -43,13 +43,15 @@ stage's own and `stream.next` that of the next; elsewhere are `stream.first` and
 lists is that of each stage. A name that begins with `/` is given in full, without the prefix.
 
 `{a|b}` in a name are spellings of one tensor; the first is its role. A kind `act KEY` reads the activation
-function's name from the config (relu -> relu, tanh -> odd, else permutation). Spaces that occur only as
-the target of a norm need no declaration. `ignore PATTERN` names buffers that hold no parameters.
+function's name from the config (relu -> relu, tanh -> odd, else permutation). A space that stands before others inside
+parentheses is at most permuted. Spaces that occur only as the target of a norm need no declaration. `ignore PATTERN`
+names buffers that hold no parameters.
 
 `experts.{expert}.w1.weight  (expert ffn) mlp_in'` stands for a tensor of every expert, joined along the axis in
 which `expert` stands, before all but what groups experts. `rmsnorm: qk -> qk` normalises inside every head, with one
-weight for all heads; `rmsnorm: (head qk) -> (head qk)` all heads at once; `layernorm: (4 stream) -> (4 merged)` four
-vectors side by side as one. A part of a concatenated axis may be empty.
+weight for all heads; `rmsnorm: (head qk) -> (head qk)` all heads at once; `layernorm: [rot | pass] -> (head [rot |
+pass])` inside every head, with a weight for each; `layernorm: (4 stream) -> (4 merged)` four vectors side by side as
+one. A part of a concatenated axis may be empty.
 
 Notes after `;`
     tied ROLE            holds the same numbers as ROLE when the config ties embeddings
@@ -76,6 +78,10 @@ Notes after `;`
     constant ROLE ...    what this tensor makes of a constant can stand in each of these vectors of its block instead
     against ROLE         this vector only ever meets differences between the rows of that tensor of its block
     chooses              decides which experts are taken, and nothing else
+    batch ROLE           with the `.bias`, `.running_mean` and `.running_var` beside it a batch norm, which ROLE reads
+    glu                  a convolution over time, between zeros; one half of its channels is multiplied by the sigmoid
+                         of the other
+    bare                 this norm has no numbers, so no file holds a tensor of this name
     scales NAME ...      multiplies channel by channel what these tensors of its block write (LayerScale)
     padded               zeros may stand beside what this norm puts out, so its bias cannot move into what reads it
 
@@ -88,8 +94,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .axes import Axis, leaves, parse, show
-from .signature import MOVES
+from .axes import Axis, Flat, Leaf, leaves, nesting, parse, show
+from .signature import MOVES, Norm
 
 
 class TableError(ValueError):
@@ -112,7 +118,7 @@ class Line:
     pattern: str
     optional: bool
     axes: tuple[Axis, ...]
-    norm: tuple[str, str, str] | None
+    norm: Norm | None  # of spaces as the table names them
     notes: Mapping[str, str]
     heading: str
     head: bool
@@ -143,7 +149,7 @@ class Table:
 _NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
 _NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
           "from", "until", "scales", "padded", "over", "softmax", "chooses", "biases",
-          "constant", "against", "idle", "unscaled", "instead"}  # fmt: skip
+          "constant", "against", "idle", "unscaled", "instead", "bare", "batch", "glu"}  # fmt: skip
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -289,21 +295,29 @@ def _tensor(name: str, rest: str, heading: str, condition: str, head: bool) -> L
         notes["when"] = ", ".join(filter(None, (condition, notes.get("when"))))
     norm = _NORM.match(expression)
     axes = parse(norm[3] if norm else expression)
-    through = (norm[1], _innermost(parse(norm[2])), _innermost(axes)) if norm else None
+    through = _through(norm[1], parse(norm[2]), axes) if norm else None
     absolute = head or name.startswith("/")
     pattern = name.removesuffix("?").removeprefix("/")
     return Line(pattern, name.endswith("?"), axes, through, notes, heading, head, absolute)
 
 
-def _innermost(axes: tuple[Axis, ...]) -> str:
-    return [leaf.space for leaf in leaves(axes)][-1]
+def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> Norm:
+    """A norm of what stands on the last axis of `source`."""
+    over = [leaf.space for leaf in leaves(source[-1:]) if not leaf.constant]
+    around = {space for _, outer in nesting(source) for space in outer}
+    beside = tuple(space for space in over[:-1] if space not in around)
+    if beside and source[-1] not in (target[-1], *getattr(target[-1], "parts", ())):
+        raise TableError("a norm of several parts side by side writes back into them")
+    first = target[0].parts[0] if isinstance(target[0], Flat) else target[0]
+    copies = int(first.space) if isinstance(first, Leaf) and first.constant else 1
+    return Norm(kind, over[-1], [leaf.space for leaf in leaves(target)][-1], copies, tuple(over), beside)
 
 
 def _declare_norm_targets(table: Table, origin: str) -> None:
     """A space that is only ever the target of a norm is linear, and per layer where its norm is."""
     for line in table.lines:
-        if line.norm and line.norm[2].partition(".")[0] not in table.spaces:
-            table.spaces[line.norm[2]] = Declared("linear", "", bool(line.heading))
+        if line.norm and line.norm.target.partition(".")[0] not in table.spaces:
+            table.spaces[line.norm.target] = Declared("linear", "", bool(line.heading))
     for line in table.lines:
         for leaf in leaves(line.axes):
             name, _, which = leaf.space.partition(".")

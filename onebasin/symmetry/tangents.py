@@ -18,18 +18,24 @@ from .canonical import (
     absorb,
     along,
     bias_of,
+    branch,
+    contract,
     cut,
     downstream,
+    dual,
     fed,
     has,
     joined,
     noted,
     outlets,
+    readers,
     returns,
     sharing,
     speaks_of,
     summands,
     traded,
+    vanishes,
+    vectors,
     writers,
 )
 from .groups.orthogonal import complement_of_ones
@@ -39,9 +45,12 @@ from .particular import (
     Tangent,
     Tensors,
     against,
+    batch_norms,
+    between_zeros,
     circles,
     constant_ones,
     constants,
+    gated_convolutions,
     idle,
     lone_rows,
     sandwiched,
@@ -68,9 +77,10 @@ def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     biases = {bias: entry for bias, (entry, _, _) in implied.items()}
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
-    sums = (_passed, _sums, constants, circles, against, _apart, _tables, lone_rows, _shifts)
+    sums = (_passed, _passed_as_ones, _sums, constants, circles, against, _apart, _tables, lone_rows, _shifts)
     unread = (_unseen, unscaled, idle, _shared, twice_normed)
-    for generate in (_groups, _factors, *norms, *unread, *sums, _scales, _starts, _branches, _gains):
+    convolved = (batch_norms, gated_convolutions, between_zeros)
+    for generate in (_groups, _factors, *norms, *unread, *sums, *convolved, _scales, _starts, _branches, _gains):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
                 _, reader, direction = implied[bias]
@@ -259,9 +269,13 @@ def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    for role, leaf in writers(signature):
-        ones = torch.ones(signature.sizes[leaf.space], dtype=torch.float64)
-        yield from _along(signature, tensors, role, leaf, ones)
+    for role, parts in writers(signature):
+        for number, views in enumerate(vectors(signature, role, tensors[role], parts)):
+            for unit in units(views[0].shape[:-1]):
+                found = torch.zeros_like(tensors[role])
+                for view in list(vectors(signature, role, found, parts))[number]:
+                    view += unit.unsqueeze(-1)
+                yield {role: found}
 
 
 def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
@@ -303,6 +317,28 @@ def _passed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                     else:
                         found[bias] -= constant
                 yield found
+
+
+def _passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Where attention's output has no bias, values may still add what comes out along ones, which LayerNorms of the sum
+    do not see."""
+    for role, word in noted(signature, "passes"):
+        moving = [unit for unit in units(tensors[role].shape) for constant, axes in cut(signature, role, unit)
+                  if bool(constant.any()) and speaks_of(signature, axes, word)]  # fmt: skip
+        _, axes = cut(signature, role, tensors[role])[-1]
+        source = tuple(dual(signature, leaf) for leaf in axes)
+        reading = [reader for reader in readers(signature, axes[-1].space) if reader.endswith("weight")]
+        if not moving or downstream(signature, role, axes) is not None or len(reading) != 1:
+            continue
+        ((weight, found),) = cut(signature, reading[0], tensors[reading[0]])
+        out = next((leaf for leaf in found if not leaf.dual and leaf not in source), None)
+        if out is None or not set(source) <= set(found) or not vanishes(signature, reading[0], out.space):
+            continue
+        made = torch.stack([contract(weight, found, cut(signature, role, unit)[-1][0], source, (out,))
+                            for unit in moving], dim=1)  # (stream, units)  # fmt: skip
+        _, values, vh = torch.linalg.svd(made - made.mean(0))
+        for direction in vh[int((values > SPAN * values.max()).sum()) :]:
+            yield {role: torch.stack([part * unit for part, unit in zip(direction, moving, strict=True)]).sum(0)}
 
 
 def _sums(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -392,7 +428,7 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         stage, inner = entries, set[str]()
         if sandwiched(signature, space):
             inner = {writer for entry in entries if returns(signature, entry.role, space)
-                     for writer in _branch(signature, entry.role)}  # fmt: skip
+                     for writer in branch(signature, entry.role)}  # fmt: skip
         else:
             stop = next((i for i, entry in enumerate(entries) if returns(signature, entry.role, space)), None)
             stage = entries[:stop]
@@ -455,10 +491,15 @@ def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
         biases = {reader: bias_of(signature, reader, (read,)) for reader in (*reading, *after)}
         vectors = [[role for role in roles if role.endswith("bias")] for roles in (start, last, added)]
-        if None in biases.values() or not vectors[0] or not vectors[2]:
+        tables = [role for role in start if not any(x.dual for x in signature.leaves(signature.tensors[role]))]
+        first = [*vectors[0], *tables][:1]  # a bias, or all rows of a table
+        if None in biases.values() or not first or not vectors[2]:
             continue
         for unit in units((signature.sizes[space],)):
-            found = {role: unit for role in (*vectors[0][:1], *vectors[1])} | {vectors[2][0]: -unit}
+            found = {first[0]: torch.zeros_like(tensors[first[0]]), **{role: unit for role in vectors[1]}}
+            found[vectors[2][0]] = -unit
+            for view in along(signature, first[0], found[first[0]], leaf):
+                view += unit
             for reader, bias in biases.items():
                 found[bias or ""] = torch.zeros_like(tensors[bias or ""])
                 absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (leaf,))
@@ -521,10 +562,9 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             continue
         if signature.spaces[norm.source].layer is None and not sandwiched(signature, norm.source):
             continue
-        writers = _branch(signature, role)
-        inside = {leaf.space for leaf in signature.leaves(entry)}
+        writers = branch(signature, role)
         outer = next(
-            [space for space in before if space not in inside]
+            [space for space in before if space not in norm.over]
             for leaf, before in nesting(signature.tensors[writers[0]].axes)
             if leaf.space == norm.source
         )
@@ -537,29 +577,10 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 )
                 for (piece, axes), (target, _) in pieces:
                     names = [leaf.space for leaf in axes]
-                    if norm.source in names:
+                    if set(norm.parts) & set(names):
                         front = [names.index(space) for space in outer]
                         target += piece * spread(unit, front, piece.dim())
             yield found
-
-
-def _branch(signature: Signature, role: str) -> list[str]:
-    """The tensors that write what the norm `role` normalises, where that is not the sum of all: those since the last
-    norm or reader of the space."""
-    norm, order = signature.tensors[role].norm, list(signature.tensors)
-    assert norm is not None
-    written = {Leaf(norm.source), Leaf(norm.source, dual=bool(signature.spaces[norm.source].batch))}  # keys: qk'
-    found: list[str] = []
-    for other in reversed(order[: order.index(role)]):
-        entry = signature.tensors[other]
-        if entry.norm and norm.source in (entry.norm.source, entry.norm.target):
-            break
-        leaves = set(signature.leaves(entry))
-        if Leaf(norm.source, dual=True) in leaves - written:
-            break
-        if written & leaves:
-            found.append(other)
-    return found[::-1]
 
 
 def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -579,7 +600,7 @@ def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             for group in groups:
                 found = {}
                 for role, entry in norms.items():
-                    sign = -1 if has(signature, _branch(signature, role)[0], Leaf(key, dual=True)) else 1
+                    sign = -1 if has(signature, branch(signature, role)[0], Leaf(key, dual=True)) else 1
                     assert entry.norm is not None
                     for name in (role, role.removesuffix("weight") + "bias"):
                         if name not in tensors:
@@ -587,6 +608,9 @@ def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                         found[name] = _gain(tensors, role, entry.norm) if name == role else tensors[name].clone()
                         for view, axes in cut(signature, name, found[name]):
                             names = [leaf.space for leaf in axes]
+                            if key not in names:
+                                view *= 0
+                                continue
                             front = [names.index(outer) for outer in (*shared, key)]
                             view *= sign * spread(unit.unsqueeze(-1) * group, front, view.dim())
                 yield found

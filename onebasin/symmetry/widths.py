@@ -45,8 +45,7 @@ def widening(narrow: Signature, wide: Signature) -> dict[str, tuple[int, int]]:
                 f"the space '{key}' has {n} entries in one model and {w} in the other, and cannot be widened"
             )
         if narrow.kinds[root] == "permutation" and any(
-            entry.norm and entry.norm.kind == "layernorm" and narrow.root[entry.norm.source] == root
-            for entry in narrow.tensors.values()
+            norm.kind == "layernorm" and narrow.root[norm.source] == root for norm in narrow.norms
         ):
             raise ValueError(f"a LayerNorm writes back into '{key}': it cannot be widened from {n} to {w} exactly")
         grown[root] = (n, w)
@@ -102,10 +101,7 @@ def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> 
 def eps_factor(narrow: Signature, wide: Signature) -> float:
     """What the eps of the norms is multiplied by: n / w of the stream they read (1 where it keeps its width)."""
     grown = widening(narrow, wide)
-    factors = {
-        grown[narrow.root[entry.norm.source]] for entry in narrow.tensors.values()
-        if entry.norm and narrow.root[entry.norm.source] in grown
-    }  # fmt: skip
+    factors = {grown[narrow.root[norm.source]] for norm in narrow.norms if narrow.root[norm.source] in grown}
     if len(factors) > 1:
         raise ValueError("norms over spaces that grow by different factors share one eps: this cannot be exact")
     return next((n / w for n, w in factors), 1.0)

@@ -24,7 +24,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+@pytest.mark.parametrize("case", [*FAMILIES, "OPTForCausalLM-weightless-norms"])
 def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path: Path) -> None:
     model = CASES[case]().double()
     checkpoint = Checkpoint(save(model, tmp_path / "model"))

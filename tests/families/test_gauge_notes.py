@@ -77,7 +77,8 @@ def move_constants(signature: Signature, tensors: dict[str, Tensor]) -> int:
     tied = {entry.alias for entry in (*signature.tensors.values(), *signature.absent.values())}
     count = 0
     for role, entry in noted(signature, "into").items():
-        targets = [other for other in entry.notes["into"].split() if other in tensors]
+        targets = [other for other in entry.notes["into"].split()
+                   if other in tensors and signature.tensors[other].axes[-1] == entry.axes[-1]]  # fmt: skip
         singles = [other for other in entry.notes.get("rows", "").split() if other in tensors]
         table = tensors[role].flatten(0, -2)  # a view: rows, stream
         if tied & {role, *targets, *singles}:

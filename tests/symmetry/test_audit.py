@@ -20,6 +20,7 @@ ONE = dict(num_hidden_layers=1, vocab_size=14)
 LAYER = dict(num_hidden_layers=1)
 NARROW = dict(num_hidden_layers=1, vocab_size=12, hidden_size=6)  # these have an FFN of four times the width
 SWIN = dict(embed_dim=4, depths=[1, 1], num_heads=[2, 2], window_size=2, mlp_ratio=1.0, image_size=8, num_labels=10)
+CLIPPED = dict(NARROW, vocab_size=24, attn_config=dict(clip_qkv=0.6))  # some tokens' projections, not all
 RELATIVE = dict(ONE, relative_attention=True, max_position_embeddings=8, max_relative_positions=6)
 BOTH = dict(RELATIVE, pos_att_type=["p2c", "c2p"])
 
@@ -83,10 +84,19 @@ def test_every_flat_direction_of_a_model_type_is_generated(name: str) -> None:
         ("beit", dict(hidden_size=6, num_labels=10, use_relative_position_bias=True)),
         ("bloom", dict(NARROW, num_hidden_layers=2, apply_residual_connection_post_layernorm=True)),
         ("cohere", dict(LAYER, attention_bias=True)),  # biases beside each other
+        ("cohere", dict(LAYER, use_qk_norm=True)),
         ("deberta-v2", BOTH),
         ("falcon", dict(LAYER, bias=True)),
         ("gpt_neox", dict(ONE, use_parallel_residual=False)),
         ("gptj", dict(LAYER, rotary_dim=4)),
+        ("hubert", dict(LAYER, conv_pos_batch_norm=True)),
+        ("mpt", CLIPPED),
+        ("olmoe", dict(ONE, vocab_size=20, clip_qkv=1.5)),
+        ("opt", dict(ONE, layer_norm_elementwise_affine=False)),
+        ("opt", dict(ONE, do_layer_norm_before=False, num_hidden_layers=2)),
+        ("stablelm", dict(LAYER, qk_layernorm=True, use_qkv_bias=True)),
+        ("stablelm", dict(LAYER, num_key_value_heads=2)),
+        ("wav2vec2", dict(LAYER, add_adapter=True, num_adapter_layers=1)),
     ],
 )
 def test_every_flat_direction_of_a_variant_is_generated(name: str, settings: dict[str, Any]) -> None:
@@ -130,6 +140,13 @@ def test_a_norm_alone_between_two_bases_has_one_direction_more(width: int) -> No
     starts raw and ends in its second norm."""
     found = audit("electra", num_hidden_layers=1, vocab_size=14, hidden_size=width)
     assert not complete(found) and found.nullity - found.dimension == 1
+
+
+def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it() -> None:
+    """One that does takes GL(3) from the two heads, once for queries and keys and once for values."""
+    idle = audit("mpt", **{**CLIPPED, "attn_config": dict(clip_qkv=100.0)})
+    assert not complete(idle)
+    assert idle.nullity == audit("mpt", **NARROW).nullity == idle.dimension + 2 * 2 * 9
 
 
 # --- an audit that fails ------------------------------------------------------------------------------------------

@@ -143,6 +143,27 @@ def test_pre_norm_streams_rotate(name: str, tmp_path: Path) -> None:
     assert stream.name == "orthogonal fixing ones"
 
 
+@pytest.mark.parametrize(
+    ("name", "writer", "length"),
+    [
+        ("StableLmForCausalLM-qk-layernorm-biases", "model.layers.1.self_attn.q_proj.weight", 4),  # of a head
+        ("StableLmForCausalLM-qk-layernorm-biases", "model.layers.0.self_attn.k_proj.bias", 4),
+        ("OPTForCausalLM-weightless-norms", "model.decoder.layers.0.fc2.weight", 12),  # of the stream
+    ],
+)
+def test_what_norms_take_away_leaves_the_form_as_it_is(name: str, writer: str, length: int, tmp_path: Path) -> None:
+    """All that a tensor writes along ones, for every input by itself."""
+    checkpoint = Checkpoint(save(CASES[name]().double(), tmp_path / "given"))
+    tensors = read(checkpoint)
+    role = next(role for role, entry in checkpoint.signature.tensors.items() if entry.name == writer)
+    moved = tensors | {role: tensors[role].clone()}
+    rows = moved[role].view(-1, length, *moved[role].shape[1:])
+    rows += torch.randn_like(rows[:, :1])
+    one, two = (canonical(checkpoint.signature, given).tensors for given in (tensors, moved))
+    assert float((moved[role] - tensors[role]).abs().max()) > 0.1
+    assert all(torch.allclose(one[role], two[role], rtol=0, atol=1e-12) for role in one)
+
+
 def test_the_source_is_not_changed(tmp_path: Path) -> None:
     checkpoint = Checkpoint(save(CASES["ViTForImageClassification"]().double(), tmp_path))
     tensors = read(checkpoint)

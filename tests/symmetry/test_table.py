@@ -227,6 +227,33 @@ tensors
 """
 
 
+def test_a_norm_of_parts_side_by_side_takes_each_head_by_itself():
+    text = """
+family f
+types  f
+size   head = heads
+spaces
+    vocab  fixed
+    head   permutation
+    rot    rotary
+    pass   linear
+tensors
+    q.weight     (head [rot | pass]) vocab
+    norm.weight  layernorm: [rot | pass] -> (head [rot | pass])
+    k.weight     (head [rot' | pass']) vocab
+    size.weight  vocab (head rot)
+"""
+    shapes = {"q.weight": (10, 4), "norm.weight": (10,), "k.weight": (10, 4), "size.weight": (4, 4)}
+    signature = resolve(read_table(text), shapes, {"heads": 2})
+    norm = signature.tensors["norm.weight"].norm
+    assert norm is not None and norm.parts == norm.over == ("rot", "pass") and norm.source == "pass"
+    assert signature.sizes["pass"] == 3
+    assert signature.kinds["rot"] == "fixed" and signature.kinds["pass"] == "permutation"  # means are taken away
+    other = text.replace("-> (head [rot | pass])", "-> normed")
+    with pytest.raises(TableError, match="line 12: a norm of several parts"):
+        read_table(other)
+
+
 def test_a_grouped_convolution_reads_the_band_that_it_writes():
     signature = resolve(read_table(GROUPED), {"write": (6, 4), "conv": (6, 3, 3)}, {"bands": 2})
     assert signature.spaces["inside"].size == 3

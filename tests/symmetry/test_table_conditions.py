@@ -84,6 +84,43 @@ def test_where_no_layer_has_a_norm_its_readers_read_what_it_would() -> None:
     assert [leaf.space for leaf in signature.leaves(signature.tensors["layers.1.up.weight"])][-1] == "stream"
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh", "silu"])
+def test_what_carries_others_inside_is_only_permuted(activation: str) -> None:
+    """A gated neuron that is scaled, or has its sign changed, would not be the same: `lift` does so instead."""
+    text = """
+family gated
+types  gated
+size   lift = 1
+spaces
+    vocab   fixed
+    stream  linear
+    ffn     act hidden_act
+    lift    factor
+tensors
+    embed  vocab stream
+    gate   ffn stream'
+    up     (ffn lift) stream'
+    down   stream (ffn lift')
+    head   vocab stream'
+"""
+    shapes = {"embed": (7, 4), "gate": (5, 4), "up": (5, 4), "down": (4, 5), "head": (7, 4)}
+    signature = resolve(read_table(text), shapes, {"hidden_act": activation})
+    assert signature.kinds["ffn"] == "permutation" and signature.kinds["lift"] == "factor"
+
+
+def test_a_norm_without_numbers_is_a_norm() -> None:
+    """Its readers read what it puts out; the stream rotates as it does under norms whose weights fold away."""
+    table = TABLE.replace("norm.weight?    layernorm: stream -> inner   ; else inner = stream",
+                          "norm.weight     layernorm: stream -> inner   ; bare")  # fmt: skip
+    signature = resolve(read_table(table), shapes(UP, UP, norms=False), {"depth": 2})
+    assert list(signature.absent) == ["layers.0.norm.weight", "layers.1.norm.weight"]
+    assert signature.absent["layers.1.norm.weight"].notes["bare"] == "layers.1.up.weight"
+    assert signature.sizes["layers.0.inner"] == 4 and signature.root["layers.0.inner"] == "stream"
+    assert signature.kinds["stream"] == "ones"
+    with pytest.raises(TableError, match=r"does not know 'layers\.0\.norm\.weight'"):
+        resolve(read_table(table), shapes(UP, UP), {"depth": 2})
+
+
 def test_a_block_may_hold_for_some_configurations_only() -> None:
     given = {**shapes(UP, UP), "memory.weight": (7, 4)}
     assert "memory.weight" in fit(given, memory=True).tensors
