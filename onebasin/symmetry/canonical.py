@@ -324,7 +324,7 @@ def returns(signature: Signature, role: str, space: str) -> bool:
 def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str | None:
     """The bias added to what `reader` makes of the leaves `source`, if the reader has one throughout: its own, or one
     that enters the same sum (the FFN's, where attention beside it has none)."""
-    if "nonlinear" in signature.tensors[reader].notes or not reader.endswith("weight"):
+    if {"nonlinear", "glu"} & signature.tensors[reader].notes.keys() or not reader.endswith("weight"):
         return None
     named = (role for role, entry in signature.tensors.items() if entry.notes.get("biases") == reader)
     bias = next(named, reader.removesuffix("weight") + "bias")

@@ -423,7 +423,8 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     output, which scales too, against what else reads it."""
     entries = list(signature.tensors.values())
     for space in {entry.norm.source for entry in entries if entry.norm}:
-        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or signature.spaces[space].batch:
+        several = any(signature.sizes[outer] > 1 for outer in signature.spaces[space].batch)
+        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or several:
             continue
         stage, inner = entries, set[str]()
         if sandwiched(signature, space):

@@ -97,6 +97,7 @@ def test_every_flat_direction_of_a_model_type_is_generated(name: str) -> None:
         ("stablelm", dict(LAYER, qk_layernorm=True, use_qkv_bias=True)),
         ("stablelm", dict(LAYER, num_key_value_heads=2)),
         ("wav2vec2", dict(LAYER, add_adapter=True, num_adapter_layers=1)),
+        ("wav2vec2", dict(LAYER, add_adapter=True, num_adapter_layers=1, output_hidden_size=6, adapter_stride=1)),
     ],
 )
 def test_every_flat_direction_of_a_variant_is_generated(name: str, settings: dict[str, Any]) -> None:
