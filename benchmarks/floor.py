@@ -22,6 +22,7 @@ from torch import Tensor
 from onebasin.engine import in_parallel
 from onebasin.matching import weights
 from onebasin.matching.moments import Pair, cross_moments, pairwise_moments
+from onebasin.matching.products import product
 from onebasin.symmetry import Group, Moments, Signature
 from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import blocks
@@ -58,11 +59,12 @@ class Machine:
 
 
 def measure(clock: Clock = time.perf_counter, sizes: tuple[int, ...] = (512, 1024, 2048, 4096)) -> Machine:
-    """Best of five for each size of GEMM, and of five copies of 256 MB."""
+    """Best of five for each size of GEMM, by either library, and of five copies of 256 MB."""
     rates = []
     for n in sizes:
         a, b, out = (torch.ones(n, n) for _ in range(3))
-        rates.append(2 * n**3 / min(timed(lambda: torch.mm(a, b, out=out), clock)[0] for _ in range(5)))  # noqa: B023
+        for gemm in (partial(torch.mm, a, b, out=out), partial(product, a, b)):
+            rates.append(2 * n**3 / min(timed(gemm, clock)[0] for _ in range(5)))
     source, target = torch.ones(2, 64 << 20)
     return Machine(max(rates), 2 * source.nbytes / min(timed(lambda: target.copy_(source), clock)[0] for _ in range(5)))
 
@@ -84,8 +86,8 @@ def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
     svds: list[Callable[[], object]] = []
     assignments: list[Callable[[], object]] = []
 
-    def one(signature: Signature, root: str, roles: list[str], gram: bool, norms: bool, read: Any, run: Any) -> Moments:
-        moments = cross_moments(signature, root, roles, gram, norms, read, run)
+    def one(signature: Signature, root: str, roles: list[str], gram: bool, same: bool, read: Any, run: Any) -> Moments:
+        moments = cross_moments(signature, root, roles, gram, same, read, run)
         # A rotary pair of dimensions needs its own four products alone, and no solver.
         size = 2 if isinstance(groups[root], Rotary) else signature.spaces[root].size
         products = _flops(signature, root, size, map(read, roles))

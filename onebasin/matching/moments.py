@@ -15,9 +15,12 @@ from onebasin.symmetry.axes import Leaf
 from onebasin.symmetry.maps import Element, Monomial
 from onebasin.symmetry.signature import MOVES
 
+from .products import by_onednn, product
+
 Pair = tuple[str, Tensor, Tensor, float]  # role, anchor, source, weight in the objective
 View = tuple[Tensor, Tensor, Leaf, float]  # anchor, source, leaf, weight
-Term = tuple[bool, float, Tensor, Tensor, Tensor | None]  # dual, weight, cross, norms, Gram matrix
+Product = tuple[Tensor, Tensor]  # A, S: A S^T, still to be formed
+Term = tuple[bool, float, Tensor | Product, Tensor, Tensor | None]  # dual, weight, cross, norms, Gram matrix
 
 
 def cross_moments(
@@ -25,15 +28,16 @@ def cross_moments(
     root: str,
     pairs: Iterable[Any],
     gram: bool = False,
-    norms: bool = True,
+    isometry: bool = False,
     read: Callable[[Any], Pair] = lambda pair: pair,
     run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> Moments:
     """Moments of `root`, one matrix for every entry of the spaces it is batched over: (*batch, n, n).
 
-    gram: also the source's own Gram matrices, for groups that need them. norms: False leaves the norms at zero, for
-    isometries, which do not change them. read: makes a pair of an item of `pairs`; it is let go once its terms are
-    known. run: `map`, or one that works ahead; terms are added up in order.
+    gram: also the source's own Gram matrices, for groups that need them. isometry: whether the group's elements are
+    isometries, which leave norms as they are and move readers as they move writers: norms stay zero, and all is summed
+    in `primal`. read: makes a pair of an item of `pairs`; it is let go once its terms are known. run: `map`, or one
+    that works ahead and forms the products; terms are added up in order.
     """
     diagonals: list[Tensor] = []
 
@@ -41,8 +45,10 @@ def cross_moments(
         pair = read(item)
         terms: list[Term] = []
         for anchor, source, leaf, weight in _views(signature, root, [pair]):
-            length = source.square().sum(-1) if norms else source.new_zeros(source.shape[:-1])
-            terms.append((leaf.dual, weight, anchor @ source.mT, length, source @ source.mT if gram else None))
+            length = source.new_zeros(source.shape[:-1]) if isometry else source.square().sum(-1)
+            cross = (anchor, source) if run is map else product(anchor, source)
+            dual = leaf.dual and not isometry
+            terms.append((dual, weight, cross, length, source @ source.mT if gram else None))
         return terms, [weight * (a @ s.mT) for a, s, _, weight in _views(signature, root, [pair], diagonal=True)]
 
     def terms() -> Iterator[Term]:
@@ -57,7 +63,8 @@ def cross_moments(
 
 def carried(moments: Moments, element: Element) -> Moments:
     """The moments once `element`, an isometry, has acted on the source; without its Gram matrices."""
-    primal, dual = (element.act(matrix.mT).mT for matrix in (moments.primal, moments.dual))
+    primal = element.act(moments.primal.mT).mT
+    dual = moments.dual if moments.one_sided else element.act(moments.dual.mT).mT
     diagonal = moments.diagonal
     if diagonal is not None and isinstance(element, Monomial):
         diagonal = Monomial(element.index).act(diagonal.mT).mT
@@ -175,17 +182,29 @@ def _sum(root: str, terms: Iterable[Term]) -> Moments:
     Raises ValueError where there are none.
     """
     sums: dict[bool, list[Tensor]] = {}
-    for reads, weight, *statistics in terms:
-        term = [statistic if weight == 1 else weight * statistic for statistic in statistics if statistic is not None]
-        if reads in sums:  # the first, cross, is our own and large: added in place
-            (cross, *others), (more, *rest) = sums[reads], term
-            term = [cross.add_(more), *(old + new for old, new in zip(others, rest, strict=True))]
-        sums[reads] = term
+    for reads, weight, cross, *statistics in terms:
+        others = [weight * statistic for statistic in statistics if statistic is not None]
+        total, *before = sums.get(reads, [None])
+        if before:
+            others = [old + new for old, new in zip(before, others, strict=True)]
+        sums[reads] = [_added(total, weight, cross), *others]
     if not sums:
         raise ValueError(f"no tensor touches the space '{root}'")
+    one_sided = True not in sums
     for side in (False, True):
         if side not in sums:
-            sums[side] = [torch.zeros_like(statistic) for statistic in sums[not side]]
+            sums[side] = [statistic.new_zeros(()).expand_as(statistic) for statistic in sums[not side]]
     primal, dual = sums[False], sums[True]
     grams = (primal[2], dual[2]) if len(primal) == 3 else (None, None)
-    return Moments(primal[0], dual[0], primal[1], dual[1], *grams)
+    return Moments(primal[0], dual[0], primal[1], dual[1], *grams, one_sided=one_sided)
+
+
+def _added(total: Tensor | None, weight: float, cross: Tensor | Product) -> Tensor:
+    """total + weight * cross, in place: the matrices of wide spaces are large, and fresh memory costs time."""
+    if isinstance(cross, tuple):
+        anchor, source = cross
+        if total is not None and total.dim() == 2 and not by_onednn(anchor):
+            return total.addmm_(anchor, source.mT, alpha=weight)
+        cross = product(anchor, source)
+    cross = cross if weight == 1 else weight * cross
+    return cross if total is None else total.add_(cross)

@@ -357,7 +357,7 @@ class _Descent:
         run = partial(in_order, workers=self.workers if shared else 1)
         if start and self.even:
             read = partial(self._evened, root, read)
-        moments = cross_moments(self.signature, root, roles, group.uses_gram, not isometry, read, run)
+        moments = cross_moments(self.signature, root, roles, group.uses_gram, isometry, read, run)
         if own is not None:
             moments = carried(moments, own)
         if start and self.noise is not None:

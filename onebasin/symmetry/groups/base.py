@@ -24,6 +24,8 @@ class Moments:
     primal_gram, dual_gram    sum of S S^T, (*batch, n, n); None unless the group `uses_gram`
     diagonal                  sum of a s^T over the weights a, s of norms, (*batch, n, n): diagonal matrices, which only
                               permutations move and no sign changes; None where there are none
+    one_sided                 whether `dual` is zero: no tensor reads the space, or an isometry acts, which moves
+                              readers as it moves writers, so that all of them are in `primal`
     The squared distance of g is
         |A|^2 + |g S|^2 + |g^-T S|^2 - 2 <g, primal> - 2 <g^-T, dual>.
     """
@@ -35,11 +37,12 @@ class Moments:
     primal_gram: Tensor | None = None
     dual_gram: Tensor | None = None
     diagonal: Tensor | None = None
+    one_sided: bool = False
 
     @property
     def total(self) -> Tensor:
         """The matrix M of `argmax <g, M>` where g^-T = g (permutations, signs, orthogonal maps)."""
-        return self.primal + self.dual
+        return self.primal if self.one_sided else self.primal + self.dual
 
     def value(self, element: Element) -> Tensor:
         """Squared distance of `element` less its constant |A|^2, (*batch,).
@@ -93,7 +96,7 @@ class Moments:
         some = (self.primal_gram, self.dual_gram, self.diagonal)
         grams = (None if each is None else change(each) for each in some)
         rest = (self.primal, self.dual, self.primal_norm, self.dual_norm)
-        return Moments(*map(change, rest), *grams)
+        return Moments(*map(change, rest), *grams, self.one_sided)
 
     def take(self, index: Tensor | tuple[Tensor, ...]) -> Moments:
         """The moments of some batch entries."""
@@ -104,7 +107,8 @@ class Moments:
                        self.primal_norm + other.primal_norm, self.dual_norm + other.dual_norm,
                        _add(self.primal_gram, other.primal_gram),
                        _add(self.dual_gram, other.dual_gram),
-                       _add(self.diagonal, other.diagonal))  # fmt: skip
+                       _add(self.diagonal, other.diagonal),
+                       self.one_sided and other.one_sided)  # fmt: skip
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
