@@ -41,6 +41,12 @@ def score(kind: str, n: int) -> Tensor:
     return a @ (a + float(kind) * b)[torch.randperm(n, generator=generator)].T  # one base, this much noise
 
 
+def sparse(matrix: Tensor) -> Tensor | None:
+    """The sparse solver after the column shift."""
+    spread = float(matrix.std())
+    return assign_certified(matrix, _column_shift(matrix, spread), spread)
+
+
 def main(
     sizes: Annotated[str, typer.Option(help="numbers of neurons")] = "1024,2048,4096",
     kinds: Annotated[str, typer.Option(help="independent, uneven, or noise around a base")] = "independent,uneven,6",
@@ -54,7 +60,7 @@ def main(
             matrix = score(kind, n)
             solvers: dict[str, Callable[[], object]] = {
                 "ours": lambda: assignment(matrix),  # noqa: B023
-                "sparse": lambda: assign_certified(matrix, _column_shift(matrix), float(matrix.std())),  # noqa: B023
+                "sparse": lambda: sparse(matrix),  # noqa: B023
                 "scipy": lambda: linear_sum_assignment(matrix.double().neg().numpy())[1],  # noqa: B023
             }
             if find_spec("lap"):

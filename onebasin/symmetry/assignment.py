@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from .certified import assign_certified
 
 SHIFT_FROM = 512  # below this size the plain solver takes milliseconds
-CERTIFIED_FROM = 6144  # from this size on the dense solver is tried only after the sparse one
+CERTIFIED_FROM = 2048  # from this size on the dense solver is tried only after the sparse one
 TEMPERATURES = (0.3, 0.1, 0.03, 0.01)  # in standard deviations of the score
 SWEEPS = 4  # Sinkhorn sweeps at each temperature
 
@@ -51,9 +51,10 @@ def _solve(score: torch.Tensor) -> torch.Tensor:
     if bool((columns.bincount(minlength=n) == 1).all()):  # every row gets its own maximum: prices of zero prove it
         return columns
     home, score = score.device, score.cpu()
-    shift = _column_shift(score) if n >= SHIFT_FROM else torch.zeros(n)
+    spread = float(score.std()) if n >= SHIFT_FROM else 0.0
+    shift = _column_shift(score, spread) if n >= SHIFT_FROM else torch.zeros(n)
     if n >= CERTIFIED_FROM:
-        certified = assign_certified(score, shift, float(score.std()))
+        certified = assign_certified(score, shift, spread)
         if certified is not None:
             return certified.to(home)
     # Copied first: arithmetic on mixed dtypes would make a third n x n array.
@@ -63,20 +64,21 @@ def _solve(score: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(matched.astype(np.int64)).to(home)
 
 
-def _column_shift(score: torch.Tensor) -> torch.Tensor:
-    """Approximate column duals, (n,) float32."""
+def _column_shift(score: torch.Tensor, spread: float) -> torch.Tensor:
+    """Approximate column duals, (n,) float32. spread: standard deviation of the score."""
     n = len(score)
-    kernel = torch.empty(n, n)
-    spread = kernel.copy_(score).std()
     shift = torch.zeros(n)
+    if not spread:
+        return shift
+    kernel = torch.empty(n, n)
     for temperature in TEMPERATURES:
         scale = temperature * spread
-        kernel.copy_(score).sub_(shift).div_(scale)
+        torch.add(-shift / scale, score, alpha=1 / scale, out=kernel)
         torch.softmax(kernel, dim=1, out=kernel)
         row = torch.ones_like(shift)
         for _ in range(SWEEPS):
             column = (row @ kernel).clamp_min_(1e-30).reciprocal_()
             row = (kernel @ column).clamp_min_(1e-30).reciprocal_()
         shift = shift + scale * (row @ kernel).clamp_min_(1e-30).log_()
-    # The shift is only a head start: a constant score or one beyond float32 has none.
+    # The shift is only a head start: a score beyond float32 has none.
     return shift if shift.isfinite().all() else torch.zeros_like(shift)

@@ -130,7 +130,7 @@ def test_column_shift_converges_to_the_duals(kind: str, monkeypatch: pytest.Monk
     # of Sinkhorn it exceeds the optimum by at most the temperature times the greatest entropy, n log n.
     monkeypatch.setattr(module, "SWEEPS", 1000)
     n, score = 300, draw(kind, 300)
-    shift = module._column_shift(score).double()
+    shift = module._column_shift(score, float(score.std())).double()
     gap = float((score - shift).amax(1).sum() + shift.sum()) - optimum(score)
     assert 0 <= gap <= module.TEMPERATURES[-1] * float(score.std()) * n * math.log(n)
 
