@@ -6,6 +6,7 @@ What a command does lives in `onebasin.jobs` and below; nothing here computes.
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Annotated
 
@@ -62,7 +63,9 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    # Importing torch and transformers makes a million objects that stay: looking through them for garbage, again and
+    # again, takes a fifth of the time that starting takes.
+    gc.set_threshold(100_000)
 
 
 for command in (
