@@ -423,9 +423,9 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     output, which scales too, against what else reads it."""
     entries = list(signature.tensors.values())
     for space in {entry.norm.source for entry in entries if entry.norm}:
-        several = any(signature.sizes[outer] > 1 for outer in signature.spaces[space].batch)
-        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or several:
-            continue
+        in_heads = bool(signature.spaces[space].batch) and signature.spaces[space].layer is not None
+        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or in_heads:
+            continue  # see `_branches`
         stage, inner = entries, set[str]()
         if sandwiched(signature, space):
             inner = {writer for entry in entries if returns(signature, entry.role, space)
