@@ -12,7 +12,8 @@ Every rewrite is exact, local to a few tensors, and derived from the signature a
     sums      biases that enter one sum (attention and FFN side by side) move into the first of them
     unseen    a key bias under softmax is set to zero, the mean of what a softmax runs over (a router's rows), and what
               a vector has across all that it meets
-    writers   what only ever enters LayerNorms loses its all-ones direction
+    writers   what only ever enters LayerNorms, of the stream or of a head's queries and keys, loses its all-ones
+              direction
 
 Each is a list of steps that change one tensor given a few others, so that any tensor of the form can be made by itself
 from those it depends on. Nothing is divided by a norm's weight, so a weight of zero is as good as any other. A second

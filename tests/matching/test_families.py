@@ -13,7 +13,8 @@ CASES = ["LlamaForCausalLM", "LlamaForCausalLM-tied", "LlamaForCausalLM-biases",
          "LlamaForCausalLM-mqa", "Qwen3ForCausalLM", "Phi3ForCausalLM-partial", "GemmaForCausalLM", "Gemma2ForCausalLM",
          "Gemma3ForCausalLM", "Olmo2ForCausalLM", "GPTNeoXForCausalLM", "GPTNeoXForCausalLM-serial", "GPTJForCausalLM",
          "FalconForCausalLM", "FalconForCausalLM-groups", "StableLmForCausalLM-parallel", "CohereForCausalLM",
-         "OPTForCausalLM", "BloomForCausalLM", "MptForCausalLM"]  # fmt: skip
+         "StableLmForCausalLM-qk-layernorm", "OPTForCausalLM", "OPTForCausalLM-weightless-norms", "BloomForCausalLM",
+         "MptForCausalLM", "Wav2Vec2ForCTC-narrow-adapter"]  # fmt: skip
 EXPERTS = ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
            "DeepseekV3ForCausalLM", "DeepseekV3ForCausalLM-groups"]  # fmt: skip
 
