@@ -184,10 +184,11 @@ def _sum(root: str, terms: Iterable[Term]) -> Moments:
     sums: dict[bool, list[Tensor]] = {}
     for reads, weight, cross, *statistics in terms:
         others = [weight * statistic for statistic in statistics if statistic is not None]
-        total, *before = sums.get(reads, [None])
-        if before:
-            others = [old + new for old, new in zip(before, others, strict=True)]
-        sums[reads] = [_added(total, weight, cross), *others]
+        if reads in sums:
+            total, *before = sums[reads]
+            sums[reads] = [_added(total, weight, cross), *map(torch.add, before, others)]
+        else:
+            sums[reads] = [_added(None, weight, cross), *others]
     if not sums:
         raise ValueError(f"no tensor touches the space '{root}'")
     one_sided = True not in sums
@@ -195,8 +196,8 @@ def _sum(root: str, terms: Iterable[Term]) -> Moments:
         if side not in sums:
             sums[side] = [statistic.new_zeros(()).expand_as(statistic) for statistic in sums[not side]]
     primal, dual = sums[False], sums[True]
-    grams = (primal[2], dual[2]) if len(primal) == 3 else (None, None)
-    return Moments(primal[0], dual[0], primal[1], dual[1], *grams, one_sided=one_sided)
+    found = Moments(primal[0], dual[0], primal[1], dual[1], one_sided=one_sided)
+    return replace(found, primal_gram=primal[2], dual_gram=dual[2]) if len(primal) == 3 else found
 
 
 def _added(total: Tensor | None, weight: float, cross: Tensor | Product) -> Tensor:

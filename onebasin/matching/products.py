@@ -29,4 +29,5 @@ def by_onednn(anchor: Tensor) -> bool:
 
 
 def _offered() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return onednn and torch.backends.cpu.get_cpu_capability().startswith("AVX512")

@@ -93,10 +93,11 @@ class Moments:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Moments:
         """`change` applied to every statistic: a dtype, a device, a shape of the batch."""
-        some = (self.primal_gram, self.dual_gram, self.diagonal)
-        grams = (None if each is None else change(each) for each in some)
-        rest = (self.primal, self.dual, self.primal_norm, self.dual_norm)
-        return Moments(*map(change, rest), *grams, self.one_sided)
+        primal_gram, dual_gram, diagonal = (
+            None if each is None else change(each) for each in (self.primal_gram, self.dual_gram, self.diagonal)
+        )
+        return Moments(change(self.primal), change(self.dual), change(self.primal_norm), change(self.dual_norm),
+                       primal_gram, dual_gram, diagonal, self.one_sided)  # fmt: skip
 
     def take(self, index: Tensor | tuple[Tensor, ...]) -> Moments:
         """The moments of some batch entries."""
