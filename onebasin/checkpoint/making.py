@@ -21,8 +21,8 @@ class Making:
     """How the tensors of a model are made. Iterating makes them: (name on disk, tensor), in order, a few in memory.
 
     signature: roles, shapes and names of what is made. make: the tensors of a group, by role; it shares nothing with
-    another call, and can be pickled where `ray` is set. workers: groups that are made at a time, on which no tensor
-    depends. ray: address of a Ray cluster whose tasks write the files, see `write_model`.
+    another call, leaves what it gave as it is, and can be pickled where `ray` is set. workers: groups that are made at
+    a time, on which no tensor depends. ray: address of a Ray cluster whose tasks write the files, see `write_model`.
     """
 
     signature: Signature

@@ -36,13 +36,14 @@ class Target:
         """The dtype on disk of a tensor that is made in `dtype`."""
         return (self.dtype or self.like.dtypes.get(name, self.like.stored_dtype)) if dtype.is_floating_point else dtype
 
-    def ready(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy as it is stored: on the CPU, in its dtype, contiguous.
+    def ready(self, name: str, tensor: Tensor, copy: bool = True) -> Tensor:
+        """As it is stored: on the CPU, in its dtype, contiguous. It is written while the caller goes on.
 
-        It has memory of its own: it is written while the caller goes on, who may use the tensor's memory again.
+        copy: with memory of its own, for a caller who may use the tensor's again.
         """
         wanted = self.stored(name, tensor.dtype)
-        return tensor.detach().to("cpu", wanted, copy=True, memory_format=torch.contiguous_format)
+        stored = tensor.detach().to("cpu", wanted, copy=copy, memory_format=torch.contiguous_format)
+        return stored.contiguous()  # which `to` leaves as it is where nothing else changes
 
     def refuse_infinite(self, name: str, tensor: Tensor) -> None:
         if tensor.is_floating_point() and not finite(tensor) and name not in set(self.like.others()):
@@ -108,13 +109,14 @@ def _written(target: Target, tensors: Iterable[tuple[str, Tensor]], cut: Cut, fi
     """Write the files from number `first` on. A tensor is written in a thread of its own while the next is made."""
     shards: list[Shard] = []
     seen: set[str] = set()
+    copy = not isinstance(tensors, Making)
 
     def made() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in tensors:
             if name in seen:
                 raise CheckpointError(f"the tensor '{name}' comes twice")
             seen.add(name)
-            yield name, target.ready(name, tensor)
+            yield name, target.ready(name, tensor, copy)
 
     def write(pair: tuple[str, Tensor]) -> None:
         name, tensor = pair

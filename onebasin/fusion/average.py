@@ -22,7 +22,7 @@ def average(tensors: list[Tensor], weights: Sequence[float], signature: Signatur
     """sum_i w_i T_i."""
     total = weights[0] * tensors[0]
     for weight, tensor in zip(weights[1:], tensors[1:], strict=True):
-        total += weight * tensor
+        total.add_(tensor, alpha=weight)
     return total
 
 
