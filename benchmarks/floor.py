@@ -22,10 +22,10 @@ from torch import Tensor
 from onebasin.engine import in_parallel
 from onebasin.matching import weights
 from onebasin.matching.moments import Pair, cross_moments, pairwise_moments
-from onebasin.matching.products import product
 from onebasin.symmetry import Group, Moments, Signature
 from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import blocks
+from onebasin.symmetry.gemm import gemm
 from onebasin.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation, Rotary, ScaledOrthogonal
 
 ROTATIONS = (Orthogonal, OrthogonalFixingOnes, ScaledOrthogonal)  # whose nearest element is a polar factor
@@ -63,8 +63,8 @@ def measure(clock: Clock = time.perf_counter, sizes: tuple[int, ...] = (512, 102
     rates = []
     for n in sizes:
         a, b, out = (torch.ones(n, n) for _ in range(3))
-        for gemm in (partial(torch.mm, a, b, out=out), partial(product, a, b)):
-            rates.append(2 * n**3 / min(timed(gemm, clock)[0] for _ in range(5)))
+        for form in (partial(torch.mm, a, b, out=out), partial(gemm, a, b)):
+            rates.append(2 * n**3 / min(timed(form, clock)[0] for _ in range(5)))
     source, target = torch.ones(2, 64 << 20)
     return Machine(max(rates), 2 * source.nbytes / min(timed(lambda: target.copy_(source), clock)[0] for _ in range(5)))
 

@@ -15,6 +15,7 @@ import torch
 
 from onebasin.symmetry import Group, Signature
 from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.gemm import gemm
 from onebasin.symmetry.groups import ISOMETRIES, Permutation, ScaledPermutation, SignedPermutation
 from onebasin.symmetry.groups.scaling import CHUNK, best_scale
 
@@ -137,7 +138,7 @@ def _rates() -> tuple[float, float, float, float]:
     """Per second: FLOP of products, n^3 of polar factors, n^`GROWTH` of assignments, and scales. Takes some tenths."""
     square, many, four = torch.rand(512, 512), torch.rand(8, 64, 64), torch.rand(4, CHUNK)
     large = torch.rand(1024, 1024)
-    products = 2 * 512**3 / _best(lambda: square @ square)
+    products = 2 * 512**3 / _best(lambda: gemm(square, square))
     factored = 8 * 64**3 / _best(lambda: torch.linalg.svd(many))
     assigned = 1024**GROWTH / _best(lambda: assignment(large), 1)
     return products, factored, assigned, four.shape[1] / _best(lambda: best_scale(*four), 1)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from onebasin.symmetry import Moments, Signature
 from onebasin.symmetry.axes import Leaf
+from onebasin.symmetry.gemm import by_onednn, gemm
 from onebasin.symmetry.maps import Element, Monomial
 from onebasin.symmetry.signature import MOVES
-
-from .products import by_onednn, product
 
 Pair = tuple[str, Tensor, Tensor, float]  # role, anchor, source, weight in the objective
 View = tuple[Tensor, Tensor, Leaf, float]  # anchor, source, leaf, weight
@@ -46,7 +45,7 @@ def cross_moments(
         terms: list[Term] = []
         for anchor, source, leaf, weight in _views(signature, root, [pair]):
             length = source.new_zeros(source.shape[:-1]) if isometry else source.square().sum(-1)
-            cross = (anchor, source) if run is map else product(anchor, source)
+            cross = (anchor, source) if run is map else gemm(anchor, source)
             dual = leaf.dual and not isometry
             terms.append((dual, weight, cross, length, source @ source.mT if gram else None))
         return terms, [weight * (a @ s.mT) for a, s, _, weight in _views(signature, root, [pair], diagonal=True)]
@@ -204,8 +203,8 @@ def _added(total: Tensor | None, weight: float, cross: Tensor | Product) -> Tens
     """total + weight * cross, in place: the matrices of wide spaces are large, and fresh memory costs time."""
     if isinstance(cross, tuple):
         anchor, source = cross
-        if total is not None and total.dim() == 2 and not by_onednn(anchor):
+        if total is not None and total.dim() == 2 and not by_onednn(anchor, source):
             return total.addmm_(anchor, source.mT, alpha=weight)
-        cross = product(anchor, source)
+        cross = gemm(anchor, source)
     cross = cross if weight == 1 else weight * cross
     return cross if total is None else total.add_(cross)

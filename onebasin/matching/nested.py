@@ -135,7 +135,7 @@ def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) 
         norm = sum((t.weight * t.source.flatten(1).square().sum(-1) for t in side), deeper[0].source.new_zeros(size))
         crosses.append((_cross(side) if side else norm.new_zeros(size, size))[..., None, None])
         norms.append(norm.expand(size, size)[..., None])  # of [anchor, source, the one factor]
-    moments = Moments(*crosses, *norms)
+    moments = Moments(crosses[0], crosses[1], norms[0], norms[1])
     order, (factor,) = Wreath(groups[1]).nearest((moments,), rest)
     assert isinstance(factor, Monomial)
     rows = torch.arange(size, device=order.index.device)

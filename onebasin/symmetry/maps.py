@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .gemm import gemm
+
 
 @dataclass(frozen=True)
 class Monomial:
@@ -84,7 +86,7 @@ class Linear:
 
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
         """x: (*batch, n, m) -> (*batch, n, m)."""
-        return self.of(dual).to(x) @ x
+        return gemm(self.of(dual).to(x), x.mT)
 
     def of(self, dual: bool) -> Tensor:
         """The matrix that acts on what writes the space, or on what reads it (dual)."""
@@ -154,7 +156,7 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
         order = (*batch, *rest, dim)
         moved = x.permute(order)
         rows = moved.reshape(*moved.shape[: len(batch)], -1, moved.shape[-1])
-        out = (rows @ element.of(dual).to(x).mT).reshape(moved.shape)
+        out = gemm(rows, element.of(dual).to(x)).reshape(moved.shape)
     else:
         order = (*batch, dim, *rest)
         moved = x.permute(order)

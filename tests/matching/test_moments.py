@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from onebasin.engine import in_order
-from onebasin.matching import products
 from onebasin.matching.moments import carried, cross_moments
-from onebasin.matching.products import product
 from onebasin.symmetry import acting_groups
 from onebasin.symmetry.groups import ISOMETRIES
 
@@ -66,23 +64,3 @@ def test_what_acted_on_the_source_acts_on_the_sum(spaces):
         assert torch.allclose(one.total, both.total, rtol=1e-9, atol=1e-9)
         assert one.map(torch.Tensor.clone).total.equal(one.total)
         assert (one + both).total.allclose(2 * both.total, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("columns", [False, True])
-def test_large_products_are_right_to_rounding_whoever_forms_them(columns, monkeypatch):
-    """The rounding of a sum of m products of numbers near 1, whose sums are near m^0.5."""
-    generator = torch.Generator().manual_seed(3)
-    a, s = (torch.randn(2, n, m, generator=generator).mT for n, m in ((64, 90), (64, 70))) if columns else (
-        torch.randn(2, n, 64, generator=generator) for n in (90, 70))  # fmt: skip
-    exact = a.double() @ s.double().mT
-    monkeypatch.setattr(products, "FROM", 1)
-    for x, y, z in zip(a, s, exact, strict=True):
-        found = []
-        for threads in (1, 2):
-            before = torch.get_num_threads()
-            torch.set_num_threads(threads)
-            found.append(product(x, y))
-            torch.set_num_threads(before)
-        assert found[0].equal(found[1])
-        assert (found[0] - z).abs().max() <= 64 * torch.finfo(torch.float32).eps * 64**0.5
-    assert torch.allclose(product(a, s).double(), exact, atol=1e-4)  # batches are not large matrices

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of large matrices: right to rounding, whichever library forms them, and wherever a gradient is asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from onebasin.symmetry import gemm as module
+from onebasin.symmetry.gemm import gemm
+from onebasin.symmetry.maps import Linear, act_on
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_large_products_are_right_to_rounding_whoever_forms_them(columns, monkeypatch):
+    """The rounding of a sum of m products of numbers near 1, whose sums are near m^0.5."""
+    generator = torch.Generator().manual_seed(3)
+    a, s = (torch.randn(2, n, m, generator=generator).mT for n, m in ((64, 90), (64, 70))) if columns else (
+        torch.randn(2, n, 64, generator=generator) for n in (90, 70))  # fmt: skip
+    exact = a.double() @ s.double().mT
+    monkeypatch.setattr(module, "FROM", 1)
+    for x, y, z in zip(a, s, exact, strict=True):
+        found = []
+        for threads in (1, 2):
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            found.append(gemm(x, y))
+            torch.set_num_threads(before)
+        assert found[0].equal(found[1])
+        assert (found[0] - z).abs().max() <= 64 * torch.finfo(torch.float32).eps * 64**0.5
+    assert torch.allclose(gemm(a, s).double(), exact, atol=1e-4)  # batches are not large matrices
+
+
+def test_a_large_map_acts_alike_on_either_side_and_lets_gradients_through(monkeypatch):
+    """act_on multiplies rows from the right and columns from the left; each is the product in float64, and R's gradient
+    is there although oneDNN's products have none."""
+    monkeypatch.setattr(module, "FROM", 1)
+    generator = torch.Generator().manual_seed(4)
+    x, matrix = torch.randn(40, 24, generator=generator), torch.randn(24, 24, generator=generator)
+    exact = x.double() @ matrix.double().mT
+    assert torch.allclose(act_on(x, Linear(matrix), (), 1, False).double(), exact, atol=1e-4)
+    assert torch.allclose(act_on(x.mT, Linear(matrix), (), 0, False).double(), exact.mT, atol=1e-4)
+    matrix.requires_grad_()
+    act_on(x, Linear(matrix), (), 1, False).sum().backward()
+    assert torch.allclose(matrix.grad, x.sum(0).expand(24, 24), atol=1e-4)
