@@ -105,7 +105,7 @@ def test_the_task_s_own_loss_needs_labels(tmp_path):
     how = dict(match="full", match_with="learned", loss="task", steps=3, data=str(rows), mask_id=4)
     found = onebasin.merge(models, tmp_path / "out", **how)
     assert all(difference < 1e-4 for difference in found["max_output_difference"])
-    with pytest.raises(ValueError, match="choose one of divergence, task"):
+    with pytest.raises(ValueError, match="choose one of divergence, logits, task"):
         onebasin.merge(models, tmp_path / "other", **{**how, "loss": "both"})
 
 
