@@ -61,8 +61,7 @@ def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float]
     """
 
     def from_mixture(mine: Tensor, others: Sequence[Tensor]) -> Tensor:
-        mixture = sum((w * other.softmax(-1) for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
-        mixture = mixture.clamp_min(0)  # weights may be negative
+        mixture = _mean(weights, [other.softmax(-1) for other in others]).clamp_min(0)  # weights may be negative
         floor = torch.finfo(mine.dtype).tiny
         return (mixture * (mixture.clamp_min(floor).log() - mine.log_softmax(-1))).sum(-1)
 
@@ -78,7 +77,7 @@ def logit_distance(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[fl
     """
 
     def from_mean(mine: Tensor, others: Sequence[Tensor]) -> Tensor:
-        apart = mine - sum((w * other for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
+        apart = mine - _mean(weights, others)
         return (apart - apart.mean(-1, keepdim=True)).square().mean(-1) / 2
 
     return _mean_over_outputs(from_mean, own, theirs, weights, batch)
@@ -101,8 +100,7 @@ def _mean_over_outputs(
         if "logits" in name and mine.shape[-1] > 1:  # one number alone is a regression, no choice
             term = of_logits(mine, others)
         else:
-            mean = sum((w * other for w, other in zip(weights, others, strict=True)), mine.new_zeros(()))
-            term = (mine - mean).square().sum(-1)
+            term = (mine - _mean(weights, others)).square().sum(-1)
         if labels is not None and labels.shape == term.shape:
             terms.append(term[labels != IGNORED])
         else:
@@ -112,11 +110,18 @@ def _mean_over_outputs(
     return torch.cat(terms).mean()
 
 
+def _mean(weights: Sequence[float], outputs: Sequence[Tensor]) -> Tensor:
+    return sum((w * output for w, output in zip(weights, outputs, strict=True)), outputs[0].new_zeros(()))
+
+
 def own_loss(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
     """The merged model's loss on the labels in the batch, by its own class."""
     if "loss" not in own:
         raise ValueError("the task's own loss needs calibration data with labels")
     return own["loss"]
+
+
+LOSSES: dict[str, Loss] = {"divergence": divergence, "logits": logit_distance, "task": own_loss}  # by their options
 
 
 class Teachers:

@@ -14,7 +14,7 @@ from torch import Tensor
 from onebasin.checkpoint import Checkpoint, Distances, before_and_after, read_pair, shared_roles, stock_model
 from onebasin.checkpoint.trace import Batch
 from onebasin.data.calibration import from_file, noisy, recut, self_generated
-from onebasin.data.teaching import HELD_BACK, Forward, divergence, forward_of, held_out, logit_distance, own_loss
+from onebasin.data.teaching import HELD_BACK, LOSSES, Forward, forward_of, held_out
 from onebasin.matching import Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
@@ -26,7 +26,6 @@ from .options import Options, Tell
 from .units import align_weights, groups_of
 
 PER_STEP = 1024  # predictions of one step of learning, as near as its number of examples allows
-LOSS_OF = {"divergence": divergence, "logits": logit_distance, "task": own_loss}
 EXAMPLES = (16, 64)  # the least and most examples of a step
 
 
@@ -153,7 +152,7 @@ def learn(
         models[centre].signature, tensors[0], tensors[1:],
         [alignments[i] for i in others], groups_of(models[centre], opt), forward,
         recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_back=held_back,
-        steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=LOSS_OF[opt.loss],
+        steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=LOSSES[opt.loss],
         permutations=opt.permutations, patience=opt.patience, checkpoint=opt.checkpoint, progress=shown,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from onebasin.checkpoint import DTYPES, Checkpoint
+from onebasin.data.teaching import LOSSES
 from onebasin.engine import Tell as Tell
 from onebasin.matching.latents import PERMUTATIONS
 
@@ -43,7 +44,6 @@ Model = str | Path | PreTrainedModel | Checkpoint | StateDict
 
 MATCH_WITH = ("weights", "activations", "learned")
 STARTS = ("weights", "activations", "none")  # of learning
-LOSSES = ("divergence", "logits", "task")
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 
