@@ -64,7 +64,7 @@ def main(
     ] = False,
 ) -> None:
     # Importing torch and transformers makes a million objects that stay: looking through them for garbage, again and
-    # again, takes a fifth of the time that starting takes.
+    # again, takes about a tenth of the time that starting takes.
     gc.set_threshold(100_000)
 
 

@@ -144,8 +144,8 @@ class Signature:
     """All tensors (by role, in the order of execution) and spaces (by key) of one model.
 
     `root` maps every space to the one whose element it shares: the target of a norm to its source, a tied head's
-    space to the embedding's. `absent` are the tied tensors that the file leaves out, and norms that
-    have no numbers (`bare`: the role that follows).
+    space to the embedding's. `absent` are the tied tensors that the file leaves out, and norms that have no
+    numbers (`bare`: the role that follows).
     """
 
     family: str
@@ -178,17 +178,9 @@ class Signature:
             for root, keys in self.members.items()
         }
         for entry in (*self.tensors.values(), *self.absent.values()):
-            for part in entry.norm.parts if entry.norm else ():
-                assert entry.norm is not None
-                root = self.root[part]
-                layer_norm = entry.norm.kind == "layernorm"
-                if not set(self.spaces[root].batch) <= {self.root[leaf.space] for leaf in self.leaves(entry)}:
-                    allowed = MOVES["fixed" if layer_norm else "signs"]  # one weight for all heads
-                elif entry.norm.writes_back:
-                    allowed = MOVES["permutation" if layer_norm else "odd"]
-                else:
-                    allowed = MOVES["ones" if layer_norm else "orthogonal"]
-                moves[root] &= allowed
+            if entry.norm is not None:
+                for root in (self.root[part] for part in entry.norm.parts):
+                    moves[root] &= self._left_by(entry, entry.norm, root)
             if "nonlinear" in entry.notes:
                 for leaf in self.leaves(entry):
                     moves[self.root[leaf.space]] &= MOVES["permutation" if not leaf.dual else "linear"]
@@ -201,6 +193,15 @@ class Signature:
             for outer in space.batch:  # what carries others inside writes and reads alike
                 moves[outer] &= MOVES["permutation"]
         return {root: kind_of(found) for root, found in moves.items()}
+
+    def _left_by(self, entry: Entry, norm: Norm, root: str) -> frozenset[str]:
+        """What a norm lets the space do whose vectors it takes."""
+        layer_norm = norm.kind == "layernorm"
+        if not set(self.spaces[root].batch) <= {self.root[leaf.space] for leaf in self.leaves(entry)}:
+            return MOVES["fixed" if layer_norm else "signs"]  # one weight for all heads
+        if norm.writes_back:
+            return MOVES["permutation" if layer_norm else "odd"]
+        return MOVES["ones" if layer_norm else "orthogonal"]
 
     @cached_property
     def touching(self) -> dict[str, list[str]]:

@@ -491,14 +491,14 @@ def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in (*reading, *after)}
 
         biases = {reader: bias_of(signature, reader, (read,)) for reader in (*reading, *after)}
-        vectors = [[role for role in roles if role.endswith("bias")] for roles in (start, last, added)]
+        shifts = [[role for role in roles if role.endswith("bias")] for roles in (start, last, added)]
         tables = [role for role in start if not any(x.dual for x in signature.leaves(signature.tensors[role]))]
-        first = [*vectors[0], *tables][:1]  # a bias, or all rows of a table
-        if None in biases.values() or not first or not vectors[2]:
+        first = [*shifts[0], *tables][:1]  # a bias, or all rows of a table
+        if None in biases.values() or not first or not shifts[2]:
             continue
         for unit in units((signature.sizes[space],)):
-            found = {first[0]: torch.zeros_like(tensors[first[0]]), **{role: unit for role in vectors[1]}}
-            found[vectors[2][0]] = -unit
+            found = {first[0]: torch.zeros_like(tensors[first[0]]), **{role: unit for role in shifts[1]}}
+            found[shifts[2][0]] = -unit
             for view in along(signature, first[0], found[first[0]], leaf):
                 view += unit
             for reader, bias in biases.items():
@@ -563,15 +563,15 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             continue
         if signature.spaces[norm.source].layer is None and not sandwiched(signature, norm.source):
             continue
-        writers = branch(signature, role)
+        members = branch(signature, role)
         outer = next(
             [space for space in before if space not in norm.over]
-            for leaf, before in nesting(signature.tensors[writers[0]].axes)
+            for leaf, before in nesting(signature.tensors[members[0]].axes)
             if leaf.space == norm.source
         )
         for unit in units(tuple(signature.sizes[space] for space in outer)):
             found = {}
-            for writer in writers:
+            for writer in members:
                 found[writer] = torch.zeros_like(tensors[writer])
                 pieces = zip(
                     cut(signature, writer, tensors[writer]), cut(signature, writer, found[writer]), strict=True
