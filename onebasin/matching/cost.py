@@ -22,7 +22,7 @@ from onebasin.symmetry.groups.scaling import CHUNK, best_scale
 from .components import Block, components_of
 
 COPIES = 4  # of a tensor that is at work: the anchor's, the source's, the rewritten one, and a temporary of its size
-QUARTIC = 60  # for a scale that is solved for: float64 temporaries of `best_scale`
+QUARTIC = 20  # for a scale that is solved for: float64 temporaries of `best_scale`
 MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their sum and terms, what a solver works on
 
 

@@ -267,6 +267,19 @@ def test_best_scale_takes_the_lower_of_two_minima(u, v, expected):
     assert abs(a**4 - u * a**3 + v * a - 1) < 1e-9 * a**4 + 1e-12
 
 
+@pytest.mark.parametrize(("u", "v"), [(2, 2), (2, 2.0001), (0, -1e6), (-1e6, 0), (1e6, -1e6), (1e6, 1e6), (-1e6, -1e6)])
+def test_best_scale_at_a_triple_root_and_far_out(u, v):
+    """No point of a fine grid around the answer, nor of a coarse one over all magnitudes, is lower."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    a = best_scale(u * one, v * one, one, one)
+
+    def value(x):
+        return x**2 + 1 / x**2 - 2 * u * x - 2 * v / x
+
+    others = torch.cat([a * torch.linspace(0.99, 1.01, 2001).double(), torch.logspace(-8, 8, 20001).double()])
+    assert float(value(a)) <= float(value(others).min()) + 1e-12 * float(value(a).abs())
+
+
 @given(seeds, st.floats(-6, 6), st.floats(-6, 6))
 def test_best_scale_follows_an_unbalanced_head(seed, power, other):
     """Scaling the source by c, 1 / c divides the answer by c, over twelve orders of magnitude."""

@@ -154,6 +154,14 @@ def test_a_factor_against_a_grid_of_both_signs(seed: int) -> None:
             assert best <= float(distance(tensors, g)) + 1e-9
 
 
+def test_a_factor_with_one_empty_side_takes_the_sign_of_the_other() -> None:
+    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    norm, none = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    for sign in (1.0, -1.0):
+        for sides in ((sign * one, zero, norm, none), (zero, sign * one, none, norm)):
+            assert Factors().nearest(Moments(*sides)).scale.item() == sign
+
+
 def test_an_odd_size_does_not_pair_up() -> None:
     with pytest.raises(ValueError, match="5 dimensions do not pair up"):
         pairs(5)

@@ -11,17 +11,17 @@ from ..maps import Linear, Monomial
 from .base import Moments
 from .permutation import random_index
 
-CHUNK = 1 << 18  # quartics solved at once: bounds the memory of `ScaledPermutation`, which has n^2 of them
+CHUNK = 1 << 16  # quartics solved at once: `ScaledPermutation` has n^2 of them; temporaries of this size fit a cache
+CLOSE = 1e-10  # Newton's last step, relative to the root: the next would be about its square
+LIMIT = 200  # Newton steps; few are needed but near a triple root, or where u + v is large and negative
 
 
 def best_scale(primal: Tensor, dual: Tensor, primal_norm: Tensor, dual_norm: Tensor) -> Tensor:
     """The a > 0 of least  a^2 p - 2 a P + d / a^2 - 2 D / a  (p, d norms; P, D inner products), elementwise.
 
-    Stationary points solve p a^4 - P a^3 + D a - d = 0 (rotation paper, Eq. 12). There is a positive root
-    whenever p, d > 0, since the quartic is -d at 0 and grows without bound; the one of least objective is
-    taken, and 1 kept where either norm vanishes. All arguments share one shape and dtype, which the result
-    has too.
-    Solved in float64.
+    Stationary points solve p a^4 - P a^3 + D a - d = 0 (rotation paper, Eq. 12). There is a positive root whenever
+    p, d > 0, since the quartic is -d at 0 and grows without bound; the one of least objective is taken, and 1 kept
+    where either norm vanishes. All arguments share one shape and dtype, which the result has too. Solved in float64.
     """
     flat = [torch.split(value.reshape(-1), CHUNK) for value in (primal, dual, primal_norm, dual_norm)]
     parts = [_best_scale(*map(Tensor.double, chunk)).to(primal.dtype) for chunk in zip(*flat, strict=True)]
@@ -29,56 +29,29 @@ def best_scale(primal: Tensor, dual: Tensor, primal_norm: Tensor, dual_norm: Ten
 
 
 def _best_scale(primal: Tensor, dual: Tensor, p: Tensor, d: Tensor) -> Tensor:
+    """In units of a0 = (d / p)^(1/4), where the quartic is F(x) = x^4 - u x^3 + v x - 1: well scaled for any head.
+
+    x -> 1 / x exchanges u and v, so let u >= v. With x = e^t the objective is, up to constants,
+    2 cosh 2t - 2 (u + v) cosh t - 2 (u - v) sinh t: no larger at t than at -t, so the least has t >= 0. Its slope there
+    is -2 cosh t times (u + v) tanh t + (u - v) - 4 sinh t, which starts at u - v >= 0 and either falls (u + v <= 0) or
+    is concave: it has one more root at most, the greatest root of F. Since tanh t <= 1, or is dropped where u + v < 0,
+    that root is at most b + sqrt(b^2 + 1), b = (max(u + v, 0) + u - v) / 4; and F is convex from it on, as F'' > 0
+    beyond u / 2 and F(u / 2) <= -(u^2 / 4 - 1)^2. Newton's steps from the bound therefore fall to it.
+    """
     alive = (p > 0) & (d > 0)
     p, d = torch.where(alive, p, 1.0), torch.where(alive, d, 1.0)
-    # In units of a0 = (d / p)^(1/4) the quartic is x^4 - u x^3 + v x - 1: well scaled for any head.
-    a0 = (d / p) ** 0.25
-    u, v = primal / (p * a0), dual / (p * a0**3)
-    x = _polish(_positive_roots(u, v), u, v)  # (3, N)
-    value = x * (x - 2 * u) + (1 / x - 2 * v) / x
-    best = torch.take_along_dim(x, value.argmin(0, keepdim=True), dim=0).squeeze(0)
-    return torch.where(alive, _polish(best, u, v) * a0, 1.0)
-
-
-def _polish(x: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Newton steps towards a root; one that leaves x > 0 is not taken."""
-    for _ in range(3):
-        slope = (4 * x - 3 * u) * x**2 + v
-        step = (((x - u) * x**2 + v) * x - 1) / torch.where(slope == 0, 1.0, slope)
-        x = torch.where(x > step, x - step, x)
-    return x
-
-
-def _positive_roots(u: Tensor, v: Tensor) -> Tensor:
-    """Candidates for the positive roots of x^4 - u x^3 + v x - 1, (3, N): Ferrari's factorisation.
-
-    The resolvent cubic y^3 + (4 - u v) y + u^2 - v^2 is depressed already. With any real root y of it, and
-    n = sqrt(1 + y^2 / 4), m = -(u y / 2 + v) / (2 n), the quartic is
-    (x^2 + (m - u / 2) x + (n + y / 2)) (x^2 - (m + u / 2) x - (n - y / 2)):
-    the second factor has exactly one positive root, the first two or none.
-    """
-    y = _real_root(4 - u * v, u**2 - v**2)
-    n = torch.sqrt(1 + y**2 / 4)
-    m = -(u * y / 2 + v) / (2 * n)
-    # n + y/2 and n - y/2 are inverse to each other; only the larger is free of cancellation.
-    larger = n + y.abs() / 2
-    outer, inner = torch.where(y > 0, larger, 1 / larger), torch.where(y > 0, 1 / larger, larger)
-    half = (m + u / 2) / 2
-    reach = torch.sqrt(half**2 + inner)
-    single = torch.where(half > 0, half + reach, inner / (reach - half.clamp_max(0)))
-    middle = (u / 2 - m) / 2
-    large = middle.abs() + torch.sqrt((middle**2 - outer).clamp_min(0))
-    return torch.stack([single, large, outer / large.clamp_min(1e-300)]).clamp_min(1e-150)
-
-
-def _real_root(p: Tensor, q: Tensor) -> Tensor:
-    """A real root of y^3 + p y + q: Cardano's where it is the only one, else the largest by Viete's."""
-    inner = (q / 2) ** 2 + (p / 3) ** 3
-    w = -torch.where(q < 0, -1.0, 1.0) * (q.abs() / 2 + torch.sqrt(inner.clamp_min(0))) ** (1 / 3)
-    one = w - p / (3 * torch.where(w == 0, 1.0, w))
-    radius = torch.sqrt((-p / 3).clamp_min(1e-300))
-    three = 2 * radius * torch.cos(torch.acos((-q / (2 * radius**3)).clamp(-1, 1)) / 3)
-    return torch.where(inner >= 0, one, three)
+    a0 = (d / p).sqrt().sqrt()
+    first, second = primal / (p * a0), dual * a0 / d
+    u, v = torch.maximum(first, second), torch.minimum(first, second)
+    b = ((u + v).clamp_min(0) + u - v) / 4
+    x = b + torch.sqrt(b * b + 1)
+    for _ in range(LIMIT):
+        square = x * x
+        step = (((x - u) * square + v) * x - 1) / ((4 * x - 3 * u) * square + v).clamp_min(1e-300)
+        x = (x - step.clamp_min(0)).clamp_min(1)  # rounding alone leads upwards
+        if not bool((step > CLOSE * x).any()):
+            break
+    return torch.where(alive, torch.where(first < second, 1 / x, x) * a0, 1.0)
 
 
 def similarity(rotation: Tensor, scale: Tensor) -> Linear:

@@ -78,7 +78,9 @@ class Signs:
 class Factors:
     """One number other than zero per dimension: the ungated half of a gated FFN, with its inverse on the way out.
 
-    nearest takes the better of the best positive and the best negative factor, each the root of a quartic.
+    nearest takes the root of a quartic. With factors f and moments P, D of norms p, d the squared distance is
+    f^2 p - 2 f P + d / f^2 - 2 D / f. At sqrt(d / p) / f, of the other sign, it is larger by
+    2 (|f| / s + s / |f|) |P s + D / s|, s = (d / p)^(1/4), where f has the sign of P s + D / s: so the best has it.
     """
 
     name = "factors"
@@ -87,10 +89,10 @@ class Factors:
     def nearest(self, moments: Moments) -> Monomial:
         primal, dual = (torch.diagonal(m, dim1=-2, dim2=-1) for m in (moments.primal, moments.dual))
         p, d = moments.primal_norm, moments.dual_norm
-        # The quadratic terms do not see the sign, so the greater gain at either sign's best decides.
-        factors = [sign * best_scale(sign * primal, sign * dual, p, d) for sign in (1, -1)]
-        up, down = (f**2 * p - 2 * f * primal + d / f**2 - 2 * dual / f for f in factors)
-        return diagonal(torch.where(down < up, factors[1], factors[0]))
+        tiny = torch.finfo(p.dtype).tiny  # where one side is empty the other decides
+        towards = primal * d.clamp_min(tiny).sqrt() + dual * p.clamp_min(tiny).sqrt()
+        sign = torch.where(towards < 0, -1.0, 1.0).to(primal)
+        return diagonal(sign * best_scale(sign * primal, sign * dual, p, d))
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
         signs = torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1
