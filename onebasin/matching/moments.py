@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onebasin.symmetry import Moments, Signature
 from onebasin.symmetry.axes import Leaf
-from onebasin.symmetry.gemm import by_onednn, gemm
+from onebasin.symmetry.gemm import gemm
 from onebasin.symmetry.maps import Element, Monomial
 from onebasin.symmetry.signature import MOVES
 
@@ -83,7 +83,7 @@ def pairwise_moments(
 def _pairwise(views: Iterable[View], gram: bool) -> Iterator[Term]:
     for anchor, source, leaf, weight in views:
         h, n, _ = source.shape
-        cross = (anchor.flatten(0, 1) @ source.flatten(0, 1).mT).view(h, n, h, n).transpose(1, 2)
+        cross = gemm(anchor.flatten(0, 1), source.flatten(0, 1)).view(h, n, h, n).transpose(1, 2)
         own = (source @ source.mT).expand(h, h, n, n) if gram else None
         yield leaf.dual, weight, cross, source.square().sum(-1).expand(h, h, n), own
 
@@ -108,7 +108,7 @@ def grouped_moments(
                 place = 2 + [root for root in roots if root not in (outer, inner)].index(member)
                 a, s = (as_matrix(view.movedim(place, 1), 2) for view in (a, s))
                 h, m, n, _ = s.shape
-                cross = (a.flatten(0, 2) @ s.flatten(0, 2).mT).view(h, m, n, h, m, n).permute(0, 3, 1, 4, 2, 5)
+                cross = gemm(a.flatten(0, 2), s.flatten(0, 2)).view(h, m, n, h, m, n).permute(0, 3, 1, 4, 2, 5)
                 own = (s @ s.mT)[None, :, None].expand(h, h, m, m, n, n) if gram else None
                 yield leaf.dual, weight, cross, s.square().sum(-1)[None, :, None].expand(h, h, m, m, n), own
 
@@ -121,7 +121,7 @@ def outer_moments(signature: Signature, outer: str, inner: Collection[str], pair
     """What `outer` gains from blocks in which none of the `inner` spaces moves (T5's relative bias), (h, h)."""
     matrix: Tensor | None = None
     for anchor, source, _, weight in _unmoved(signature, outer, inner, pairs):
-        gain = weight * (anchor @ source.mT)
+        gain = weight * gemm(anchor, source)
         matrix = gain if matrix is None else matrix + gain
     return matrix
 
@@ -203,8 +203,8 @@ def _added(total: Tensor | None, weight: float, cross: Tensor | Product) -> Tens
     """total + weight * cross, in place: the matrices of wide spaces are large, and fresh memory costs time."""
     if isinstance(cross, tuple):
         anchor, source = cross
-        if total is not None and total.dim() == 2 and not by_onednn(anchor, source):
-            return total.addmm_(anchor, source.mT, alpha=weight)
+        if total is not None and total.dim() == 2:
+            return gemm(anchor, source if weight == 1 else weight * source, onto=total)
         cross = gemm(anchor, source)
     cross = cross if weight == 1 else weight * cross
     return cross if total is None else total.add_(cross)

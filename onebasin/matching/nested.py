@@ -19,6 +19,7 @@ from onebasin.engine import in_parallel
 from onebasin.symmetry import Group, Moments, Signature
 from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.axes import blocks, leaves
+from onebasin.symmetry.gemm import gemm
 from onebasin.symmetry.groups import Permutation, Wreath
 from onebasin.symmetry.maps import Element, Monomial
 
@@ -145,7 +146,7 @@ def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) 
 
 def _cross(terms: list[_Term]) -> Tensor:
     """Sum of A S^T over the first dimension of anchor and source."""
-    return sum(term.weight * (term.anchor.flatten(1) @ term.source.flatten(1).mT) for term in terms)  # type: ignore[return-value]
+    return sum(term.weight * gemm(term.anchor.flatten(1), term.source.flatten(1)) for term in terms)  # type: ignore[return-value]
 
 
 def _stack(level: Sequence[Monomial]) -> Monomial:

@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-FROM = 1 << 18  # numbers in A; a layout of oneDNN's own has to pay
+FROM = 1 << 18  # numbers in A, below which the choice does not matter
 
 
-def gemm(a: Tensor, b: Tensor) -> Tensor:
-    """A B^T: (*batch, n, m) and (*batch, k, m) -> (*batch, n, k). The same bits for any number of threads."""
-    if not by_onednn(a, b):
-        return a @ b.mT
-    found: Tensor = functional.linear(a.to_mkldnn(), b).to_dense()
+def gemm(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
+    """A B^T: (*batch, n, m) and (*batch, k, m) -> (*batch, n, k). The same bits for any number of threads.
+
+    onto: (n, k), which the product is added to; its memory may be used for the result.
+    """
+    if not _by_onednn(a, b):
+        return a @ b.mT if onto is None else onto.addmm_(a, b.mT)
+    # What torch.compile makes of a linear layer; its public twin copies all three matrices.
+    linear = torch.ops.mkldnn._linear_pointwise
+    found: Tensor = linear(a, b, None, "none", [], "") if onto is None else linear.binary(a, onto, b, None, "add")
     return found
 
 
-def by_onednn(a: Tensor, b: Tensor) -> bool:
+def _by_onednn(a: Tensor, b: Tensor) -> bool:
     """Whether oneDNN forms the product: of two large matrices in float32 on a CPU, without gradients."""
     plain = all(one.dim() == 2 and one.dtype == torch.float32 and one.device.type == "cpu" for one in (a, b))
     return plain and a.numel() >= FROM and not (a.requires_grad or b.requires_grad) and _offered()
 
 
 def _offered() -> bool:
-    onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return onednn and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise")
