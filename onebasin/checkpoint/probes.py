@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # whatever a config calls them
 _SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "image", "audio", "video")

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 
 from onebasin.symmetry import Alignment, Entry, Signature
 
 from .reader import Checkpoint, CheckpointError, one_line
 from .scattered import Part, assembled, observed, one_by_one
 from .verification import _class, _quietly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Read = Callable[[str], Tensor]
 

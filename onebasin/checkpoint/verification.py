@@ -9,16 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
+
+from onebasin.engine import meanwhile
 
 from .probes import probe
 from .reader import Checkpoint, CheckpointError, one_line
 from .scattered import one_by_one_where_needed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Relative rounding error of a function whose weights were rounded once, see `tolerance_of`.
 TOLERANCE = {
@@ -103,8 +108,10 @@ def compare_rewritten(
     tensors: under their names on disk. config_updates: what the config says besides. dtype: of the forward passes.
     tolerance: of the relative difference. Raises CheckpointError as `compare` does.
     """
-    before, unused = load(original, dtype, device)
-    after, other = load(original, dtype, device, (dict(tensors), config_updates))
+    with meanwhile(lambda _: load(original, dtype, device)) as loaded:  # and with it, if need be, all that runs models
+        made = dict(tensors)
+        before, unused = loaded()
+    after, other = load(original, dtype, device, (made, config_updates))
     if unused ^ other:
         raise CheckpointError(f"'{original.given}': {_kind(after)} does not use {_some(unused ^ other)}")
     return compare_models(before, after, tolerance=tolerance)
@@ -218,6 +225,8 @@ _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= 
 
 
 def _class(config: PretrainedConfig) -> Any:
+    from transformers import PreTrainedModel
+
     names = getattr(config, "architectures", None) or [""]
     found = getattr(transformers, str(names[0]), None)
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoTokenizer
 
 from . import speech, text
 from .digits import digits
@@ -92,6 +92,8 @@ def pixel_values(source: Source, rows: list[Row]) -> Tensor:
             raise ValueError(f"row {number} of '{source.data}': cannot read '{place}': {error}") from None
     if not (source.model / "preprocessor_config.json").is_file():
         raise ValueError(f"'{source.model}' has no preprocessor_config.json, which image files need")
+    from transformers import AutoImageProcessor  # slow to load, as it brings all that runs models
+
     with quiet():
         processor = AutoImageProcessor.from_pretrained(source.model)  # type: ignore[no-untyped-call]
     pixels: Tensor = processor(images=images, return_tensors="pt")["pixel_values"]

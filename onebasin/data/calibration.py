@@ -7,18 +7,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
 
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows
 from .models import configured
 from .tasks import Task, load_task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences

@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 from transformers.utils import logging
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.scattered import one_by_one_where_needed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TASKS = {  # task -> the class of transformers that loads a model for it
     "image-classification": "AutoModelForImageClassification",

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
-from transformers import PreTrainedModel
 
 from onebasin.engine import Tell
 
 from . import metrics
 from .batches import IGNORED
 from .tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,16 @@ import re
 from collections.abc import Iterator, Sequence
 from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.io import wavfile
 from torch import Tensor
-from transformers import AutoFeatureExtractor, PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Samples = NDArray[np.float32]
 LONGEST = 64  # tokens of a transcript
@@ -44,6 +46,8 @@ def features(folder: Path, files: Sequence[Path]) -> Tensor:
     """What the model in `folder` hears: (recordings, bins, frames). Longer recordings are cut at its limit."""
     if not (folder / "preprocessor_config.json").is_file():
         raise ValueError(f"'{folder}' has no preprocessor_config.json, which recordings need")
+    from transformers import AutoFeatureExtractor  # slow to load, as it brings all that runs models
+
     extractor: Any = AutoFeatureExtractor.from_pretrained(folder)  # type: ignore[no-untyped-call]
     rate = extractor.sampling_rate
     heard: Tensor = extractor([recording(file, rate) for file in files], sampling_rate=rate, return_tensors="pt")[

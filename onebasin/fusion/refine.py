@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.stock import stock_model
@@ -29,6 +29,9 @@ from onebasin.data.teaching import (
     learning_rate,
     mean_loss,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LOOKS = 10  # at the held-back loss in one run
 

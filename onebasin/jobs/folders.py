@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from transformers import PreTrainedModel
+from torch import nn
 
 from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
 from onebasin.checkpoint.vocabulary import Unified, refuse_other_vocabularies, unify
@@ -25,7 +25,7 @@ from .options import STREAM_LEVELS, Model, Options, StateDict, Tell
 
 def placed(model: Model, folder: Path) -> tuple[str | Path, str]:
     """Where a model lies, and what to call it; one that lies in no folder of its own is written to `folder`."""
-    if isinstance(model, PreTrainedModel):
+    if isinstance(model, nn.Module):
         with quiet():
             model.save_pretrained(folder)
         return folder, model.name_or_path or type(model).__name__

@@ -7,16 +7,18 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from onebasin.checkpoint import DTYPES, Checkpoint
 from onebasin.data.teaching import LOSSES
 from onebasin.engine import Tell as Tell
 from onebasin.matching.latents import PERMUTATIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class StateDict:
         save_file(owned, folder / "model.safetensors", {"format": "pt"})
 
 
-Model = str | Path | PreTrainedModel | Checkpoint | StateDict
+Model: TypeAlias = "str | Path | PreTrainedModel | Checkpoint | StateDict"
 
 MATCH_WITH = ("weights", "activations", "learned")
 STARTS = ("weights", "activations", "none")  # of learning

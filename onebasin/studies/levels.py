@@ -8,11 +8,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 import onebasin
 from onebasin.checkpoint import Checkpoint, shared_roles
@@ -25,6 +24,9 @@ from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.symmetry import LEVELS, Alignment
 
 from .results import refuse_existing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SETTINGS = ("none", "permutation", "paper", "full", "invertible")
 

@@ -10,9 +10,7 @@ from functools import cache
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any
 
 import onebasin
 from onebasin.checkpoint import Checkpoint
@@ -21,6 +19,9 @@ from onebasin.data.files import split_off
 from onebasin.jobs.layers import best_layers
 
 from .config import Config, Corpus, Matching
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
