@@ -22,6 +22,7 @@ from .batches import IGNORED
 
 Outputs = Mapping[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Batch], Outputs]  # (role -> tensor, batch) -> outputs
+Kept = tuple[Tensor, Tensor | None]  # an output, or its rows that count and where they are
 Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
 
 HELD_BACK = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
@@ -91,23 +92,29 @@ def _mean_over_outputs(
     batch: Batch,
 ) -> Tensor:
     """The mean over all predictions that count, of `of_logits` or the squared distance from the mean of theirs."""
-    mask, labels = batch.get("attention_mask"), batch.get("labels")
     terms = []
     for name, mine in own.items():
         others = [outputs[name] for outputs in theirs if name in outputs and outputs[name].shape == mine.shape]
         if name == "loss" or len(others) < len(theirs):
             continue
+        counted = _counted(mine, batch)
+        if counted is not None:
+            mine, others = mine[counted], [other[counted] for other in others]
         if "logits" in name and mine.shape[-1] > 1:  # one number alone is a regression, no choice
-            term = of_logits(mine, others)
+            terms.append(of_logits(mine, others).flatten())
         else:
-            term = (mine - _mean(weights, others)).square().sum(-1)
-        if labels is not None and labels.shape == term.shape:
-            terms.append(term[labels != IGNORED])
-        else:
-            terms.append(term[mask.bool()] if mask is not None and mask.shape == term.shape else term.flatten())
+            terms.append((mine - _mean(weights, others)).square().sum(-1).flatten())
     if not terms:
         raise ValueError("the models have no output in common to learn from")
     return torch.cat(terms).mean()
+
+
+def _counted(output: Tensor, batch: Batch) -> Tensor | None:
+    """The positions of an output (..., classes) that count, (...) bool; None where all do."""
+    labels, mask = batch.get("labels"), batch.get("attention_mask")
+    if labels is not None and labels.shape == output.shape[:-1]:
+        return labels != IGNORED
+    return mask.bool() if mask is not None and mask.shape == output.shape[:-1] else None
 
 
 def _mean(weights: Sequence[float], outputs: Sequence[Tensor]) -> Tensor:
@@ -125,23 +132,40 @@ LOSSES: dict[str, Loss] = {"divergence": divergence, "logits": logit_distance, "
 
 
 class Teachers:
-    """What models answer to a batch, without gradient, kept for the next time while there is room."""
+    """What models answer to a batch, without gradient, kept for the next time while there is room.
+
+    Only positions that count are kept, and come back among zeros: few tokens of a masked language model are hidden.
+    """
 
     def __init__(self, models: Sequence[Callable[[Batch], Outputs]]) -> None:
         self.models = models
-        self.kept: dict[int, list[Outputs]] = {}
+        self.kept: dict[int, list[dict[str, Kept]]] = {}
         self.room = KEPT
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> list[Outputs]:
         if id(batch) in self.kept:
-            return self.kept[id(batch)]
+            return [{name: _restored(*value) for name, value in output.items()} for output in self.kept[id(batch)]]
         outputs = [model(batch) for model in self.models]
-        needed = sum(value.numel() for output in outputs for value in output.values())
+        packed = [{name: _packed(value, batch) for name, value in output.items()} for output in outputs]
+        needed = sum(value.numel() for output in packed for value, _ in output.values())
         if needed <= self.room:
-            self.kept[id(batch)] = outputs
+            self.kept[id(batch)] = packed
             self.room -= needed
         return outputs
+
+
+def _packed(output: Tensor, batch: Batch) -> Kept:
+    counted = _counted(output, batch)
+    return (output, None) if counted is None else (output[counted], counted)
+
+
+def _restored(rows: Tensor, counted: Tensor | None) -> Tensor:
+    if counted is None:
+        return rows
+    output = rows.new_zeros(*counted.shape, rows.shape[-1])
+    output[counted] = rows
+    return output
 
 
 def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list[int], list[list[float]]]:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
-from onebasin.data.teaching import divergence, logit_distance
+from onebasin.data import teaching
+from onebasin.data.teaching import Teachers, divergence, example_losses, logit_distance
 
 WEIGHTS = [0.3, 0.7]
 
@@ -51,3 +54,29 @@ def test_a_model_with_one_output_is_compared_by_its_number(loss) -> None:  # typ
     expected = (own["logits"] - mean).square().mean()
     assert expected > 0.1
     assert torch.isclose(loss(own, theirs, WEIGHTS, {}), expected)
+
+
+@pytest.mark.parametrize("key", ["labels", "attention_mask", "pixel_values"])
+def test_answers_that_are_kept_count_as_those_just_given(key, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """The models run once, all positions that count fit into a room for just these, and every loss is the same."""
+    own, *theirs = answers(5)
+    counted = torch.tensor([[True, False, True], [False, True, False]])
+    batch = {"labels": torch.where(counted, 3, -100), "attention_mask": counted.long()}
+    batch = {key: batch.get(key, torch.ones(2, 3))}
+    runs = []
+
+    def model(number: int, _: dict[str, Tensor]) -> dict[str, Tensor]:
+        runs.append(number)
+        return theirs[number]
+
+    monkeypatch.setattr(teaching, "KEPT", 2 * 5 * (6 if key == "pixel_values" else 3))
+    kept = Teachers([partial(model, number) for number in range(2)])
+    first, again = kept(batch), kept(batch)
+    assert runs == [0, 1]
+    for loss in (divergence, logit_distance):
+        assert torch.equal(loss(own, first, WEIGHTS, batch), loss(own, again, WEIGHTS, batch))
+        each = example_losses(loss, lambda _: own, kept, WEIGHTS, [batch])
+        assert torch.equal(each, example_losses(loss, lambda _: own, lambda _: theirs, WEIGHTS, [batch]))
+    monkeypatch.setattr(teaching, "KEPT", 2 * 5 * 3 - 1)
+    Teachers(kept.models)(batch), Teachers(kept.models)(batch)
+    assert len(runs) == 6  # no room
