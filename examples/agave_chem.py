@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of learning, and of distillation")
     parser.add_argument("--match", default="full", choices=onebasin.symmetry.LEVELS, help="the level of these ways")
     parser.add_argument("--permutations", default="fixed", choices=("fixed", "straight-through"), help="in learning")
+    parser.add_argument("--lr", type=float, default=1e-3, help="the largest learning rate of distillation")
     parser.add_argument("--refine", nargs="*", default=[], help="merged models to distil, such as merged-none")
     given = parser.parse_args()
     work: Path = given.output
@@ -145,7 +146,7 @@ def main() -> None:
         merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)
     for name in given.refine:
         result = onebasin.refine(
-            work / name, models, work / f"{name}-refined", overwrite=True, steps=given.steps, **data
+            work / name, models, work / f"{name}-refined", overwrite=True, steps=given.steps, lr=given.lr, **data
         )
         show(f"{name}, distilled", work / f"{name}-refined", f"{result['seconds']:.0f} s")
 

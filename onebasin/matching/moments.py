@@ -182,7 +182,8 @@ def _sum(root: str, terms: Iterable[Term]) -> Moments:
     """
     sums: dict[bool, list[Tensor]] = {}
     for reads, weight, cross, *statistics in terms:
-        others = [weight * statistic for statistic in statistics if statistic is not None]
+        # One of all pairs may be expanded, which a product would undo.
+        others = [s if weight == 1 else weight * s for s in statistics if s is not None]
         if reads in sums:
             total, *before = sums[reads]
             sums[reads] = [_added(total, weight, cross), *map(torch.add, before, others)]

@@ -339,6 +339,7 @@ class _Descent:
         if roles is not None and self.noise is not None:
             inner = [_perturb(moments, self.noise) for moments in inner]
         rest = outer_moments(self.signature, block.root, block.inner, pairs(those(block.root)))
+        del pairs  # of wide neurons they take more memory than all that follows
         wreath = Wreath(*(self.groups[root] for root in block.inner))
         index, elements = wreath.nearest(tuple(inner), rest)
         gain = wreath.gain((index, elements), tuple(inner), rest)

@@ -99,7 +99,7 @@ class Moments:
         return Moments(change(self.primal), change(self.dual), change(self.primal_norm), change(self.dual_norm),
                        primal_gram, dual_gram, diagonal, self.one_sided)  # fmt: skip
 
-    def take(self, index: Tensor | tuple[Tensor, ...]) -> Moments:
+    def take(self, index: Tensor | tuple[Tensor, ...] | slice) -> Moments:
         """The moments of some batch entries."""
         return self.map(lambda statistic: statistic[index])
 

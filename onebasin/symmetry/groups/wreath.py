@@ -15,6 +15,7 @@ from .permutation import random_index
 from .procrustes import nuclear
 from .similarity import ScaledOrthogonal
 
+AT_ONCE = 1 << 22  # numbers in the moments of the pairs that are judged together
 WreathElement = tuple[Monomial, tuple[Element, ...]]
 
 
@@ -40,9 +41,9 @@ class Wreath:
 
         outer: what pairs gain without any inner map, (h, h), where some tensor has the blocks' axis alone.
         """
-        gains = torch.stack([_gain(group, pairs) for group, pairs in zip(self.inner, moments, strict=True)]).sum(0)
-        if outer is not None:
-            gains = gains + outer
+        gains, *others = [_gain(group, pairs) for group, pairs in zip(self.inner, moments, strict=True)]
+        for other in others if outer is None else (*others, outer):
+            gains += other
         index = assignment(gains)
         stay = torch.arange(len(index), device=index.device)
         best, value = self._inside(index, moments, outer)
@@ -109,7 +110,14 @@ def _gain(group: Group, pairs: Moments) -> Tensor:
     """
     if not exact(group):
         group = ScaledOrthogonal(joint=False)
-    if isinstance(group, Orthogonal):
-        return nuclear(pairs.total)  # the same number, without the singular vectors
-    norm = pairs.primal_norm.sum(-1) + pairs.dual_norm.sum(-1)
-    return (norm - pairs.value(group.nearest(pairs))) / 2
+
+    def gain(some: Moments) -> Tensor:
+        if isinstance(group, Orthogonal):
+            return nuclear(some.total)  # the same number, without the singular vectors
+        norm = some.primal_norm.sum(-1) + some.dual_norm.sum(-1)
+        return (norm - some.value(group.nearest(some))) / 2
+
+    # A few rows at once: where every neuron is a block, all pairs at once would need many matrices of their size.
+    step = max(1, AT_ONCE // max(1, pairs.primal[0].numel()))
+    starts = range(0, len(pairs.primal), step)
+    return torch.cat([gain(pairs.take(slice(start, start + step))) for start in starts])
