@@ -151,6 +151,11 @@ def test_errors_are_value_errors(tmp_path: Path) -> None:
         onebasin.distance(tmp_path / "no", tmp_path)
 
 
+def test_a_module_that_is_no_model_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match="a Linear is no PreTrainedModel; give one, or a folder, or a StateDict"):
+        onebasin.distance(torch.nn.Linear(2, 2), model())  # type: ignore[arg-type]
+
+
 def test_state_dicts_and_files(tmp_path: Path) -> None:
     """A dictionary of tensors with the table that names their axes is a model, and so is a weight file."""
     a, b = folder(tmp_path / "a"), folder(tmp_path / "b", seed=1)

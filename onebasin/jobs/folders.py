@@ -26,6 +26,10 @@ from .options import STREAM_LEVELS, Model, Options, StateDict, Tell
 def placed(model: Model, folder: Path) -> tuple[str | Path, str]:
     """Where a model lies, and what to call it; one that lies in no folder of its own is written to `folder`."""
     if isinstance(model, nn.Module):
+        from transformers import PreTrainedModel  # slow to load, where no such model has loaded it
+
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(f"a {type(model).__name__} is no PreTrainedModel; give one, or a folder, or a StateDict")
         with quiet():
             model.save_pretrained(folder)
         return folder, model.name_or_path or type(model).__name__
