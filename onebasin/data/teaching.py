@@ -113,8 +113,12 @@ def _counted(output: Tensor, batch: Batch) -> Tensor | None:
     """The positions of an output (..., classes) that count, (...) bool; None where all do."""
     labels, mask = batch.get("labels"), batch.get("attention_mask")
     if labels is not None and labels.shape == output.shape[:-1]:
-        return labels != IGNORED
-    return mask.bool() if mask is not None and mask.shape == output.shape[:-1] else None
+        counted = labels != IGNORED
+    elif mask is not None and mask.shape == output.shape[:-1]:
+        counted = mask.bool()
+    else:
+        return None
+    return None if bool(counted.all()) else counted
 
 
 def _mean(weights: Sequence[float], outputs: Sequence[Tensor]) -> Tensor:
