@@ -15,7 +15,7 @@ from .permutation import random_index
 from .procrustes import nuclear
 from .similarity import ScaledOrthogonal
 
-AT_ONCE = 1 << 20  # numbers in the moments of the pairs that are judged together
+AT_ONCE = 1 << 14  # numbers in the moments of the pairs judged together; temporaries of this size fit a cache
 WreathElement = tuple[Monomial, tuple[Element, ...]]
 
 
