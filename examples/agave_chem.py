@@ -84,14 +84,17 @@ def rounds_of(tokens: Path, rounds: int, batch: int = 16) -> int:
     """Arrange the reactions of `tokens` for learning; the number of rows that then are in the file.
 
     Reactions of like length make a batch, which saves padding, and the batches stand in random order, `rounds` times:
-    hidden atoms are drawn anew for every row. The last batches, which learning holds back, are a sixteenth of all and
-    come once. The longest reactions, which fill no batch, are left out.
+    hidden atoms are drawn anew for every row. A sixteenth of the batches never teaches: they come again and again at
+    the end, until they are the sixteenth of all rows that learning holds back. The longest reactions, which fill no
+    batch, are left out.
     """
     lines = sorted(tokens.read_text("utf-8").splitlines(), key=lambda line: len(json.loads(line)["input_ids"]))
     batches = [lines[start : start + batch] for start in range(0, len(lines) - batch + 1, batch)]
     random.Random(0).shuffle(batches)
-    held = round(rounds * len(batches) / (15 + rounds))
-    arranged = [row for one in batches[held:] * rounds + batches[:held] for row in one]
+    held = max(1, round(len(batches) / 16))
+    teaching = batches[held:] * rounds
+    holding = [batches[i % held] for i in range(round(len(teaching) / 15))]
+    arranged = [row for one in teaching + holding for row in one]
     tokens.write_text("\n".join(arranged) + "\n", "utf-8")
     return len(arranged)
 
