@@ -6,6 +6,7 @@ What a command does lives in `onebasin.jobs` and below; nothing here computes.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from typing import Annotated
@@ -66,6 +67,7 @@ def main(
     # Importing torch and transformers makes a million objects that stay: looking through them for garbage, again and
     # again, takes about a tenth of the time that starting takes.
     gc.set_threshold(100_000)
+    atexit.register(gc.freeze)  # nor once more at the end, when all memory is given back anyway
 
 
 for command in (
