@@ -116,11 +116,12 @@ def _written(target: Target, tensors: Iterable[tuple[str, Tensor]], cut: Cut, fi
             if name in seen:
                 raise CheckpointError(f"the tensor '{name}' comes twice")
             seen.add(name)
-            yield name, target.ready(name, tensor, copy)
+            stored = target.ready(name, tensor, copy)
+            target.refuse_infinite(name, stored)
+            yield name, stored
 
     def write(pair: tuple[str, Tensor]) -> None:
         name, tensor = pair
-        target.refuse_infinite(name, tensor)
         with clearly(target.out):
             if cut.next(name, tensor.nbytes) == len(shards):
                 if shards:

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -64,17 +64,46 @@ def behind(function: Callable[[T], object], items: Iterable[T], ahead: int = 1) 
 
 
 @contextmanager
-def meanwhile(function: Callable[[threading.Event], R]) -> Iterator[Callable[[], R]]:
+def meanwhile(function: Callable[[threading.Event], R], patient: bool = False) -> Iterator[Callable[[], R]]:
     """function(stop) in a thread of its own while the block runs; yields what waits for its result.
 
-    `stop` is set when the block ends: the function should then come to an end, too.
+    `stop` is set when the block ends: the function should then come to an end, too. patient: it takes what the other
+    threads leave of the cores until somebody waits for it (Linux; elsewhere it has its share from the beginning).
     """
-    stop = threading.Event()
+    stop, wanted = threading.Event(), threading.Event()
+    thread: list[int] = []
+
+    def hurry() -> None:
+        wanted.set()
+        for number in thread:
+            _schedule(number, "SCHED_OTHER")
+
+    def run() -> R:
+        if patient:
+            thread.append(threading.get_native_id())
+            _schedule(thread[0], "SCHED_IDLE")
+            if wanted.is_set():
+                hurry()
+        return function(stop)
+
     with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(run)
+
+        def result() -> R:
+            hurry()
+            return future.result()
+
         try:
-            yield pool.submit(function, stop).result
+            yield result
         finally:
             stop.set()
+            hurry()
+
+
+def _schedule(thread: int, policy: str) -> None:
+    """Let the kernel run a thread by another policy, where it knows it."""
+    with suppress(AttributeError, OSError):
+        os.sched_setscheduler(thread, getattr(os, policy), os.sched_param(0))
 
 
 def _mark() -> None:
