@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -38,6 +39,25 @@ class Making:
         """The tensors of one group under their names on disk."""
         made = self.make(group)
         return [pair for role in group for pair in self.signature.tensors[role].split(made[role])]
+
+    def one(self, name: str) -> Tensor:
+        """One tensor by its name on disk; its whole group is made."""
+        return dict(self.of(self._group[name]))[name]
+
+    def some(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Several tensors by their names on disk."""
+        groups = dict.fromkeys(self._group[name] for name in names)
+        made = chain.from_iterable(in_order(self.of, groups, self.workers))
+        return {name: tensor for name, tensor in made if name in names}
+
+    @cached_property
+    def like(self) -> dict[str, Tensor]:
+        """All of them without numbers, by name."""
+        return {name: tensor for group in self.groups for name, tensor in self.foreseen(group)}
+
+    @cached_property
+    def _group(self) -> dict[str, Group]:
+        return {name: group for group in self.groups for name, _ in self.foreseen(group)}
 
     def foreseen(self, group: Group) -> list[tuple[str, Tensor]]:
         """The same without numbers (on the meta device): names and shapes."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -16,11 +16,11 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
-from onebasin.engine import meanwhile
-
+from .making import Making
 from .probes import probe
 from .reader import Checkpoint, CheckpointError, one_line
 from .scattered import one_by_one_where_needed
+from .streamed import await_weights, placed, stand_ins
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -84,7 +84,7 @@ def compare(
     Raises CheckpointError where a folder does not load whole, or the two have no output in common.
     """
     folders = Checkpoint(a), Checkpoint(b)
-    loaded = [load(folder, dtype, device) for folder in folders]
+    loaded = [streamed(folder, dtype, device) for folder in folders]
     for folder, (model, unused), (_, other) in zip(folders, loaded, reversed(loaded), strict=True):
         if unused - other:
             raise CheckpointError(f"'{folder.given}': {_kind(model)} does not use {_some(unused - other)}")
@@ -96,22 +96,20 @@ def compare(
 
 def compare_rewritten(
     original: Checkpoint,
-    tensors: Iterable[tuple[str, Tensor]],
+    rewritten: Making,
     config_updates: Mapping[str, Any],
     *,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> Verification:
-    """`compare` for a folder and what is to be written from it, loaded as if from a folder, which it need not be in.
+    """`compare` for a folder and what is to be written from it, as if it were in a folder, which it need not be.
 
-    tensors: under their names on disk. config_updates: what the config says besides. dtype: of the forward passes.
-    tolerance: of the relative difference. Raises CheckpointError as `compare` does.
+    config_updates: what the config says besides. dtype: of the forward passes. tolerance: of the relative difference.
+    Raises CheckpointError as `compare` does.
     """
-    with meanwhile(lambda _: load(original, dtype, device)) as loaded:  # and with it, if need be, all that runs models
-        made = dict(tensors)
-        before, unused = loaded()
-    after, other = load(original, dtype, device, (made, config_updates))
+    before, unused = streamed(original, dtype, device)
+    after, other = streamed(original, dtype, device, (rewritten, config_updates))
     if unused ^ other:
         raise CheckpointError(f"'{original.given}': {_kind(after)} does not use {_some(unused ^ other)}")
     return compare_models(before, after, tolerance=tolerance)
@@ -158,6 +156,11 @@ def runnable(folder: Checkpoint) -> None:
                               "cannot be run to verify it; --no-verify does without")  # fmt: skip
 
 
+def class_of(folder: Checkpoint) -> Any:
+    """The class that runs a folder's model; the first time, all that runs models is imported with it."""
+    return _class(CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config))
+
+
 def load(
     folder: Checkpoint, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
 ) -> tuple[PreTrainedModel, set[str]]:
@@ -166,6 +169,45 @@ def load(
     instead: tensors by their names on disk that are loaded instead of the folder's, and what the config says besides.
     Raises CheckpointError where it does not load, or weights that the class needs are missing.
     """
+    model, unused = _complete(folder, dtype, instead)
+    module: nn.Module = model  # whose `to` and `eval` are typed
+    module.to(device=device, dtype=dtype).train(False)
+    one_by_one_where_needed(model)
+    return model, unused
+
+
+def streamed(
+    folder: Checkpoint,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    instead: tuple[Making, Mapping[str, Any]] | None = None,
+) -> tuple[PreTrainedModel, set[str]]:
+    """The same without its weights, which are read or made when they are used; what the class puts together from
+    several tensors it holds. It is for running alone.
+    """
+    whole, updates = instead or (None, {})
+    like = whole.like if whole else {name: folder.read_name(name) for name in folder.files}
+    one = whole.one if whole else folder.read_name
+
+    def make(name: str) -> Tensor:
+        return one(name).to(device, dtype if like[name].is_floating_point() else None)
+
+    given = stand_ins(like, dtype)
+    model, unused = _complete(folder, dtype, ({**like, **given}, updates))
+    held = like.keys() - placed(model, given) - unused
+    if held:
+        given = {name: tensor for name, tensor in given.items() if name not in held}
+        real = whole.some(held) if whole else {name: folder.read_name(name) for name in held}
+        model, unused = _complete(folder, dtype, ({**given, **real}, updates))
+    if not await_weights(model, given, make, dtype, device):
+        return load(folder, dtype, device, (dict(whole), updates) if whole else None)
+    model.train(False)
+    one_by_one_where_needed(model)
+    return model, unused
+
+
+def _complete(folder: Checkpoint, dtype: torch.dtype, instead: Instead | None) -> tuple[PreTrainedModel, set[str]]:
+    """The model with all weights that its class needs, and the names of those that it leaves out."""
     assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
     runnable(folder)
     try:
@@ -177,9 +219,6 @@ def load(
     if info["missing_keys"]:
         raise CheckpointError(f"'{folder.given}': {_kind(model)} needs {_some(info['missing_keys'])}, "
                               "which the weights lack")  # fmt: skip
-    module: nn.Module = model  # whose `to` and `eval` are typed
-    module.to(device=device, dtype=dtype).train(False)
-    one_by_one_where_needed(model)
     return model, set(info["unexpected_keys"])
 
 
@@ -229,7 +268,9 @@ def _class(config: PretrainedConfig) -> Any:
 
     names = getattr(config, "architectures", None) or [""]
     found = getattr(transformers, str(names[0]), None)
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        found = transformers.MODEL_MAPPING.get(type(config), None)  # what AutoModel takes, which wants a folder
+    return found if isinstance(found, type) else AutoModel
 
 
 def takes_cache(model: PreTrainedModel) -> bool:

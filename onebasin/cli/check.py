@@ -62,7 +62,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
     lines.append(f"memory beside the program itself, about: {memory}")
     expected = ", ".join(f"{level} {_times(*ends)}" for level, ends in found["seconds"].items())
     lines.append(f"time on this machine, about: {expected}")
-    lines.append(f"to verify outputs, both models are held: {c.size(found['verify_memory'])}")
+    lines.append(f"to verify outputs: {c.size(found['verify_memory'])}")
     return lines
 
 

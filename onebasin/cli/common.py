@@ -38,8 +38,8 @@ Verify = Annotated[
     str,
     typer.Option(
         "--verify",
-        help="Before anything appears: outputs runs the rewritten model beside its source on random inputs, holding "
-        "both; tensors checks every map that was found, in little memory; none.",
+        help="Before anything appears: outputs runs the rewritten model beside its source on random inputs, layer by "
+        "layer; tensors checks every map that was found, which needs no class that runs the model; none.",
     ),
 ]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")]

@@ -8,10 +8,10 @@ from typing import Any
 
 from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
 from onebasin.checkpoint.preflight import peek as peeked
-from onebasin.matching.cost import expected, numbers_held
+from onebasin.matching.cost import expected, numbers_held, numbers_run
 from onebasin.symmetry import LEVELS, acting_groups
 
-from .folders import numel, opened
+from .folders import opened
 from .options import STREAM_LEVELS, Model, Options
 
 
@@ -50,7 +50,7 @@ def check(
                     groups = acting_groups(seen.signature, level, rescale="joint")
                     memory[level] = item * numbers_held(seen.signature, seen.roles, groups, workers)
                     times[level] = [round(end, 2) for end in expected(seen.signature, seen.roles, groups, item)]
-        verifying = 2 * item * numel(first) if found.reason is None else None
+        verifying = item * numbers_run(found.signature) if found.signature is not None else None
     return {
         "can_match": found.reason is None,
         "reason": found.reason,

@@ -22,20 +22,26 @@ Align = Callable[[Sequence[Checkpoint], int], tuple[list[Found], list[Alignment]
 class Frame:
     """models: in the form and width in which they were aligned to `models[centre]`. common: the tensors of all.
 
-    alignments: of every model; found and differences: of the others, where a difference is the largest of an output
-    from the given model's (None: it was not run).
+    given: the models as they were. alignments: of every model; found: of the others. verify: how they can be verified.
     """
 
+    given: list[Checkpoint]
     models: list[Checkpoint]
     centre: int
     common: Common
     found: list[Found]
     alignments: list[Alignment]
-    differences: list[float | None]
+    verify: bool | str
 
     @property
     def others(self) -> list[int]:
         return [i for i in range(len(self.models)) if i != self.centre]
+
+    def differences(self, opt: Options, tell: Tell | None) -> list[float | None]:
+        """The largest of an output of every other model from the given one's (None: it was not run); see `verified`."""
+        return [
+            verified(self.given[i], self.models[i], self.alignments[i], opt, tell, self.verify) for i in self.others
+        ]
 
 
 def in_one_frame(
@@ -53,8 +59,8 @@ def in_one_frame(
 
     anchor: its number; None for the widest where widths differ, else the one nearest to the mean (weights: shares).
     level: of symmetry; with `none` the models stay as they are. align: how, given the models in their final form and
-    the anchor (default: `align_all`). Raises CheckpointError for models that cannot be paired, and for one that would
-    no longer compute its function; see `verified`.
+    the anchor (default: `align_all`). verify: how the frame's models shall be. Raises CheckpointError for models that
+    cannot be paired, or not be verified so.
     """
     matching = level != "none"
     for checkpoint in given if matching and verification(verify) == "outputs" else []:
@@ -70,9 +76,4 @@ def in_one_frame(
     else:
         centre = nearest_to_mean(models, common.roles, shares or [1 / len(models)] * len(models))
     found, alignments = align(models, centre) if align else align_all(models, centre, level, opt, tell)
-    differences = [
-        verified(given[i], models[i], alignments[i], opt, tell, verify) if matching else None
-        for i in range(len(models))
-        if i != centre
-    ]
-    return Frame(models, centre, common, found, alignments, differences)
+    return Frame(list(given), models, centre, common, found, alignments, verify if matching else "none")

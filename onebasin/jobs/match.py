@@ -19,7 +19,16 @@ from onebasin.symmetry import Signature
 from .aligning import align
 from .folders import gauge, opened, refuse_existing, unit_folder, widened, workplace
 from .options import STREAM_LEVELS, Model, Options, Tell, stored_dtype, verification
-from .writing import Record, hashed, refuse_unverifiable, rewritten, save_alignment, verified, write_canonical
+from .writing import (
+    Record,
+    hashed,
+    ready_to_verify,
+    refuse_unverifiable,
+    rewritten,
+    save_alignment,
+    verified,
+    write_canonical,
+)
 
 
 def match(
@@ -83,12 +92,12 @@ def match(
             "distance_after": found.after.distance,
             "objective": found.objective,
         }
-        result["max_output_difference"] = verified(given[0], first, found.alignment, opt, tell, verify)
         result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
         record = Record("match", command, given, opt, result, [found], sha256)
 
         def complete(folder: Path) -> None:
-            """What belongs to the output is written before anyone sees the output."""
+            """What belongs to the output is written before anyone sees the output, which must be right."""
+            result["max_output_difference"] = verified(given[0], first, found.alignment, opt, tell, verify)
             record.write(folder)
             if alignment is not None:
                 save_alignment(found.alignment, alignment)
@@ -102,6 +111,7 @@ def match(
 
         if tell:
             tell("writing")
+        stack.enter_context(ready_to_verify(given[:1], verify))
         write_model(
             target,
             rewritten(first, found.alignment, opt),

@@ -37,7 +37,7 @@ from .options import (
 from .quality import LEVEL, choose, refuse_settled
 from .statistics import combination
 from .transporting import of_one_width, transported
-from .writing import Record, hashed, moved
+from .writing import Record, hashed, moved, ready_to_verify
 
 FITTED = ("ot", "fisher", "regmean", "progressive")  # methods that need the models as exact copies, of one vocabulary
 
@@ -109,7 +109,6 @@ def merge(
             "distance_before": [item.before.distance for item in frame.found],
             "distance_after": [item.after.distance for item in frame.found],
             "objective": frame.found[0].objective,
-            "max_output_difference": frame.differences,
         }
         if how.of(chosen.method):
             result["settings"] = how.of(chosen.method)
@@ -134,8 +133,15 @@ def merge(
             if isinstance(combine, Regression):
                 result["jitter"] = combine.jitter  # layer -> number, as they are solved
         record = Record("merge", command, sources, opt, result, frame.found, sha256)
+
+        def complete(folder: Path) -> None:
+            """Before anyone sees the folder."""
+            result["max_output_difference"] = frame.differences(opt, tell)
+            record.write(folder, look.write_model_card)
+
         if tell:
             tell("writing")
+        stack.enter_context(ready_to_verify(given, frame.verify))
         write_model(
             target,
             tensors,
@@ -143,7 +149,7 @@ def merge(
             overwrite=overwrite,
             dtype=stored,
             config_updates=merged[layout].config_updates,
-            check=lambda folder: record.write(folder, look.write_model_card),
+            check=complete,
             **look.told,
         )  # fmt: skip
         if output is None:

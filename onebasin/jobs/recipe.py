@@ -90,7 +90,7 @@ def merge_config(
             frame = in_one_frame(models, anchor, opt.symmetry, opt, tell, verify=verify)
             models = [moved(*pair, opt) for pair in zip(frame.models, frame.alignments, strict=True)]
             found = frame.found
-            result |= {"anchor": frame.centre, "max_output_difference": frame.differences}
+            result |= {"anchor": frame.centre, "max_output_difference": frame.differences(opt, tell)}
         if unified:
             models = unified.filled(models, opt.dtype)
         result["distance_before"] = [item.before.distance for item in found]

@@ -29,7 +29,7 @@ from onebasin.checkpoint import (
 from onebasin.checkpoint.card import hashes
 from onebasin.checkpoint.reader import one_line
 from onebasin.checkpoint.seen import Seen
-from onebasin.checkpoint.verification import runnable
+from onebasin.checkpoint.verification import class_of, runnable
 from onebasin.engine import meanwhile
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Softened
@@ -62,6 +62,12 @@ def refuse_unverifiable(checkpoint: Checkpoint) -> None:
     runnable(checkpoint)
 
 
+def ready_to_verify(models: Sequence[Checkpoint], how: bool | str) -> AbstractContextManager[object]:
+    """Import what runs the models while the block runs, which takes about a second."""
+    run = models if verification(how) == "outputs" else ()
+    return meanwhile(lambda _: [class_of(model) for model in run])
+
+
 def verified(
     original: Checkpoint,
     model: Checkpoint,
@@ -72,9 +78,9 @@ def verified(
 ) -> float | None:
     """The largest output difference between a folder and its rewritten model; CheckpointError where it is not rounding.
 
-    how: see `verification`; None is returned where the models are not run. With `tensors` only the maps are checked,
-    and memory does not depend on the model's size. Else both models are held and run in the precision of the
-    mathematics: weights rounded to 16 bits would need a tolerance that hides real errors.
+    how: see `verification`; None is returned where the models are not run. With `tensors` only the maps are checked.
+    Else both models are run, in the precision of the mathematics: weights rounded to 16 bits would need a tolerance
+    that hides real errors.
     """
     if verification(how) == "none":
         return None
@@ -112,7 +118,7 @@ def hashed(models: Sequence[Checkpoint]) -> AbstractContextManager[Callable[[], 
     """The hashes of all input files, made while the block runs."""
     for model in models:
         assert model.files  # which a thread of its own should not be the first to ask
-    return meanwhile(lambda stop: [hashes(model, stop) for model in models])
+    return meanwhile(lambda stop: [hashes(model, stop) for model in models], patient=True)
 
 
 def save_alignment(alignment: Alignment, place: str | Path) -> None:

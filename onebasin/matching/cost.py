@@ -53,6 +53,16 @@ def numbers_held(
     return held
 
 
+def numbers_run(signature: Signature) -> int:
+    """About how many numbers are in memory at most while a model and its copy run to be compared.
+
+    Of weights only those that are being used, but all that the classes put together: the matrices of experts.
+    """
+    sizes = {role: prod(entry.shape) for role, entry in signature.tensors.items()}
+    stacked = sum(sizes[role] for role, entry in signature.tensors.items() if len(entry.names) > 1)
+    return 2 * stacked + COPIES * max(sizes.values(), default=0)
+
+
 SWEEPS = (2, 30)  # over coupled spaces: fewest where the embeddings decide, most where they say little (seen: 1 to 40)
 ORDERED = 5  # sweeps at most where all is permuted
 GROWTH = 2.3  # exponent of assignment, between 1024 and 14,336 neurons

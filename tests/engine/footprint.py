@@ -3,7 +3,7 @@
 
 The keys are those of a Llama's config, for other widths: hidden_size=4096 intermediate_size=11008 and so on; bits=16
 stores the models in bfloat16; depths=2,8 says how many layers, workers=1 how many threads (default: 2).
-Jobs: paper, full, canonical, distance, verify, or all. What is written is removed again.
+Jobs: paper, full, canonical, distance, verify, run, or all. What is written is removed again.
 Every job runs in a fork of this process, which has imported everything and computed nothing.
 """
 
@@ -89,6 +89,7 @@ def jobs(folder: Path, layers: int, workers: int) -> dict[str, Callable[[], obje
         "canonical": lambda: onebasin.canonical(pair[0], folder / f"canonical-{layers}", verify="none"),
         "distance": lambda: onebasin.distance(*pair),
         "verify": lambda: onebasin.verify(*pair, tensors=True),
+        "run": lambda: onebasin.verify(pair[0], pair[0]),
     }
 
 

@@ -29,7 +29,7 @@ def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, int]]
     return {job: {int(depth): peak for depth, peak in by.items()} for job, by in json.loads(done.stdout).items()}
 
 
-@pytest.mark.parametrize("job", ["paper", "full", "canonical", "distance", "verify"])
+@pytest.mark.parametrize("job", ["paper", "full", "canonical", "distance", "verify", "run"])
 def test_depth_does_not_matter(peaks: dict[str, dict[int, int]], job: str) -> None:
     """Six more layers of both models are 22 MB: a quarter of them, beside the maps that are found, would show."""
     of = peaks[job]
