@@ -2,10 +2,12 @@
 """Merging from disk to disk, beside the floor of its ingredients and beside mergekit's plain average.
 
     python -m benchmarks.disk [--kind independent|fine-tuned] [--layers N] [--mergekit PYTHON] [--workers 1,2] [--ray]
-        [--library]
+        [--library] [--repeats N]
 
 Makes two synthetic BERT-large folders (float32, 1.3 GB each) and merges them in processes of their own. PYTHON is an
-interpreter that has mergekit, which need not be the one that runs onebasin. Results go to build/bench, too.
+interpreter that has mergekit, which need not be the one that runs onebasin. All is measured in turn, N times; of each
+the run of the middle is reported. Everybody writes into a new folder, and no output is removed before a round is over:
+what is written into memory that was just let go is written faster. Results go to build/bench, too.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +49,7 @@ def main(
     workers: Annotated[str, typer.Option(help="threads of onebasin, each measured")] = str(os.cpu_count() or 1),
     ray: Annotated[bool, typer.Option(help="measure a local Ray cluster, too")] = False,
     library: Annotated[bool, typer.Option(help="measure the same merge called from Python, too")] = False,
+    repeats: Annotated[int, typer.Option(help="how often all is measured, in turn")] = 3,
     keep: Annotated[bool, typer.Option(help="leave the models, 4 GB, for the next time")] = False,
 ) -> None:
     """Merge two BERT-large models from disk to disk: seconds, peak memory, and the floor."""
@@ -56,30 +60,41 @@ def main(
             make(model, kind, layers, number)
     size = (models[0] / "model.safetensors").stat().st_size
     warm(models)
-    result: dict[str, Any] = {"kind": kind, "layers": layers, "bytes": size}
-    how = ["--match", "paper", "--verify", verify, "-o", str(folder / "merged"), "--overwrite", "--quiet"]
+    how = ["--match", "paper", "--verify", verify, "--quiet"]
     command = [sys.executable, "-c", "from onebasin.cli import app; app()", "merge", *map(str, models), *how]
+    jobs: dict[str, Callable[[Path], dict[str, float]]] = {}
     for count in workers.split(","):
-        result[f"onebasin, {count} workers"] = measured([*command, "--workers", count])
+        jobs[f"onebasin, {count} workers"] = partial(measured, [*command, "--workers", count, "-o"])
     if library:
-        options = f"match='paper', verify={verify!r}, overwrite=True"
-        call = f"onebasin.merge({[*map(str, models)]}, {str(folder / 'merged')!r}, {options})"
-        result["onebasin, library"] = measured([sys.executable, "-c", f"import onebasin; {call}"])
+        call = f"onebasin.merge({[*map(str, models)]}, sys.argv[1], match='paper', verify={verify!r})"
+        jobs["onebasin, library"] = partial(measured, [sys.executable, "-c", f"import onebasin, sys; {call}"])
     if ray:
-        result["onebasin, Ray"] = measured([*command, "--ray", "local"])
-    result["floor"] = floor(models, folder / "copy")
+        jobs["onebasin, Ray"] = partial(measured, [*command, "--ray", "local", "-o"])
+    jobs["floor"] = partial(floor, models)
     if mergekit:
         recipe = folder / "recipe.yml"
         recipe.write_text(json.dumps(linear(models)))
-        command = [mergekit, "-m", "mergekit.scripts.run_yaml", str(recipe), str(folder / "linear"), "--quiet"]
-        result["mergekit"] = measured(command)
+        jobs["mergekit"] = partial(measured, [mergekit, "-m", "mergekit.scripts.run_yaml", "--quiet", str(recipe)])
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in jobs}
+    outputs = [folder / f"out-{number}" for number in range(len(jobs))]
+    for _ in range(repeats):
+        clear(outputs)
+        for (name, job), out in zip(jobs.items(), outputs, strict=True):
+            runs[name].append(job(out))
+    clear(outputs)
+    result: dict[str, Any] = {"kind": kind, "layers": layers, "bytes": size, "all seconds": {}}
+    for name, every in runs.items():
+        result[name] = sorted(every, key=lambda run: run["seconds"])[len(every) // 2]
+        result["all seconds"][name] = [round(run["seconds"], 2) for run in every]
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.with_name(f"disk-{kind}.json").write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     print(json.dumps(result, indent=2))
-    for path in (
-        [] if keep else [*models, *map(bare, models), *(folder / name for name in ("merged", "copy", "linear"))]
-    ):
-        shutil.rmtree(path, ignore_errors=True)
+    clear([] if keep else [*models, *map(bare, models)])
+
+
+def clear(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make(folder: Path, kind: str, layers: int, number: int) -> None:
@@ -116,10 +131,10 @@ def bare(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-config")
 
 
-def measured(command: list[str]) -> dict[str, float]:
-    """Wall and CPU seconds and the largest resident set (bytes) of a process of its own."""
+def measured(command: list[str], out: Path) -> dict[str, float]:
+    """Wall and CPU seconds and the largest resident set (bytes) of a process of its own, which writes `out`."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     if status:
@@ -142,7 +157,6 @@ def floor(models: list[Path], out: Path) -> dict[str, float]:
         for role in roles:
             model.read(role).sum()
     read = time.perf_counter() - start
-    shutil.rmtree(out, ignore_errors=True)
     start = time.perf_counter()
     write_model(out, ((name, source.read_name(name)) for name in source.files), source)
     write = time.perf_counter() - start
