@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-
-if TYPE_CHECKING:
-    pass
 
 Make = Callable[[str], Tensor]  # by its name on disk, in the dtype and on the device where the model runs
 
@@ -32,6 +29,7 @@ class Awaited(Tensor):
     def __new__(cls, like: Tensor, device: str, make: Callable[[], Tensor]) -> Awaited:
         made: Awaited = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=torch.device(device))
         made.make = make
+        torch._C._set_throw_on_mutable_data_ptr(made)  # there is no memory to look into
         return made
 
     @classmethod
@@ -45,7 +43,7 @@ class Awaited(Tensor):
 def stand_ins(like: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """For every tensor of floating-point numbers, one of its shape whose memory is hardly touched, and so not taken.
 
-    Only the first and the last number are set, to NaN: who copies a stand-in, whole or in parts, copies one of them.
+    Only the first and the last number are set, to NaN: a copy has them, and so have the parts that one is cut into.
     """
     found = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in like.items()
              if tensor.is_floating_point() and tensor.numel()}  # fmt: skip

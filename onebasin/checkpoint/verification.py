@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -33,6 +33,8 @@ TOLERANCE = {
     torch.bfloat16: 8 * 2.0**-8,
 }
 Instead = tuple[dict[str, Tensor], Mapping[str, Any]]  # tensors and config that take the place of a folder's
+Made = tuple[Making, Mapping[str, Any]]  # the same, not made yet
+Side = tuple[Checkpoint, Made | None]
 _INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
 
 
@@ -84,14 +86,10 @@ def compare(
     Raises CheckpointError where a folder does not load whole, or the two have no output in common.
     """
     folders = Checkpoint(a), Checkpoint(b)
-    loaded = [streamed(folder, dtype, device) for folder in folders]
-    for folder, (model, unused), (_, other) in zip(folders, loaded, reversed(loaded), strict=True):
-        if unused - other:
-            raise CheckpointError(f"'{folder.given}': {_kind(model)} does not use {_some(unused - other)}")
     stored = (value for folder in folders for value in folder.dtypes.values())
     allowed = tolerance_of(dtype, *stored) if tolerance is None else tolerance
-    found = compare_models(loaded[0][0], loaded[1][0], batch=batch, length=length, seed=seed, tolerance=allowed)
-    return replace(found, unused=tuple(sorted(loaded[0][1])))
+    sides = (folders[0], None), (folders[1], None)
+    return _compared(sides, dtype, device, batch=batch, length=length, seed=seed, tolerance=allowed)
 
 
 def compare_rewritten(
@@ -108,11 +106,23 @@ def compare_rewritten(
     config_updates: what the config says besides. dtype: of the forward passes. tolerance: of the relative difference.
     Raises CheckpointError as `compare` does.
     """
-    before, unused = streamed(original, dtype, device)
-    after, other = streamed(original, dtype, device, (rewritten, config_updates))
-    if unused ^ other:
-        raise CheckpointError(f"'{original.given}': {_kind(after)} does not use {_some(unused ^ other)}")
-    return compare_models(before, after, tolerance=tolerance)
+    return _compared(((original, None), (original, (rewritten, config_updates))), dtype, device, tolerance=tolerance)
+
+
+def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: Any) -> Verification:
+    """`compare_models` of two sides, which are held only where they do not run otherwise."""
+
+    def found(prepare: Callable[..., tuple[PreTrainedModel, set[str]]]) -> Verification:
+        ready = [prepare(*side, dtype, device) for side in sides]
+        for (folder, _), (model, unused), (_, other) in zip(sides, ready, reversed(ready), strict=True):
+            if unused - other:
+                raise CheckpointError(f"'{folder.given}': {_kind(model)} does not use {_some(unused - other)}")
+        return replace(compare_models(ready[0][0], ready[1][0], **how), unused=tuple(sorted(ready[0][1])))
+
+    try:
+        return found(streamed)
+    except CheckpointError:  # a kernel that looks into memory by itself, say: held they run, or the error is their own
+        return found(held)
 
 
 def compare_models(
@@ -176,14 +186,16 @@ def load(
     return model, unused
 
 
+def held(folder: Checkpoint, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
+    """`load`, of the folder or of what is made instead."""
+    return load(folder, dtype, device, (dict(instead[0]), instead[1]) if instead else None)
+
+
 def streamed(
-    folder: Checkpoint,
-    dtype: torch.dtype,
-    device: str = "cpu",
-    instead: tuple[Making, Mapping[str, Any]] | None = None,
+    folder: Checkpoint, instead: Made | None, dtype: torch.dtype, device: str
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The same without its weights, which are read or made when they are used; what the class puts together from
-    several tensors it holds. It is for running alone.
+    """The same without weights, which are read or made when they are used; what the class puts together from several
+    tensors is held. It is for running alone.
     """
     whole, updates = instead or (None, {})
     like = whole.like if whole else {name: folder.read_name(name) for name in folder.files}
@@ -194,13 +206,13 @@ def streamed(
 
     given = stand_ins(like, dtype)
     model, unused = _complete(folder, dtype, ({**like, **given}, updates))
-    held = like.keys() - placed(model, given) - unused
-    if held:
-        given = {name: tensor for name, tensor in given.items() if name not in held}
-        real = whole.some(held) if whole else {name: folder.read_name(name) for name in held}
+    other = like.keys() - placed(model, given) - unused
+    if other:
+        given = {name: tensor for name, tensor in given.items() if name not in other}
+        real = whole.some(other) if whole else {name: folder.read_name(name) for name in other}
         model, unused = _complete(folder, dtype, ({**given, **real}, updates))
     if not await_weights(model, given, make, dtype, device):
-        return load(folder, dtype, device, (dict(whole), updates) if whole else None)
+        return held(folder, instead, dtype, device)
     model.train(False)
     one_by_one_where_needed(model)
     return model, unused

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.streamed import Awaited, await_weights, placed, stand_ins
-from onebasin.checkpoint.verification import load, streamed
+from onebasin.checkpoint.verification import compare, load, streamed
 
 DTYPE = torch.float64
 # What a class puts together from several tensors, takes apart, or copies into memory of its own, it holds.
@@ -24,7 +24,7 @@ HOLDING = ("moe", "mixtral", "deepseek", "swiglu", "xlnet")
 def test_it_computes_what_the_whole_model_computes(case: str, tmp_path: Path) -> None:
     folder = Checkpoint(save(CASES[case]().double(), tmp_path / "model"))
     whole, left_out = load(folder, DTYPE)
-    model, unused = streamed(folder, DTYPE)
+    model, unused = streamed(folder, None, DTYPE, "cpu")
     assert unused == left_out
     wanted = named_outputs(whole, inputs(whole))
     got = named_outputs(model, inputs(whole))
@@ -91,3 +91,20 @@ def test_tensors_are_let_go_once_they_were_used() -> None:
     with torch.no_grad():
         assert torch.equal(layers(x), x)
     assert most == 1 and made == 20
+
+
+def test_a_model_that_does_not_run_so_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of a model's own look into memory by themselves."""
+    folder = save(CASES["BertModel"](), tmp_path / "model")
+    looked: list[int] = []
+
+    def forward(self: nn.Module, hidden_states: Tensor) -> Tensor:
+        looked.append(self.dense.weight.data_ptr())  # type: ignore[union-attr, operator]
+        return hidden_states[:, 0]
+
+    monkeypatch.setattr("transformers.models.bert.modeling_bert.BertPooler.forward", forward)
+    with pytest.raises(RuntimeError), torch.no_grad():
+        model, _ = streamed(Checkpoint(folder), None, DTYPE, "cpu")
+        model(**inputs(model))
+    assert not looked
+    assert compare(folder, folder).same and len(looked) == 2
