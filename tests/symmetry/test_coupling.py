@@ -15,7 +15,7 @@ from onebasin.symmetry.coupling import soften
 @given(st.integers(2, 8), st.sampled_from([0.3, 1.0, 10.0]), st.integers(0, 100))
 def test_rows_and_columns_sum_to_one_and_nothing_is_negative(n, temperature, seed):
     score = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    matrix = soften(score, temperature, sweeps=500).matrix
+    matrix = soften(score, temperature, sweeps=2000).matrix  # scores that nearly fall apart into blocks take long
     assert (matrix >= 0).all()
     assert torch.allclose(matrix.sum(0), torch.ones(n).double(), atol=1e-6)
     assert torch.allclose(matrix.sum(1), torch.ones(n).double(), atol=1e-6)
