@@ -38,6 +38,10 @@ Side = tuple[Checkpoint, Made | None]
 _INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
 
 
+class DoesNotRun(CheckpointError):
+    """A model does not run as it was prepared."""
+
+
 @dataclass(frozen=True)
 class Verification:
     """same: relative_difference <= tolerance. max_difference: the largest |a - b| of any output.
@@ -121,7 +125,7 @@ def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: 
 
     try:
         return found(streamed)
-    except CheckpointError:  # a kernel that looks into memory by itself, say: held they run, or the error is their own
+    except DoesNotRun:  # a kernel that looks into memory by itself, say: held they run, or the error is their own
         return found(held)
 
 
@@ -195,7 +199,7 @@ def streamed(
     folder: Checkpoint, instead: Made | None, dtype: torch.dtype, device: str
 ) -> tuple[PreTrainedModel, set[str]]:
     """The same without weights, which are read or made when they are used; what the class puts together from several
-    tensors is held. It is for running alone.
+    tensors is held. It is for running alone. Raises DoesNotRun for a class that keeps copies, besides what `load` does.
     """
     whole, updates = instead or (None, {})
     like = whole.like if whole else {name: folder.read_name(name) for name in folder.files}
@@ -209,10 +213,10 @@ def streamed(
     other = like.keys() - placed(model, given) - unused
     if other:
         given = {name: tensor for name, tensor in given.items() if name not in other}
-        real = whole.some(other) if whole else {name: folder.read_name(name) for name in other}
+        real = whole.some(other) if whole else {name: like[name] for name in other}
         model, unused = _complete(folder, dtype, ({**given, **real}, updates))
     if not await_weights(model, given, make, dtype, device):
-        return held(folder, instead, dtype, device)
+        raise DoesNotRun(f"'{folder.given}': {_kind(model)} keeps copies of what it loads")
     model.train(False)
     one_by_one_where_needed(model)
     return model, unused
@@ -304,7 +308,7 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
             model.train(False)
             found = model(**given, **cache, return_dict=True)
     except Exception as error:
-        raise CheckpointError(f"{_kind(model)} cannot be run on random inputs: {one_line(error)}") from None
+        raise DoesNotRun(f"{_kind(model)} cannot be run on random inputs: {one_line(error)}") from None
     finally:
         model.train(training)
     return outward(found)

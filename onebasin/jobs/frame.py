@@ -22,7 +22,7 @@ Align = Callable[[Sequence[Checkpoint], int], tuple[list[Found], list[Alignment]
 class Frame:
     """models: in the form and width in which they were aligned to `models[centre]`. common: the tensors of all.
 
-    given: the models as they were. alignments: of every model; found: of the others. verify: how they can be verified.
+    given: the models as they were. alignments: of every model; found: of the others. how: they are verified.
     """
 
     given: list[Checkpoint]
@@ -31,7 +31,7 @@ class Frame:
     common: Common
     found: list[Found]
     alignments: list[Alignment]
-    verify: bool | str
+    how: str
 
     @property
     def others(self) -> list[int]:
@@ -39,9 +39,7 @@ class Frame:
 
     def differences(self, opt: Options, tell: Tell | None) -> list[float | None]:
         """The largest of an output of every other model from the given one's (None: it was not run); see `verified`."""
-        return [
-            verified(self.given[i], self.models[i], self.alignments[i], opt, tell, self.verify) for i in self.others
-        ]
+        return [verified(self.given[i], self.models[i], self.alignments[i], opt, tell, self.how) for i in self.others]
 
 
 def in_one_frame(
@@ -63,7 +61,8 @@ def in_one_frame(
     cannot be paired, or not be verified so.
     """
     matching = level != "none"
-    for checkpoint in given if matching and verification(verify) == "outputs" else []:
+    how = verification(verify) if matching else "none"
+    for checkpoint in given if how == "outputs" else []:
         refuse_unverifiable(checkpoint)
     models = [gauge(checkpoint, opt, tell) if matching else checkpoint for checkpoint in given]
     widest = max(range(len(models)), key=lambda i: numel(models[i]))
@@ -76,4 +75,4 @@ def in_one_frame(
     else:
         centre = nearest_to_mean(models, common.roles, shares or [1 / len(models)] * len(models))
     found, alignments = align(models, centre) if align else align_all(models, centre, level, opt, tell)
-    return Frame(list(given), models, centre, common, found, alignments, verify if matching else "none")
+    return Frame(list(given), models, centre, common, found, alignments, how)

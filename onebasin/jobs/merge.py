@@ -141,7 +141,7 @@ def merge(
 
         if tell:
             tell("writing")
-        stack.enter_context(ready_to_verify(given, frame.verify))
+        stack.enter_context(ready_to_verify(given, frame.how))
         write_model(
             target,
             tensors,

@@ -11,7 +11,7 @@ import torch
 from models import CASES, inputs, named_outputs, save
 from torch import Tensor, nn
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.streamed import Awaited, await_weights, placed, stand_ins
 from onebasin.checkpoint.verification import compare, load, streamed
 
@@ -108,3 +108,12 @@ def test_a_model_that_does_not_run_so_is_held(tmp_path: Path, monkeypatch: pytes
         model(**inputs(model))
     assert not looked
     assert compare(folder, folder).same and len(looked) == 2
+
+
+def test_models_that_do_not_compare_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found without holding them would be found again, in memory that there may not be."""
+    monkeypatch.setattr("onebasin.checkpoint.verification.held", lambda *_: pytest.fail("held"))
+    case = CASES["BertForSequenceClassification"]
+    folders = [save(case(num_labels=labels), tmp_path / str(labels)) for labels in (3, 4)]
+    with pytest.raises(CheckpointError, match="differ in the shape of 'logits'"):
+        compare(*folders)
