@@ -29,6 +29,9 @@ def refine(
     batch: Annotated[int, typer.Option(help="Examples in a step.")] = 16,
     lr: Annotated[float, typer.Option(help="The largest learning rate.")] = 1e-3,
     weights: Annotated[str | None, typer.Option(help="One number per teacher, such as 1,2 [default: equal].")] = None,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Multiply in bfloat16: faster where the hardware does.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the data and their order.")] = 0,
     dtype: c.Dtype = None,
     device: c.Device = "cpu",
@@ -43,8 +46,8 @@ def refine(
     with c.progress(quiet) as tell:
         result = onebasin.refine(
             merged, teachers, output, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
-            steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights), seed=seed, dtype=dtype,
-            device=device, family=family, overwrite=overwrite, tell=tell, command=c.command_line(),
+            steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights), mixed=mixed, seed=seed,
+            dtype=dtype, device=device, family=family, overwrite=overwrite, tell=tell, command=c.command_line(),
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

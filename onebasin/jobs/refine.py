@@ -34,6 +34,7 @@ def refine(
     lr: float = 1e-3,
     weights: Sequence[float] | None = None,
     control: Model | None = None,
+    mixed: bool = False,
     dtype: str | None = None,
     overwrite: bool = False,
     tell: Tell | None = None,
@@ -46,8 +47,8 @@ def refine(
 
     output: folder to write (None: the result holds the `model`). batch: examples in a step. weights: of the teachers'
     predictions. control: another start, such as the plain average of models that were not matched; it gets the same
-    steps on the same data, is not written, and its losses are reported beside. data, samples and options: fields of
-    `onebasin.Options` (task, context, vocabulary, seed, device, family).
+    steps on the same data, is not written, and its losses are reported beside. mixed: products of matrices in
+    bfloat16. data, samples and options: fields of `onebasin.Options` (task, context, vocabulary, seed, device, family).
 
     Returns {"output", "steps", "step", "loss_before", "loss_after", "control", "notes", "seconds"}; losses are those on
     data held back, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.
@@ -66,7 +67,7 @@ def refine(
         def run(start: Checkpoint) -> Refined:
             return distil(
                 start, masters, batches, steps=steps, lr=lr, weights=weights, seed=opt.seed, dtype=opt.dtype,
-                device=opt.device, progress=_progress(tell, start.given),
+                device=opt.device, mixed=mixed, progress=_progress(tell, start.given),
             )  # fmt: skip
 
         compared = [{"model": start.given, **_summary(run(start))} for start in starts[1:]]
@@ -80,7 +81,15 @@ def refine(
         }
 
         def complete(folder: Path) -> None:
-            how = {"data": data, "samples": samples, "batch": batch, "lr": lr, "weights": weights, **options}
+            how = {
+                "data": data,
+                "samples": samples,
+                "batch": batch,
+                "lr": lr,
+                "weights": weights,
+                "mixed": mixed,
+                **options,
+            }
             facts = provenance(given, command=command or CALL, options=how, result=result)
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             (folder / "README.md").write_text(_card(target.name, starts[0], masters, result, command), "utf-8")

@@ -65,6 +65,30 @@ def test_a_model_that_is_its_own_teacher_stays(tmp_path: Path) -> None:
         assert torch.allclose(tensor, a.read(role, torch.float64), atol=1e-6), role
 
 
+@pytest.mark.parametrize("case", ["GPT2LMHeadModel", "ViTModel"])
+def test_mixed_precision_multiplies_in_bfloat16_and_keeps_weights_in_float32(case: str, tmp_path: Path) -> None:
+    (a, b, merged), batches = models(case, tmp_path)
+    seen = set()
+    watch = torch.nn.modules.module.register_module_forward_hook(lambda _, __, out: seen.update([type_of(out)]))
+    with watch:
+        found = refine(merged, [a, b], batches[:6], held_back=batches[6:], steps=30, lr=5e-3, mixed=True)
+    assert torch.bfloat16 in seen
+    assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
+    exact = [loss_of(model, [a, b], batches[6:]) for model in (stock_model(merged).model, found.model)]
+    assert exact[1] < exact[0]
+    # bfloat16 keeps eight bits of every product.
+    assert exact == pytest.approx([found.losses[0], found.losses[found.step]], rel=0.05)
+
+
+def type_of(output: object) -> torch.dtype | None:
+    return output.dtype if isinstance(output, Tensor) else None
+
+
+def loss_of(model: torch.nn.Module, teachers: list[Checkpoint], batches: Batches) -> float:
+    model.double()
+    return sum(loss(named_outputs(model, batch), teachers, batch, [0.5, 0.5]) for batch in batches) / len(batches)
+
+
 def test_bad_input_is_named(tmp_path: Path) -> None:
     (a, b, merged), batches = models("GPT2LMHeadModel", tmp_path)
     with pytest.raises(ValueError, match="at least one teacher"):
