@@ -19,6 +19,7 @@ import json
 import random
 import re
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,31 +73,49 @@ def encode(reaction: str, ids: dict[str, int]) -> list[int]:
     return [ids.get(token, ids["[UNK]"]) for token in ("^", *TOKEN.findall(reaction), "$")]
 
 
-def tokens_of(reactions: Path, ids: dict[str, int], file: Path, by_length: bool = False) -> Path:
-    """The rows of `reactions` as token ids in `file`; sorted by length, batches need little padding."""
-    encoded = [encode(row["text"], ids) for row in read_rows(reactions, ("text",))]
-    lines = [json.dumps({"input_ids": one}) for one in (sorted(encoded, key=len) if by_length else encoded)]
-    file.write_text("\n".join(lines) + "\n", "utf-8")
+def encoded(reactions: Iterable[str], ids: dict[str, int], file: Path) -> Path:
+    """The reactions as token ids, one row each, in `file`."""
+    file.write_text("".join(json.dumps({"input_ids": encode(one, ids)}) + "\n" for one in reactions), "utf-8")
     return file
 
 
-def rounds_of(tokens: Path, rounds: int, batch: int = 16) -> int:
-    """Arrange the reactions of `tokens` for learning; the number of rows that then are in the file.
+def rounds_of(reactions: list[str], rounds: int, respell: bool, batch: int = 16) -> list[str]:
+    """The reactions, sorted by length, as learning takes them.
 
     Reactions of like length make a batch, which saves padding, and the batches stand in random order, `rounds` times:
     hidden atoms are drawn anew for every row. A sixteenth of the batches never teaches: they come again and again at
     the end, until they are the sixteenth of all rows that learning holds back. The longest reactions, which fill no
-    batch, are left out.
+    batch, are left out. respell: in every round but the first, the reactions that teach are spelled anew.
     """
-    lines = sorted(tokens.read_text("utf-8").splitlines(), key=lambda line: len(json.loads(line)["input_ids"]))
-    batches = [lines[start : start + batch] for start in range(0, len(lines) - batch + 1, batch)]
+    batches = [reactions[start : start + batch] for start in range(0, len(reactions) - batch + 1, batch)]
     random.Random(0).shuffle(batches)
     held = max(1, round(len(batches) / 16))
-    teaching = batches[held:] * rounds
-    holding = [batches[i % held] for i in range(round(len(teaching) / 15))]
-    arranged = [row for one in teaching + holding for row in one]
-    tokens.write_text("\n".join(arranged) + "\n", "utf-8")
-    return len(arranged)
+    teaching = [row for one in batches[held:] for row in one]
+    holding = [batches[i % held] for i in range(round((len(batches) - held) * rounds / 15))]
+    rows = list(teaching)
+    for seed in range(1, rounds):
+        rows += [respelled(row, seed) for row in teaching] if respell else teaching
+    return rows + [row for one in holding for row in one]
+
+
+def respelled(reaction: str, seed: int) -> str:
+    """The same reaction as another SMILES: molecules, and the atoms of each, in random order.
+
+    So the models learned, and a reaction has as many spellings as one needs. What RDKit cannot read stays.
+    """
+    from rdkit import Chem, RDLogger
+
+    RDLogger.DisableLog("rdApp.*")
+    rng, sides = random.Random(seed), []
+    for side in reaction.split(">>"):
+        molecules = side.split(".")
+        for i, molecule in enumerate(molecules):
+            read = Chem.MolFromSmiles(molecule)
+            if read is not None:
+                molecules[i] = Chem.MolToRandomSmilesVect(read, 1, rng.randrange(1, 2**31))[0]
+        rng.shuffle(molecules)
+        sides.append(".".join(molecules))
+    return ">>".join(sides)
 
 
 def main() -> None:
@@ -108,10 +127,14 @@ def main() -> None:
     parser.add_argument("--ways", nargs="*", default=list(WITH_DATA), choices=list(WITH_DATA))
     parser.add_argument("--samples", type=int, default=128, help="reactions to calibrate on")
     parser.add_argument("--rounds", type=int, help="use all reactions so often, each time with other atoms hidden")
+    parser.add_argument(
+        "--respell", action="store_true", help="and, after the first, in another spelling (needs rdkit)"
+    )
     parser.add_argument("--steps", type=int, default=200, help="of learning, and of distillation")
     parser.add_argument("--match", default="full", choices=onebasin.symmetry.LEVELS, help="the level of these ways")
     parser.add_argument("--permutations", default="fixed", choices=("fixed", "straight-through"), help="in learning")
     parser.add_argument("--lr", type=float, default=1e-3, help="the largest learning rate of distillation")
+    parser.add_argument("--mixed", action="store_true", help="distil with products of matrices in bfloat16")
     parser.add_argument("--refine", nargs="*", default=[], help="merged models to distil, such as merged-none")
     given = parser.parse_args()
     work: Path = given.output
@@ -123,7 +146,14 @@ def main() -> None:
     # The models learned to predict atoms only.
     atoms = [number for token, number in ids.items() if ATOM.fullmatch(token) and token != "[UNK]"]
     masks: dict[str, Any] = {"mask_id": ids["[MASK]"], "maskable": atoms}
-    tokens = tokens_of(given.reactions, ids, work / "reactions.jsonl", by_length=True)
+
+    def rows_of(file: Path) -> list[str]:
+        return [row["text"] for row in read_rows(file, ("text",))]
+
+    def by_length(reactions: list[str]) -> list[str]:  # batches of like length need little padding
+        return sorted(reactions, key=lambda reaction: len(encode(reaction, ids)))
+
+    tokens = encoded(by_length(rows_of(given.reactions)), ids, work / "reactions.jsonl")
     task = load_task("masked-lm", tokens, models[0], batch=16, **masks)
 
     def show(name: str, folder: Path, more: str = "") -> None:
@@ -141,15 +171,25 @@ def main() -> None:
         merged(f"average, match {level}", work / f"merged-{level}", match=level)
     if given.calibrate is None:
         return
-    others = tokens_of(given.calibrate, ids, work / "others.jsonl")
-    samples = rounds_of(others, given.rounds) if given.rounds else given.samples
+    reactions = rows_of(given.calibrate)
+    if given.rounds:
+        reactions = rounds_of(by_length(reactions), given.rounds, given.respell)
+    others = encoded(reactions, ids, work / "others.jsonl")
+    samples = len(reactions) if given.rounds else given.samples
     data = {"data": str(others), "samples": samples, **masks}
     for way in given.ways:
         how = {"match": given.match, "steps": given.steps, "permutations": given.permutations, **WITH_DATA[way]}
         merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)
     for name in given.refine:
         result = onebasin.refine(
-            work / name, models, work / f"{name}-refined", overwrite=True, steps=given.steps, lr=given.lr, **data
+            work / name,
+            models,
+            work / f"{name}-refined",
+            overwrite=True,
+            steps=given.steps,
+            lr=given.lr,
+            mixed=given.mixed,
+            **data,
         )
         show(f"{name}, distilled", work / f"{name}-refined", f"{result['seconds']:.0f} s")
 

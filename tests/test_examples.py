@@ -46,3 +46,43 @@ def test_reactions_are_split_into_atoms_bonds_and_arrows(monkeypatch: pytest.Mon
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "C", "Br", "[nH]", ">>", "B"]
     assert tokenizer(words)("CBr[nH]>>BC@")["input_ids"] == [2, 5, 6, 7, 8, 9, 5, 1, 3]
+
+
+REACTIONS = [
+    "CC(=O)O.OCC>>CC(=O)OCC",
+    "c1ccccc1Br.OB(O)c1ccncc1>>c1ccccc1-c1ccncc1",
+    "C[C@H](N)C(=O)O.CO>>COC(=O)[C@@H](N)C",
+]
+
+
+@pytest.mark.parametrize("respell", [False, True])
+def test_reactions_held_back_never_teach(respell: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 batches of two, three rounds: 19 teach in every round, and the same one is held back, as it is spelled."""
+    pytest.importorskip("rdkit")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from agave_chem import rounds_of  # type: ignore[import-not-found]
+    from rdkit.Chem import CanonSmiles
+
+    reactions = ["C" * number + "O>>" + "C" * number + "=O" for number in range(1, 41)]
+    rows = rounds_of(reactions, 3, respell, batch=2)
+    meant = [">>".join(CanonSmiles(side) for side in row.split(">>")) for row in rows]
+    held, taught = rows[3 * 38 :], meant[: 3 * 38]
+    assert len(held) == 8 and set(held) <= set(reactions) and len(set(held)) == 2
+    assert taught[:38] == taught[38:76] == taught[76:] and set(taught) == set(reactions) - set(held)
+    assert (rows[:38] != rows[38:76]) == respell
+
+
+def test_another_spelling_is_the_same_reaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rdkit")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from agave_chem import respelled
+    from rdkit.Chem import CanonSmiles
+
+    def molecules(reaction: str) -> list[list[str]]:
+        return [sorted(CanonSmiles(molecule) for molecule in side.split(".")) for side in reaction.split(">>")]
+
+    for reaction in REACTIONS:
+        spellings = {respelled(reaction, seed) for seed in range(20)}
+        assert len(spellings) > 10
+        assert all(molecules(spelling) == molecules(reaction) for spelling in spellings)
+    assert respelled("C1CC.O>>C1CC.O", 1).count("C1CC") == 2, "what is no molecule stays"
