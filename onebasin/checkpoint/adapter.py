@@ -26,9 +26,8 @@ from torch import Tensor
 
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.axes import Leaf
-from onebasin.symmetry.canonical import along, cut, downstream, noted, outlets, speaks_of, tied, with_ties
+from onebasin.symmetry.canonical import along, cut, downstream, noted, outlets, plan, speaks_of, tied, with_ties
 
-from .preflight import canonical_signature
 from .reader import Checkpoint, CheckpointError, _json, one_line
 from .stock import stock_model
 from .weights import clearly
@@ -118,7 +117,7 @@ def folded(adapter: Adapter, fitted: Signature, base: Checkpoint, dtype: torch.d
                 f"'{adapter.folder / WEIGHTS}': '{name}' changes a norm or a tied table, which cannot follow a "
                 "rotation of the residual stream; use paper or permutation"
             )
-    signature = canonical_signature(base.signature)
+    signature = plan(base.signature).signature
     if any(norm.kind == "layernorm" for norm in signature.norms) or _constants_move(signature):
         raise CheckpointError(f"'{base.given}': at levels that rotate the residual stream, biases move through the "
                               "weights, where its adapter cannot follow; use paper or permutation")  # fmt: skip

@@ -12,7 +12,7 @@ from huggingface_hub.repocard import metadata_load
 from torch.nn.functional import cosine_similarity
 
 from onebasin.symmetry import Signature, acting_groups
-from onebasin.symmetry.canonical import _in_the_way, separate, with_ties, without_ties
+from onebasin.symmetry.canonical import plan
 from onebasin.symmetry.widths import widening
 
 from .pairing import read_pair, shared_roles
@@ -73,8 +73,8 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
     source, anchor, untied = a.signature, b.signature, []
     widened: dict[str, tuple[int, int]] = {}
     if canonical:
-        untied = _in_the_way(with_ties(source))
-        source, anchor = canonical_signature(source), canonical_signature(anchor)
+        form = plan(source)
+        source, anchor, untied = form.signature, plan(anchor).signature, form.untied
     groups = acting_groups(source, level, rescale="joint")
     try:
         if canonical and source.family == anchor.family:
@@ -108,12 +108,6 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
         widened,
         untied,
     )
-
-
-def canonical_signature(signature: Signature) -> Signature:
-    """The signature that the canonical form will have."""
-    whole = with_ties(signature)
-    return without_ties(separate(whole) if _in_the_way(whole) else whole)
 
 
 def _seen_as(model: Checkpoint, signature: Signature) -> Checkpoint:

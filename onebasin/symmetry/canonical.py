@@ -77,14 +77,22 @@ class Step:
 class Plan:
     """How a model's canonical form is made, known from its signature alone.
 
-    whole: the signature while the steps run, ties included. signature: of the form.
+    whole: the signature while the steps run, ties included. signature: of the form. untied: tensors that get numbers of
+    their own.
     """
 
     whole: Signature
     signature: Signature
     steps: Sequence[Step]
-    config_updates: dict[str, Any]
-    log: list[str]
+    untied: list[str]
+
+    @property
+    def config_updates(self) -> dict[str, Any]:
+        return {"tie_word_embeddings": False} if self.untied else {}
+
+    @property
+    def log(self) -> list[str]:
+        return [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in self.untied]
 
     def home(self, role: str) -> str:
         """The role that holds the numbers of a tied one."""
@@ -124,7 +132,6 @@ def plan(signature: Signature) -> Plan:
     """The steps to the canonical form, in order."""
     stored, signature = signature, with_ties(signature)
     untied = _in_the_way(joined(signature))
-    log = [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in untied]
     if untied:
         signature = separate(signature)
     rewrites = (_scales, _tables, _norms, _passed, _sums, _unseen, _writers)
@@ -132,8 +139,7 @@ def plan(signature: Signature) -> Plan:
     # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
     entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
     whole = replace(signature, tensors=entries)
-    updates = {"tie_word_embeddings": False} if untied else {}
-    return Plan(whole, without_ties(signature), steps, updates, log)
+    return Plan(whole, without_ties(signature), steps, untied)
 
 
 # --- ties -----------------------------------------------------------------------------------------------------
