@@ -130,6 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--respell", action="store_true", help="and, after the first, in another spelling (needs rdkit)"
     )
+    parser.add_argument("--hide", type=float, default=0.15, help="share of the atoms that are hidden in learning")
     parser.add_argument("--steps", type=int, default=200, help="of learning, and of distillation")
     parser.add_argument("--match", default="full", choices=onebasin.symmetry.LEVELS, help="the level of these ways")
     parser.add_argument("--permutations", default="fixed", choices=("fixed", "straight-through"), help="in learning")
@@ -176,7 +177,7 @@ def main() -> None:
         reactions = rounds_of(by_length(reactions), given.rounds, given.respell)
     others = encoded(reactions, ids, work / "others.jsonl")
     samples = len(reactions) if given.rounds else given.samples
-    data = {"data": str(others), "samples": samples, **masks}
+    data = {"data": str(others), "samples": samples, "mask_share": given.hide, **masks}
     for way in given.ways:
         how = {"match": given.match, "steps": given.steps, "permutations": given.permutations, **WITH_DATA[way]}
         merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)

@@ -71,6 +71,7 @@ DATA: dict[str, tuple[Any, Any]] = {
     "context": (c.Context, None),
     "vocabulary": (c.Vocabulary, None),
     "mask_id": (t.MaskId, None),
+    "mask_share": (t.MaskShare, 0.15),
     "maskable": (t.Maskable, None),
 }
 

@@ -3,24 +3,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from . import common as c
+from . import matching as m
+
+DATA = {**m.DATA, "data": (c.Data, "self"), "samples": (c.Samples, 2048)}
 
 
+@c.takes(DATA, "calibration", m.on_data)
 def refine(
     merged: Annotated[str, typer.Argument(metavar="MERGED", help="The merged model: a folder or a hub id.")],
     teachers: Annotated[
         list[str], typer.Option("--teachers", help="A model that MERGED was made of. Repeat for every one.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    data: c.Data = "self",
-    samples: c.Samples = 2048,
-    task: c.Task = None,
-    context: c.Context = None,
-    vocabulary: c.Vocabulary = None,
+    *,
+    calibration: dict[str, Any],
     steps: Annotated[int, typer.Option(help="Steps of distillation.")] = 200,
     control: Annotated[
         str | None,
@@ -45,9 +46,9 @@ def refine(
 
     with c.progress(quiet) as tell:
         result = onebasin.refine(
-            merged, teachers, output, data=data, samples=samples, task=task, context=context, vocabulary=vocabulary,
-            steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights), mixed=mixed, seed=seed,
-            dtype=dtype, device=device, family=family, overwrite=overwrite, tell=tell, command=c.command_line(),
+            merged, teachers, output, steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights),
+            mixed=mixed, seed=seed, dtype=dtype, device=device, family=family, overwrite=overwrite, tell=tell,
+            command=c.command_line(), **calibration,
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

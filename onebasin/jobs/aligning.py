@@ -216,7 +216,8 @@ def calibration(
     files = [opt.data] if isinstance(opt.data, str) else list(opt.data)
     share = -(-opt.samples // len(files))
     options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary, "mask_id": opt.mask_id,
-                               "maskable": opt.maskable, "columns": opt.columns}  # fmt: skip
+                               "mask_share": opt.mask_share, "maskable": opt.maskable,
+                               "columns": opt.columns}  # fmt: skip
     given = {key: value for key, value in options.items() if value is not None}
     found: list[Sequence[Batch]] = []
     for file in files:

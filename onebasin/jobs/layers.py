@@ -66,7 +66,7 @@ def merge_best_layers(
     refuse_device(device)
     data, split = split_off(validation)
     with opened(models, options.get("family")) as given:
-        told = {key: options[key] for key in ("context", "vocabulary", "mask_id", "maskable", "columns")
+        told = {key: options[key] for key in ("context", "vocabulary", "mask_id", "mask_share", "maskable", "columns")
                 if options.get(key) is not None}  # fmt: skip
         task = load_task(options.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
         layers = given[0].signature.layers

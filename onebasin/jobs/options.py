@@ -61,8 +61,8 @@ class Options:
     see `onebasin.matching.learned`. checkpoint: a file that learning is saved in, and continued from. data: those data,
     `self` (causal language models write them) or a file, or several of these; samples: how many sequences or images;
     noise: standard deviation of the noise on copies of images and sounds, see `onebasin.data.calibration.noisy`; task,
-    context, vocabulary, mask_id, maskable: as in `onebasin.data.load_task`. workers: threads of weight matching
-    (default: one per core), on which no result depends.
+    context, vocabulary, mask_id, mask_share, maskable, columns: as in `onebasin.data.load_task`. workers: threads of
+    weight matching (default: one per core), on which no result depends.
     ray: address of a Ray cluster that matches and writes instead, or `local`. resume: go on where a run with the same
     output was killed. units: the folder in which finished units of weight matching are kept; jobs that write a folder
     choose it.
@@ -96,6 +96,7 @@ class Options:
     context: int | None = None
     vocabulary: str | None = None
     mask_id: int | None = None
+    mask_share: float = 0.15
     maskable: Collection[int] | None = None
     columns: Mapping[str, str] | None = None
     workers: int | None = None

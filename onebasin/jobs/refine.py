@@ -48,7 +48,7 @@ def refine(
     output: folder to write (None: the result holds the `model`). batch: examples in a step. weights: of the teachers'
     predictions. control: another start, such as the plain average of models that were not matched; it gets the same
     steps on the same data, is not written, and its losses are reported beside. mixed: products of matrices in
-    bfloat16. data, samples and options: fields of `onebasin.Options` (task, context, vocabulary, seed, device, family).
+    bfloat16. data, samples and options: fields of `onebasin.Options` (what calibration data are, seed, device, family).
 
     Returns {"output", "steps", "step", "loss_before", "loss_after", "control", "notes", "seconds"}; losses are those on
     data held back, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.

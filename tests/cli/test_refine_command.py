@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from models import CASES, save
+from pairs import folder
 from transformers import AutoModelForCausalLM
 
 from onebasin.checkpoint import Checkpoint
 from onebasin.checkpoint.stock import stock_model
+from onebasin.data import load_task
+from onebasin.data.batches import IGNORED
 from onebasin.data.calibration import self_generated
 from onebasin.data.teaching import divergence, predictions
 
@@ -58,3 +61,20 @@ def test_bad_input(refused: Any, folders: dict[str, Path], a: Path, tmp_path: Pa
     assert "is one of the inputs" in refused(*words[:-1], folders["a"], "--overwrite")
     assert "there is no folder" in refused("refine", tmp_path / "no", *words[2:])
     assert "no text of its own" in refused("refine", a, "--teachers", a, "-o", tmp_path / "out")
+
+
+def test_masked_language_models_learn_where_atoms_are_hidden(ask: Any, tmp_path: Path) -> None:
+    """`--mask-id`, `--mask-share` and `--maskable` say what is hidden, in training and in what is held back."""
+    a, b = (folder(tmp_path / str(seed), "BertForMaskedLM", seed) for seed in (0, 1))
+    rows = [{"input_ids": [5 + (7 * i + j) % 10 for j in range(8)]} for i in range(32)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = ask("refine", a, "--teachers", a, "--teachers", b, "-o", tmp_path / "out", "--data", data, "--samples", 32,
+                 "--mask-id", 4, "--mask-share", 0.5, "--maskable", "5-9", "--batch", 2, "--steps", 3)  # fmt: skip
+    held = load_task("masked-lm", data, a, mask_id=4, mask_share=0.5, maskable=range(5, 10), batch=2).batches[-1]
+    hidden = held["labels"] != IGNORED
+    assert bool((held["labels"][hidden] < 10).all()) and int(hidden.sum()) == 4
+    with torch.no_grad():
+        theirs = [predictions(stock_model(Checkpoint(model)).model(**held)) for model in (a, b)]
+    before = float(divergence(theirs[0], theirs, [0.5, 0.5], held))
+    assert result["loss_before"] == pytest.approx(before, rel=1e-4) and before > 1e-3
