@@ -137,6 +137,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3, help="the largest learning rate of distillation")
     parser.add_argument("--mixed", action="store_true", help="distil with products of matrices in bfloat16")
     parser.add_argument("--refine", nargs="*", default=[], help="merged models to distil, such as merged-none")
+    parser.add_argument(
+        "--average", nargs="*", type=Path, default=[], help="folders to average as they are, at the end"
+    )
     given = parser.parse_args()
     work: Path = given.output
     work.mkdir(parents=True, exist_ok=True)
@@ -193,6 +196,9 @@ def main() -> None:
             **data,
         )
         show(f"{name}, distilled", work / f"{name}-refined", f"{result['seconds']:.0f} s")
+    if given.average:
+        onebasin.merge(given.average, work / "average", match="none", overwrite=True)
+        show("average of " + ", ".join(map(str, given.average)), work / "average")
 
 
 if __name__ == "__main__":
