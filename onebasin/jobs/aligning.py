@@ -22,7 +22,7 @@ from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Coupling, Softened
 
 from .folders import common_roles
-from .options import Options, Tell
+from .options import READING, Options, Tell
 from .units import align_weights, groups_of
 
 PER_STEP = 1024  # predictions of one step of learning, as near as its number of examples allows
@@ -215,10 +215,7 @@ def calibration(
     labels = opt.labels if labels is None else labels
     files = [opt.data] if isinstance(opt.data, str) else list(opt.data)
     share = -(-opt.samples // len(files))
-    options: dict[str, Any] = {"context": opt.context, "vocabulary": opt.vocabulary, "mask_id": opt.mask_id,
-                               "mask_share": opt.mask_share, "maskable": opt.maskable,
-                               "columns": opt.columns}  # fmt: skip
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key in READING if (value := getattr(opt, key)) is not None}
     found: list[Sequence[Batch]] = []
     for file in files:
         if file == "self":

@@ -18,7 +18,7 @@ from onebasin.data.files import split_off
 from .aligning import task_of
 from .folders import opened
 from .merge import merge
-from .options import Model, Tell, refuse_device
+from .options import READING, Model, Tell, refuse_device
 
 LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -66,8 +66,7 @@ def merge_best_layers(
     refuse_device(device)
     data, split = split_off(validation)
     with opened(models, options.get("family")) as given:
-        told = {key: options[key] for key in ("context", "vocabulary", "mask_id", "mask_share", "maskable", "columns")
-                if options.get(key) is not None}  # fmt: skip
+        told = {key: options[key] for key in READING if options.get(key) is not None}
         task = load_task(options.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
         layers = given[0].signature.layers
 

@@ -47,6 +47,7 @@ Model: TypeAlias = "str | Path | PreTrainedModel | Checkpoint | StateDict"
 MATCH_WITH = ("weights", "activations", "learned")
 STARTS = ("weights", "activations", "none")  # of learning
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
+READING = ("context", "vocabulary", "mask_id", "mask_share", "maskable", "columns")  # how `load_task` reads data
 
 
 @dataclass(frozen=True)
