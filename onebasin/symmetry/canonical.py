@@ -83,8 +83,13 @@ class Plan:
 
     whole: Signature
     signature: Signature
-    steps: Sequence[Step]
     untied: list[str]
+
+    @cached_property
+    def steps(self) -> Sequence[Step]:
+        """In order. Finding them takes most of the time, and who only asks for the signature needs none."""
+        rewrites = (_scales, _tables, _norms, _passed, _sums, _unseen, _writers)
+        return [step for rewrite in rewrites for step in rewrite(joined(self.whole))]
 
     @property
     def config_updates(self) -> dict[str, Any]:
@@ -129,17 +134,15 @@ class Plan:
 
 
 def plan(signature: Signature) -> Plan:
-    """The steps to the canonical form, in order."""
+    """The way to the canonical form."""
     stored, signature = signature, with_ties(signature)
     untied = _in_the_way(joined(signature))
     if untied:
         signature = separate(signature)
-    rewrites = (_scales, _tables, _norms, _passed, _sums, _unseen, _writers)
-    steps = [step for rewrite in rewrites for step in rewrite(joined(signature))]
     # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
     entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
     whole = replace(signature, tensors=entries)
-    return Plan(whole, without_ties(signature), steps, untied)
+    return Plan(whole, without_ties(signature), untied)
 
 
 # --- ties -----------------------------------------------------------------------------------------------------
