@@ -33,6 +33,9 @@ def refine(
     mixed: Annotated[
         bool, typer.Option("--mixed", help="Multiply in bfloat16: faster where the hardware does.")
     ] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Save the run in this file as it goes, and continue from it.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the data and their order.")] = 0,
     dtype: c.Dtype = None,
     device: c.Device = "cpu",
@@ -47,8 +50,8 @@ def refine(
     with c.progress(quiet) as tell:
         result = onebasin.refine(
             merged, teachers, output, steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights),
-            mixed=mixed, seed=seed, dtype=dtype, device=device, family=family, overwrite=overwrite, tell=tell,
-            command=c.command_line(), **calibration,
+            mixed=mixed, checkpoint=checkpoint, seed=seed, dtype=dtype, device=device, family=family,
+            overwrite=overwrite, tell=tell, command=c.command_line(), **calibration,
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

@@ -28,7 +28,6 @@ Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  #
 HELD_BACK = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
 SPREAD = 0.1  # two models: the second's weight is uniform in 0.5 -+ this
 CONCENTRATION = 20.0  # more models: weights ~ Dirichlet with this parameter for each
-WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
 KEPT = 2**26  # numbers of the models' outputs that are kept rather than computed again
 
 
@@ -181,11 +180,6 @@ def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list
         second = rng.uniform(0.5 - SPREAD, 0.5 + SPREAD, steps)
         return order, np.stack([1 - second, second], 1).tolist()
     return order, rng.dirichlet([CONCENTRATION] * models, steps).tolist()
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """Share of the learning rate at a step, counted from 1: linear warm-up, linear decay."""
-    return min(step / WARM_UP, 1 - (1 - LAST) * (step - 1) / max(steps - 1, 1))
 
 
 def held_out(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,9 +29,9 @@ from onebasin.data.teaching import (
     divergence,
     forward_of,
     held_out,
-    learning_rate,
     mean_loss,
 )
+from onebasin.engine import Descent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,56 +66,47 @@ def refine(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     mixed: bool = False,
+    checkpoint: str | Path | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Refined:
-    """Distil `teachers` into `merged` with AdamW (no weight decay, linear warm-up and decay); one batch makes a step.
+    """Distil `teachers` into `merged` with Adam (linear warm-up and decay); one batch makes a step.
 
     held_back: batches to choose the step by (default: a sixteenth of `batches`, at least one, which then teach
     nothing). weights: of the teachers' predictions (default: equal). loss: default the KL divergence from the mixture
     of the teachers' predictions. mixed: products of matrices in bfloat16, which graphics cards and recent processors do
-    faster; weights and their updates in `dtype` (Micikevicius et al., 2018). progress: called with a text and the loss.
+    faster; weights and their updates in `dtype` (Micikevicius et al., 2018). checkpoint, progress: as in `Descent`; a
+    checkpoint holds four numbers for each of the model's.
 
     Raises ValueError for too few batches, no teachers, weights that are not positive, a number of steps or learning
-    rate that is not positive, and for models without an output in common.
+    rate that is not positive, models without an output in common, and for a checkpoint of another run.
     """
     shares = check(len(teachers), weights, steps, lr)
     loss = loss or divergence
     fit, held = held_out(batches, held_back)
     masters = [stock_model(teacher, dtype=dtype, device=device) for teacher in teachers]
-    run = _in_bfloat16 if mixed else forward_of
-    answers = Teachers([partial(run(master), master.parameter) for master in masters])
+    function_of = _in_bfloat16 if mixed else forward_of
+    answers = Teachers([partial(function_of(master), master.parameter) for master in masters])
     student = stock_model(merged, dtype=dtype, device=device)
-    forward = run(student)
+    forward = function_of(student)
     free = student.parameter
     for parameter in free.values():
         parameter.requires_grad_()
-    adam = torch.optim.AdamW(free.values(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     order = descent_plan(seed, steps, len(fit), 2)[0]
 
     def held_back_loss() -> float:
         return mean_loss(loss, partial(forward, free), answers, shares, held)
 
-    losses = {0: held_back_loss()}
-    best, best_step = _copy(free), 0
-    every = max(1, steps // LOOKS)
-    for step in range(1, steps + 1):
+    def loss_at(step: int) -> Tensor:
         batch = fit[order[step - 1]]
-        value = loss(forward(free, batch), answers(batch), shares, batch)
-        for group in adam.param_groups:
-            group["lr"] = lr * learning_rate(step, steps)
-        adam.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
-        adam.step()
-        if progress:
-            progress(f"distilling: step {step} of {steps}", float(value.detach()))
-        if step % every == 0 or step == steps:
-            losses[step] = held_back_loss()
-            if losses[step] < losses[best_step]:
-                best, best_step = _copy(free), step
+        return loss(forward(free, batch), answers(batch), shares, batch)
+
+    run = Descent(list(free.values()), steps=steps, lr=lr, looks=LOOKS, seed=seed, batches=len(fit), weights=shares,
+                  mixed=mixed)  # fmt: skip
+    run.descend(loss_at, held_back_loss, checkpoint=checkpoint, progress=progress)
     for parameter in free.values():
         parameter.requires_grad_(False)
-    student.fill(best.__getitem__)
-    return Refined(student.model, best, best_step, losses)
+    tensors = {role: parameter.detach() for role, parameter in free.items()}
+    return Refined(student.model, tensors, run.best_step, run.losses)
 
 
 def _in_bfloat16(stock: Stock) -> Forward:
@@ -127,10 +119,6 @@ def _in_bfloat16(stock: Stock) -> Forward:
         return {name: output.float() for name, output in outputs.items()}
 
     return cast
-
-
-def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {role: tensor.detach().clone() for role, tensor in tensors.items()}
 
 
 def check(count: int, weights: Sequence[float] | None, steps: int, lr: float) -> list[float]:

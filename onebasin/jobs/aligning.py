@@ -146,7 +146,7 @@ def learn(
     if tell:
 
         def shown(what: str, loss: float) -> None:
-            tell(f"{what}, loss {loss:.4g}")
+            tell(f"learning: {what}, loss {loss:.4g}")
 
     return match_learned(
         models[centre].signature, tensors[0], tensors[1:],

@@ -48,7 +48,8 @@ def refine(
     output: folder to write (None: the result holds the `model`). batch: examples in a step. weights: of the teachers'
     predictions. control: another start, such as the plain average of models that were not matched; it gets the same
     steps on the same data, is not written, and its losses are reported beside. mixed: products of matrices in
-    bfloat16. data, samples and options: fields of `onebasin.Options` (what calibration data are, seed, device, family).
+    bfloat16. data, samples and options: fields of `onebasin.Options` (what calibration data are, seed, device, family,
+    and `checkpoint`, beside which the control's run is saved as `.control`).
 
     Returns {"output", "steps", "step", "loss_before", "loss_after", "control", "notes", "seconds"}; losses are those on
     data held back, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.
@@ -64,14 +65,15 @@ def refine(
         check(len(masters), weights, steps, lr)
         batches = recut(calibration(masters, opt, tell), batch)
 
-        def run(start: Checkpoint) -> Refined:
+        def run(start: Checkpoint, saved: str | None) -> Refined:
             return distil(
                 start, masters, batches, steps=steps, lr=lr, weights=weights, seed=opt.seed, dtype=opt.dtype,
-                device=opt.device, mixed=mixed, progress=_progress(tell, start.given),
+                device=opt.device, mixed=mixed, checkpoint=saved, progress=_progress(tell, start.given),
             )  # fmt: skip
 
-        compared = [{"model": start.given, **_summary(run(start))} for start in starts[1:]]
-        found = run(starts[0])
+        beside = opt.checkpoint and f"{opt.checkpoint}.control"
+        compared = [{"model": start.given, **_summary(run(start, beside))} for start in starts[1:]]
+        found = run(starts[0], opt.checkpoint)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
             "steps": steps,
@@ -103,7 +105,7 @@ def refine(
 
 
 def _progress(tell: Tell | None, what: str) -> Callable[[str, float], None] | None:
-    return tell and (lambda text, loss: tell(f"{what}: {text}, loss {loss:.4g}"))
+    return tell and (lambda text, loss: tell(f"distilling {what}: {text}, loss {loss:.4g}"))
 
 
 def _summary(found: Refined) -> dict[str, Any]:

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoint.trace import Batch
-from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, held_out, learning_rate, mean_loss
+from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, held_out, mean_loss
+from onebasin.engine import Descent
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.coupling import Coupling
 from onebasin.symmetry.maps import Acts
 
-from .descent import Descent
 from .latents import PERMUTATIONS, Latent, blend, element_of, finished, zeros
 
 LOOKS = 20  # at the held-back loss in one run
@@ -101,28 +101,16 @@ def match_learned(
     def held_back_loss() -> float:
         return mean_loss(loss, partial(forward, merged(equal)), answers, equal, held)
 
-    settings = {"steps": steps, "lr": lr, "seed": seed, "batches": len(fit), "sources": len(sources)}
-    run = Descent({**settings, "permutations": permutations}, moving.free, moving.scores, lr)
-    run.look(0, held_back_loss())
-    begun = run.resume(checkpoint) if checkpoint is not None else 0
-    if begun:
-        moving.forget()
     order, weights = descent_plan(seed, steps, len(fit), len(sources) + 1)
-    every = max(1, steps // LOOKS)
-    for step in range(begun + 1, steps + 1):
-        if not moving.free or (patience is not None and run.since >= patience):
-            break
+
+    def loss_at(step: int) -> Tensor:
         batch, shares = fit[order[step - 1]], weights[step - 1]
-        value = loss(forward(merged(shares), batch), answers(batch), shares, batch)
-        run.descend(value, lr * learning_rate(step, steps))
-        moving.forget()
-        if progress:
-            progress(f"learning: step {step} of {steps}", float(value.detach()))
-        if step % every == 0 or step == steps:
-            run.look(step, held_back_loss())
-            if checkpoint is not None:
-                run.save(Path(checkpoint), step)
-    run.take_best()
+        return loss(forward(merged(shares), batch), answers(batch), shares, batch)
+
+    run = Descent(moving.free, moving.scores, steps=steps, lr=lr, looks=LOOKS, seed=seed, batches=len(fit),
+                  sources=len(sources), permutations=permutations)  # fmt: skip
+    run.descend(loss_at, held_back_loss, moved=moving.forget, patience=patience, checkpoint=checkpoint,
+                progress=progress)  # fmt: skip
     found = [finished(signature, groups, *pair) for pair in zip(starts, moving.latents, strict=True)]
     return Learned([item[0] for item in found], run.best_step, run.losses, [item[1] for item in found])
 

@@ -53,6 +53,21 @@ def test_the_folder_loads_and_has_the_reported_loss(ask: Any, folders: dict[str,
     assert "not alignment" in card and f"{result['control']['loss_after']:.6g}" in card
 
 
+def test_a_saved_run_is_continued(ask: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    """The control's run is saved beside; a run that is taken up again makes no step twice."""
+    words = ("refine", folders["mean"], "--teachers", folders["a"], "--teachers", folders["b"], *SMALL, "--control",
+             folders["far"])  # fmt: skip
+    whole = ask(*words, "-o", tmp_path / "whole")
+    for out in ("one", "two"):
+        result = ask(*words, "-o", tmp_path / out, "--checkpoint", tmp_path / "run")
+        assert result["loss_after"] == whole["loss_after"]
+        assert result["control"]["loss_after"] == whole["control"]["loss_after"]
+        weights = [(tmp_path / made / "model.safetensors").read_bytes() for made in (out, "whole")]
+        assert weights[0] == weights[1]
+    assert torch.load(tmp_path / "run", weights_only=True)["step"] == 12
+    assert torch.load(tmp_path / "run.control", weights_only=True)["step"] == 12
+
+
 def test_bad_input(refused: Any, folders: dict[str, Path], a: Path, tmp_path: Path) -> None:
     words = ("refine", folders["mean"], "--teachers", folders["a"], "-o", tmp_path / "out")
     assert "positive weights" in refused(*words, *SMALL, "--weights", "1,2")
@@ -60,6 +75,7 @@ def test_bad_input(refused: Any, folders: dict[str, Path], a: Path, tmp_path: Pa
     assert "at least two batches" in refused(*words, "--samples", 4, "--context", 6)
     assert "is one of the inputs" in refused(*words[:-1], folders["a"], "--overwrite")
     assert "there is no folder" in refused("refine", tmp_path / "no", *words[2:])
+    assert "for the checkpoint" in refused(*words, *SMALL, "--checkpoint", tmp_path / "none" / "run")
     assert "no text of its own" in refused("refine", a, "--teachers", a, "-o", tmp_path / "out")
 
 

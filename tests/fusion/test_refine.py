@@ -89,6 +89,29 @@ def loss_of(model: torch.nn.Module, teachers: list[Checkpoint], batches: Batches
     return sum(loss(named_outputs(model, batch), teachers, batch, [0.5, 0.5]) for batch in batches) / len(batches)
 
 
+@pytest.mark.parametrize("stop", [3, 12, 20])
+def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path) -> None:
+    (a, b, merged), batches = models("GPT2LMHeadModel", tmp_path)
+    whole = refine(merged, [a, b], batches, steps=20)
+    seen: list[str] = []
+
+    def interrupt(text: str, loss: float) -> None:
+        seen.append(text)
+        if len(seen) == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        refine(merged, [a, b], batches, steps=20, checkpoint=tmp_path / "run", progress=interrupt)
+    again: list[str] = []
+    resumed = refine(merged, [a, b], batches, steps=20, checkpoint=tmp_path / "run",
+                     progress=lambda text, loss: again.append(text))  # fmt: skip
+    assert len(again) == 20 - 2 * ((stop - 1) // 2)  # what was saved, at every second step, is not done twice
+    assert resumed.losses == whole.losses and resumed.step == whole.step
+    assert all(torch.equal(resumed.tensors[role], tensor) for role, tensor in whole.tensors.items())
+    with pytest.raises(ValueError, match="belongs to another run"):
+        refine(a, [a, b], batches, steps=20, checkpoint=tmp_path / "run")
+
+
 def test_bad_input_is_named(tmp_path: Path) -> None:
     (a, b, merged), batches = models("GPT2LMHeadModel", tmp_path)
     with pytest.raises(ValueError, match="at least one teacher"):

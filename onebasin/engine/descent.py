@@ -1,28 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gradient descent that can stop and go on: the optimiser, the best numbers so far, and both on disk."""
+"""A gradient descent that can stop and go on: the optimiser, the best numbers so far, and both on disk.
+
+Learned matching and distillation both descend so. Nothing here knows what the numbers are.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
+
 
 class Descent:
     """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already.
 
-    settings: of the run, compared where a saved one is taken up again.
+    looks: at the held-back loss in one run. settings: what else makes the run, compared where a saved one is taken up
+    again. losses: step -> held-back loss; step 0 is the start.
     """
 
-    def __init__(self, settings: dict[str, Any], free: list[Tensor], scores: Sequence[Tensor], lr: float) -> None:
-        self.settings = {**settings, "shapes": [list(t.shape) for t in free]}
-        self.free, self.scores = free, scores
+    def __init__(
+        self, free: list[Tensor], scores: Sequence[Tensor] = (), *, steps: int, lr: float, looks: int, **settings: Any
+    ) -> None:
+        self.free, self.scores, self.steps, self.lr = free, scores, steps, lr
+        self.every = max(1, steps // looks)
+        self.settings = {"steps": steps, "lr": lr, **settings, "shapes": [list(t.shape) for t in free]}
         kinds = ([t for t in free if all(t is not score for score in scores)], list(scores))
         self.optimizers: list[torch.optim.Optimizer] = [
             torch.optim.Adam(numbers, lr=lr, betas=(0.9, 0.95)) if place == 0 else
@@ -33,7 +42,48 @@ class Descent:
         self.best_step, self.since = 0, 0
         self.losses: dict[int, float] = {}
 
-    def descend(self, loss: Tensor, lr: float) -> None:
+    def descend(
+        self,
+        loss_at: Callable[[int], Tensor],
+        held_back_loss: Callable[[], float],
+        *,
+        moved: Callable[[], None] = lambda: None,
+        patience: int | None = None,
+        checkpoint: str | Path | None = None,
+        progress: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """Descend `loss_at(step)`, steps counted from 1, and leave `free` as it was at the least held-back loss.
+
+        moved: called whenever `free` has changed. patience: end after so many looks that bring nothing. checkpoint: a
+        file that the run is saved in at every look, and continued from where it exists; a continued run ends as an
+        undisturbed one does. progress: called with a text and the loss of the step.
+
+        Raises ValueError for a checkpoint that is of another run or cannot be read, or whose folder is not there.
+        """
+        if checkpoint is not None and not (parent := Path(checkpoint).resolve().parent).is_dir():
+            raise ValueError(f"there is no folder '{parent}' for the checkpoint; make it or choose another")
+        self._look(0, held_back_loss())
+        begun = self._resume(checkpoint) if checkpoint is not None else 0
+        if begun:
+            moved()
+        for step in range(begun + 1, self.steps + 1):
+            if not self.free or (patience is not None and self.since >= patience):
+                break
+            loss = loss_at(step)
+            self._move(loss, self.lr * learning_rate(step, self.steps))
+            moved()
+            if progress:
+                progress(f"step {step} of {self.steps}", float(loss.detach()))
+            if step % self.every == 0 or step == self.steps:
+                self._look(step, held_back_loss())
+                if checkpoint is not None:
+                    self._save(Path(checkpoint), step)
+        with torch.no_grad():
+            for numbers, best in zip(self.free, self.best, strict=True):
+                numbers.copy_(best)
+        moved()
+
+    def _move(self, loss: Tensor, lr: float) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
             for group in optimizer.param_groups:
@@ -45,18 +95,13 @@ class Descent:
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def look(self, step: int, loss: float) -> None:
+    def _look(self, step: int, loss: float) -> None:
         self.since += 1
         if not self.losses or loss < self.losses[self.best_step]:
             self.best, self.best_step, self.since = [t.detach().clone() for t in self.free], step, 0
         self.losses[step] = loss
 
-    def take_best(self) -> None:
-        with torch.no_grad():
-            for numbers, best in zip(self.free, self.best, strict=True):
-                numbers.copy_(best)
-
-    def save(self, path: Path, step: int) -> None:
+    def _save(self, path: Path, step: int) -> None:
         """The whole state in one file, which appears whole or not at all."""
         state = {
             "settings": self.settings, "step": step, "free": self.free,
@@ -70,7 +115,7 @@ class Descent:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def resume(self, path: str | Path) -> int:
+    def _resume(self, path: str | Path) -> int:
         """Take the state from a file, if it is there; return the step that it stands at."""
         if not Path(path).exists():
             return 0
@@ -93,3 +138,8 @@ class Descent:
         self.best_step, self.since, self.losses = state["best_step"], state["since"], state["losses"]
         step: int = state["step"]
         return step
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Share of the learning rate at a step, counted from 1: linear warm-up, linear decay."""
+    return min(step / WARM_UP, 1 - (1 - LAST) * (step - 1) / max(steps - 1, 1))
