@@ -74,8 +74,8 @@ def refine(
     held_back: batches to choose the step by (default: a sixteenth of `batches`, at least one, which then teach
     nothing). weights: of the teachers' predictions (default: equal). loss: default the KL divergence from the mixture
     of the teachers' predictions. mixed: products of matrices in bfloat16, which graphics cards and recent processors do
-    faster; weights and their updates in `dtype` (Micikevicius et al., 2018). checkpoint, progress: as in `Descent`; a
-    checkpoint holds four numbers for each of the model's.
+    faster; weights and their updates in `dtype` (Micikevicius et al., 2018); on processors with attention maps held
+    whole. checkpoint, progress: as in `Descent`; a checkpoint holds four numbers for each of the model's.
 
     Raises ValueError for too few batches, no teachers, weights that are not positive, a number of steps or learning
     rate that is not positive, models without an output in common, and for a checkpoint of another run.
@@ -86,7 +86,9 @@ def refine(
     masters = [stock_model(teacher, dtype=dtype, device=device) for teacher in teachers]
     function_of = _in_bfloat16 if mixed else forward_of
     answers = Teachers([partial(function_of(master), master.parameter) for master in masters])
-    student = stock_model(merged, dtype=dtype, device=device)
+    # On processors the gradient of torch's fused attention multiplies many small blocks, each at a cost of its own.
+    attention = "eager" if mixed and torch.device(device).type == "cpu" else None
+    student = stock_model(merged, dtype=dtype, device=device, attention=attention)
     forward = function_of(student)
     free = student.parameter
     for parameter in free.values():
