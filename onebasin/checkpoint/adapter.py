@@ -26,7 +26,9 @@ from torch import Tensor
 
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.axes import Leaf
-from onebasin.symmetry.canonical import along, cut, downstream, noted, outlets, plan, speaks_of, tied, with_ties
+from onebasin.symmetry.canonical import plan
+from onebasin.symmetry.ties import tied, with_ties
+from onebasin.symmetry.wiring import along, cut, downstream, noted, outlets, speaks_of
 
 from .reader import Checkpoint, CheckpointError, _json, one_line
 from .stock import stock_model

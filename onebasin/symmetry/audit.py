@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .canonical import separate, share, with_ties
 from .particular import Tangent, Tensors
 from .signature import Signature
 from .tangents import SPAN, tangents
+from .ties import separate, share, with_ties
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from .axes import Leaf
-from .canonical import (
+from .rewrites import along_rows, differences
+from .signature import MOVES, Signature
+from .wiring import (
     absorb,
-    along_rows,
     bias_of,
     cut,
-    differences,
     has,
     noted,
     outlets,
@@ -22,7 +22,6 @@ from .canonical import (
     returns,
     summands,
 )
-from .signature import MOVES, Signature
 
 Tensors = Mapping[str, Tensor]
 Tangent = dict[str, Tensor]

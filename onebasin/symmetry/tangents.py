@@ -14,7 +14,29 @@ import torch
 from torch import Tensor
 
 from .axes import Leaf, leaves, nesting
-from .canonical import (
+from .groups.orthogonal import complement_of_ones
+from .groups.signs import pairs
+from .maps import Linear, act_on
+from .particular import (
+    Tangent,
+    Tensors,
+    against,
+    batch_norms,
+    between_zeros,
+    circles,
+    constant_ones,
+    constants,
+    gated_convolutions,
+    idle,
+    lone_rows,
+    sandwiched,
+    spread,
+    twice_normed,
+    units,
+    unscaled,
+)
+from .signature import MOVES, Entry, Norm, Signature
+from .wiring import (
     absorb,
     along,
     bias_of,
@@ -38,28 +60,6 @@ from .canonical import (
     vectors,
     writers,
 )
-from .groups.orthogonal import complement_of_ones
-from .groups.signs import pairs
-from .maps import Linear, act_on
-from .particular import (
-    Tangent,
-    Tensors,
-    against,
-    batch_norms,
-    between_zeros,
-    circles,
-    constant_ones,
-    constants,
-    gated_convolutions,
-    idle,
-    lone_rows,
-    sandwiched,
-    spread,
-    twice_normed,
-    units,
-    unscaled,
-)
-from .signature import MOVES, Entry, Norm, Signature
 
 SPAN = 1e-9  # of vectors of norm 1: what is smaller counts as their dependence on each other
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from onebasin.checkpoint.reader import Checkpoint
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.axes import Leaf, blocks, leaves, parse
-from onebasin.symmetry.canonical import along_rows, differences, sharing
+from onebasin.symmetry.rewrites import along_rows, differences
+from onebasin.symmetry.wiring import sharing
 
 Saved = Callable[[str], Checkpoint]
 

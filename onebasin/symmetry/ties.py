@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that share their numbers, or have none: what a file leaves out of a model, as part of its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .signature import Entry, Signature
+
+
+def with_ties(signature: Signature) -> Signature:
+    """The signature with the tied tensors that the file leaves out, heads at the end, others (embeddings of a decoder)
+    beside what they are tied to; and with the weights of norms that have none, in their places."""
+    tensors: dict[str, Entry] = {}
+    for role, entry in signature.tensors.items():
+        tensors |= {other: e for other, e in signature.absent.items() if e.notes.get("bare") == role}
+        tensors[role] = entry
+        tensors |= {other: e for other, e in signature.absent.items() if e.notes.get("tied") == role and not e.head}
+    return replace(signature, tensors={**tensors, **signature.absent}, absent={})
+
+
+def without_ties(signature: Signature) -> Signature:
+    stored = {role: entry for role, entry in signature.tensors.items() if entry.stored}
+    absent = {role: entry for role, entry in signature.tensors.items() if not entry.stored}
+    return replace(signature, tensors=stored, absent=absent)
+
+
+def separate(signature: Signature) -> Signature:
+    """The signature in which every tied tensor has numbers of its own."""
+    tensors = {role: replace(e, alias=None, stored="bare" not in e.notes) for role, e in signature.tensors.items()}
+    return replace(signature, tensors=tensors)
+
+
+def bare(entry: Entry) -> Tensor:
+    """What a norm that has no numbers multiplies by."""
+    return torch.ones(entry.shape)
+
+
+def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every role's tensor. Tied ones are the same object, so that writing into one writes into both; one that the
+    file left out and that is tied no longer gets a copy."""
+    found = dict(tensors)
+    for role, entry in signature.tensors.items():
+        if entry.alias is not None:
+            found[role] = found[entry.alias]
+        elif "bare" in entry.notes:
+            found[role] = bare(entry).to(next(iter(tensors.values())))
+        elif role not in found:
+            found[role] = found[entry.notes["tied"]].clone()
+    return found
+
+
+def tied(signature: Signature, role: str) -> bool:
+    """Whether another tensor holds the same numbers, so that they cannot be changed for one use alone."""
+    return signature.tensors[role].alias is not None or any(e.alias == role for e in signature.tensors.values())
