@@ -185,6 +185,7 @@ def main() -> None:
         how = {"match": given.match, "steps": given.steps, "permutations": given.permutations, **WITH_DATA[way]}
         merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)
     for name in given.refine:
+        run = work / f"{name}.run"  # it takes hours: one that was killed goes on from here
         result = onebasin.refine(
             work / name,
             models,
@@ -193,8 +194,10 @@ def main() -> None:
             steps=given.steps,
             lr=given.lr,
             mixed=given.mixed,
+            checkpoint=str(run),
             **data,
         )
+        run.unlink()
         show(f"{name}, distilled", work / f"{name}-refined", f"{result['seconds']:.0f} s")
     if given.average:
         onebasin.merge(given.average, work / "average", match="none", overwrite=True)

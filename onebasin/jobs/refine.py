@@ -21,6 +21,7 @@ from .folders import opened, refuse_existing, workplace
 from .options import Model, Options, Tell, stored_dtype
 
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
+ALONE = "no control got the same steps: give one, the average of unmatched models, say, to see what this start is worth"
 CALL = "onebasin.refine(...)"
 
 
@@ -79,7 +80,7 @@ def refine(
             "steps": steps,
             **_summary(found),
             "control": compared[0] if compared else None,
-            "notes": [NOTE],
+            "notes": [NOTE] if compared else [NOTE, ALONE],
         }
 
         def complete(folder: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_folder_loads_and_has_the_reported_loss(ask: Any, folders: dict[str,
         own, *theirs = (predictions(model(**held[0])) for model in (loaded, *teachers))
         assert float(divergence(own, theirs, [0.5, 0.5], held[0])) == pytest.approx(result["loss_after"], rel=1e-4)
     assert result["loss_after"] < result["loss_before"] < result["control"]["loss_before"]
-    assert "distillation" in result["notes"][0]
+    assert "distillation" in result["notes"][0] and not any("control" in note for note in result["notes"])
     facts = json.loads((out / "onebasin.json").read_text())
     assert facts["result"]["loss_after"] == result["loss_after"] and len(facts["inputs"]) == 4
     card = (out / "README.md").read_text()
@@ -94,3 +94,4 @@ def test_masked_language_models_learn_where_atoms_are_hidden(ask: Any, tmp_path:
         theirs = [predictions(stock_model(Checkpoint(model)).model(**held)) for model in (a, b)]
     before = float(divergence(theirs[0], theirs, [0.5, 0.5], held))
     assert result["loss_before"] == pytest.approx(before, rel=1e-4) and before > 1e-3
+    assert "no control" in result["notes"][1]
