@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A gradient descent that can stop and go on: the optimiser, the best numbers so far, and both on disk.
 
-Learned matching and distillation both descend so. Nothing here knows what the numbers are.
+Learned matching and distillation both descend so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Descent:
             torch.optim.SGD(numbers, lr=lr, momentum=0.9)
             for place, numbers in enumerate(kinds) if numbers
         ]  # fmt: skip
-        self.best = [t.detach().clone() for t in free]
+        self.best: list[Tensor] = []  # copied at every look that is better, the first one included
         self.best_step, self.since = 0, 0
         self.losses: dict[int, float] = {}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import CASES, inputs, named_outputs, save
+from stopped import stopped_and_continued
 from torch import Tensor
 
 from onebasin.checkpoint import Checkpoint
@@ -93,19 +94,10 @@ def loss_of(model: torch.nn.Module, teachers: list[Checkpoint], batches: Batches
 def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path) -> None:
     (a, b, merged), batches = models("GPT2LMHeadModel", tmp_path)
     whole = refine(merged, [a, b], batches, steps=20)
-    seen: list[str] = []
-
-    def interrupt(text: str, loss: float) -> None:
-        seen.append(text)
-        if len(seen) == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        refine(merged, [a, b], batches, steps=20, checkpoint=tmp_path / "run", progress=interrupt)
-    again: list[str] = []
-    resumed = refine(merged, [a, b], batches, steps=20, checkpoint=tmp_path / "run",
-                     progress=lambda text, loss: again.append(text))  # fmt: skip
-    assert len(again) == 20 - 2 * ((stop - 1) // 2)  # what was saved, at every second step, is not done twice
+    resumed, again = stopped_and_continued(
+        lambda progress: refine(merged, [a, b], batches, steps=20, checkpoint=tmp_path / "run", progress=progress), stop
+    )
+    assert again == 20 - 2 * ((stop - 1) // 2)  # what was saved, at every second step, is not done twice
     assert resumed.losses == whole.losses and resumed.step == whole.step
     assert all(torch.equal(resumed.tensors[role], tensor) for role, tensor in whole.tensors.items())
     with pytest.raises(ValueError, match="belongs to another run"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import random_alignment
 from models import CASES, inputs, named_outputs, save
+from stopped import stopped_and_continued
 from torch import Tensor
 
 from onebasin.checkpoint import Canonical, Checkpoint
@@ -214,18 +215,10 @@ def test_a_planted_turn_is_undone(level: str, tmp_path: Path) -> None:
 def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path, count=3)
     whole = setting.learn(steps=20, checkpoint=tmp_path / "whole")
-    seen: list[str] = []
-
-    def interrupt(text: str, loss: float) -> None:
-        seen.append(text)
-        if len(seen) == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        setting.learn(steps=20, checkpoint=tmp_path / "run", progress=interrupt)
-    again: list[str] = []
-    resumed = setting.learn(steps=20, checkpoint=tmp_path / "run", progress=lambda text, loss: again.append(text))
-    assert len(again) == 20 - (stop - 1)  # what was saved is not done twice
+    resumed, again = stopped_and_continued(
+        lambda progress: setting.learn(steps=20, checkpoint=tmp_path / "run", progress=progress), stop
+    )
+    assert again == 20 - (stop - 1)  # what was saved is not done twice
     assert resumed.losses == whole.losses and resumed.step == whole.step
     assert all(map(same, resumed.alignments, whole.alignments))
     finished = setting.learn(steps=20, checkpoint=tmp_path / "whole")
