@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from elements import random_alignment
 from models import CASES, inputs, load, outputs, save
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -69,14 +70,9 @@ def merge(model: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel
     return model
 
 
-def random_alignment(checkpoint: Checkpoint, level: str) -> Alignment:
-    signature, generator = checkpoint.signature, torch.Generator().manual_seed(1)
-    elements, batch = {}, {}
-    for root, group in acting_groups(signature, level, rescale="joint").items():
-        space = signature.spaces[root]
-        elements[root] = group.random(space.size, tuple(signature.sizes[outer] for outer in space.batch), generator)
-        batch[root] = space.batch
-    return Alignment(elements, batch)
+def alignment_of(checkpoint: Checkpoint, level: str) -> Alignment:
+    groups = acting_groups(checkpoint.signature, level, rescale="joint")
+    return random_alignment(checkpoint.signature, groups, seed=1)
 
 
 def rewritten(checkpoint: Checkpoint, alignment: Alignment, case: str, folder: Path) -> PreTrainedModel:
@@ -98,7 +94,7 @@ def test_rewriting_base_and_adapter_is_rewriting_the_merged_model(case: str, lev
     adapter = Adapter(lora(base, tmp_path / "lora"))
     folder = Checkpoint(save(base, tmp_path / "base"))
     merged = merge(base, adapter.tensors)
-    alignment = random_alignment(folder, level)
+    alignment = alignment_of(folder, level)
     moved = transported(adapter, fit(adapter, folder), alignment, torch.float64)
     assert sum(not torch.equal(moved[name], adapter.tensors[name]) for name in moved) > len(folder.signature.layers)
 
@@ -123,7 +119,7 @@ def test_norms_fold_into_the_adapter_as_into_the_base(case: str, level: str, tmp
     fitted = fit(adapter, folder)
     inner = folded(adapter, fitted, folder, torch.float64)
     form = Canonical(folder, torch.float64)
-    alignment = random_alignment(form, level)
+    alignment = alignment_of(form, level)
     moved = transported(adapter, fitted, alignment, torch.float64, inner)
     one = merge(rewritten(form, alignment, case, tmp_path / "one"), moved)
     two = load(case, save(merged, tmp_path / "merged"))  # a scale of Gemma's is rounded where it is not read in float64
@@ -150,7 +146,7 @@ def test_trained_biases_and_whole_modules_move_like_those_of_the_base(tmp_path: 
     case = "BertForSequenceClassification"
     base = CASES[case]().double()
     folder = Checkpoint(save(base, tmp_path / "base"))
-    alignment = random_alignment(folder, "permutation")
+    alignment = alignment_of(folder, "permutation")
     adapter = Adapter(lora(base, tmp_path / "lora", "layer.0.intermediate"))
     bias = torch.randn(10, dtype=torch.float64)
     adapter.tensors = {
@@ -170,7 +166,7 @@ def test_names_with_and_without_the_prefix(tmp_path: Path) -> None:
     base, headed = CASES["BertModel"]().double(), CASES["BertForSequenceClassification"]().double()
     folder = Checkpoint(save(base, tmp_path / "base"))
     adapter = Adapter(lora(headed, tmp_path / "lora", "query"))
-    alignment = random_alignment(folder, "paper")
+    alignment = alignment_of(folder, "paper")
     moved = transported(adapter, fit(adapter, folder), alignment, torch.float64)
     name = "base_model.model.bert.encoder.layer.1.attention.self.query.lora_B.weight"
     padded = torch.cat([adapter.tensors[name], torch.zeros(12, 9, dtype=torch.float64)], 1)
@@ -184,7 +180,7 @@ def test_the_written_folder_is_an_adapter_in_its_stored_dtype(tmp_path: Path) ->
     adapter = Adapter(lora(base, tmp_path / "lora", bias="none"))
     adapter.tensors = {name: tensor.bfloat16() for name, tensor in adapter.tensors.items()}
     folder = Checkpoint(save(base, tmp_path / "base"))
-    moved = transported(adapter, fit(adapter, folder), random_alignment(folder, "paper"))
+    moved = transported(adapter, fit(adapter, folder), alignment_of(folder, "paper"))
     write_adapter(adapter, moved, tmp_path / "out", "new-base")
     again = Adapter(tmp_path / "out")
     assert again.config == {**adapter.config, "base_model_name_or_path": "new-base"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_alignment
+from elements import random_alignment
 from models import CASES, inputs, save
 
 from onebasin.checkpoint import Canonical, Checkpoint

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import random_alignment
+from elements import random_alignment
 from models import CASES, inputs, named_outputs, save
 from stopped import stopped_and_continued
 from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import apply, random_alignment, squared
+from elements import apply, random_alignment, squared
 
 from onebasin.matching import match_weights, soft_couplings
 from onebasin.symmetry import Alignment, acting_groups

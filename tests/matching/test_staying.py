@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from conftest import apply, random_alignment
+from elements import apply, random_alignment
 
 from onebasin.matching import match_weights, staying
 from onebasin.matching.staying import stays

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import apply, random_alignment, squared
+from elements import apply, random_alignment, squared
 
 from onebasin.matching import match_weights
 from onebasin.symmetry import acting_groups

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import apply, squared
+from elements import apply, squared
 
 from onebasin.matching import match_universe
 from onebasin.matching.universe import scatter

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from conftest import Tensors, apply, random_alignment, squared
+from elements import Tensors, apply, random_alignment, squared
 
 from onebasin.matching import match_weights
 from onebasin.symmetry import LEVELS, Alignment, acting_groups

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Alignments leave the function alone, and obey the group laws with elements inside elements."""
 
+import elements
 import pytest
 import torch
 from hypothesis import given, settings
@@ -73,14 +74,9 @@ LEVELS = ("paper", "permutation", "orthogonal", "full", "invertible")
 
 
 def random_alignment(seed, level="full", spaces=None):
-    generator = torch.Generator().manual_seed(seed)
     groups = acting_groups(SIGNATURE, level, rescale="joint")
-    elements = {}
-    for key, group in groups.items():
-        if spaces is None or SIGNATURE.spaces[key].name in spaces:
-            batch = tuple(SIGNATURE.sizes[outer] for outer in SIGNATURE.spaces[key].batch)
-            elements[key] = group.random(SIGNATURE.sizes[key], batch, generator)
-    return Alignment(elements, {key: SIGNATURE.spaces[key].batch for key in elements})
+    chosen = {key: group for key, group in groups.items() if spaces is None or SIGNATURE.spaces[key].name in spaces}
+    return elements.random_alignment(SIGNATURE, chosen, seed)
 
 
 def random_tensors(seed, dtype=torch.float64):
@@ -89,7 +85,7 @@ def random_tensors(seed, dtype=torch.float64):
 
 
 def apply(alignment, tensors):
-    return {role: alignment.apply(SIGNATURE, role, tensor) for role, tensor in tensors.items()}
+    return elements.apply(SIGNATURE, alignment, tensors)
 
 
 def same(a, b, dtype=torch.float64):
