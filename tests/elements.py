@@ -3,23 +3,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from onebasin.symmetry import Alignment, Group, Signature
+from onebasin.symmetry.maps import Element
 
 Tensors = dict[str, Tensor]
 
 
-def random_alignment(signature: Signature, groups: dict[str, Group], seed: int = 0) -> Alignment:
-    """A random element of every group, in float64."""
+def random_alignment(
+    signature: Signature, groups: Mapping[str, Group], seed: int = 0, *, moving: bool = False
+) -> Alignment:
+    """A random element of every group, in float64. moving: none of them the identity."""
     generator = torch.Generator().manual_seed(seed)
-    elements, batch = {}, {}
+    elements: dict[str, Element] = {}
     for root, group in groups.items():
         space = signature.spaces[root]
-        elements[root] = group.random(space.size, tuple(signature.sizes[outer] for outer in space.batch), generator)
-        batch[root] = space.batch
-    return Alignment(elements, batch)
+        batch = tuple(signature.sizes[outer] for outer in space.batch)
+        elements[root] = group.random(space.size, batch, generator)
+        while moving and elements[root].is_identity():
+            elements[root] = group.random(space.size, batch, generator)
+    return Alignment(elements, {root: signature.spaces[root].batch for root in elements})
 
 
 def apply(signature: Signature, alignment: Alignment, tensors: Tensors) -> Tensors:

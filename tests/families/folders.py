@@ -8,6 +8,7 @@ from pathlib import Path
 
 import models
 import torch
+from elements import random_alignment
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from onebasin.symmetry.groups import (
     SignedPermutation,
     Signs,
 )
-from onebasin.symmetry.maps import Element, Linear
+from onebasin.symmetry.maps import Linear
 
 
 class Invertible:
@@ -55,24 +56,17 @@ WIDEST = {
 }
 
 
-def random_alignment(signature: Signature, level: str) -> Alignment:
+def moving_alignment(signature: Signature, level: str) -> Alignment:
     """A random element in every space that may move, none of them the identity.
 
     level: `paper` (with scales), `permutation`, or `widest`: all that a space's kind promises.
     """
-    generator = torch.Generator().manual_seed(1)
     if level == "widest":
         groups = {root: WIDEST[kind] for root, kind in signature.kinds.items()
                   if kind in WIDEST and (kind != "permutation" or signature.sizes[root] > 1)}  # fmt: skip
     else:
         groups = acting_groups(signature, level, rescale="joint")
-    elements: dict[str, Element] = {}
-    for root, group in groups.items():
-        space = signature.spaces[root]
-        batch = tuple(signature.sizes[outer] for outer in space.batch)
-        while root not in elements or elements[root].is_identity():
-            elements[root] = group.random(space.size, batch, generator)
-    return Alignment(elements, {root: signature.spaces[root].batch for root in elements})
+    return random_alignment(signature, groups, seed=1, moving=True)
 
 
 def read_all(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
-from folders import difference, random_alignment, read_all, run, with_unit_norms, write
+from folders import difference, moving_alignment, read_all, run, with_unit_norms, write
 from torch import Tensor
 
 from onebasin.checkpoint.reader import Checkpoint
@@ -34,7 +34,7 @@ def relative_error(
     tensors = {role: value.to(dtype).double() for role, value in read_all(checkpoint).items()}
     if level == "widest":
         tensors = with_unit_norms(signature, tensors)
-    alignment = random_alignment(signature, level)
+    alignment = moving_alignment(signature, level)
     rewritten = {role: alignment.apply(signature, role, value) for role, value in tensors.items()}
     for role, entry in signature.tensors.items():
         acts = any(signature.root[leaf.space] in alignment.elements for leaf in signature.leaves(entry))
