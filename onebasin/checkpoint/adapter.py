@@ -30,7 +30,7 @@ from onebasin.symmetry.canonical import plan
 from onebasin.symmetry.ties import tied, with_ties
 from onebasin.symmetry.wiring import along, cut, downstream, noted, outlets, speaks_of
 
-from .reader import Checkpoint, CheckpointError, _json, one_line
+from .reader import Checkpoint, CheckpointError, _json, one_line, refuse_links_out
 from .stock import stock_model
 from .weights import clearly
 from .writer import COMPANIONS, _into_place
@@ -55,6 +55,7 @@ class Adapter:
         for path in (config, weights):
             if not path.is_file():
                 raise CheckpointError(f"'{folder}' holds no {path.name}; give the folder of a LoRA adapter")
+        refuse_links_out(self.folder)
         self.config: dict[str, Any] = _json(config)
         if not isinstance(self.config, dict) or self.config.get("peft_type") != "LORA":
             raise CheckpointError(f"'{config}': only adapters of peft_type LORA can be rewritten")

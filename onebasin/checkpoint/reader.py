@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -31,6 +32,7 @@ DTYPES = {
     "float64": torch.float64,
 }
 _STORED = {CODES[dtype]: dtype for dtype in DTYPES.values()}
+_TEMPLATES = "additional_chat_templates"  # the one folder inside a model's that is read
 _BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model holds besides weights
 
 
@@ -57,11 +59,12 @@ def locate(model: str | Path, *files: str) -> Path:
     """The local folder of a model: a path, or a hub id `owner/name[@revision]` fetched into the hub's cache.
 
     files: patterns of what to fetch (default: a model's weights and what lies beside them). Raises CheckpointError
-    where there is neither.
+    where there is neither, and where a file of the folder is a link that leads out of it.
     """
     text = str(model)
     path = Path(text)
     if text and path.is_dir():
+        refuse_links_out(path)
         return path
     if text and path.exists():
         raise CheckpointError(f"'{text}' is a file; give the folder that holds config.json and the weights")
@@ -79,6 +82,32 @@ def locate(model: str | Path, *files: str) -> Path:
     except Exception as error:  # the client's own errors, and those of whichever transport it uses
         reason = one_line(error)
         raise CheckpointError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None
+
+
+_followed: set[Path] = set()  # links that `link` made
+
+
+def link(place: Path, target: Path) -> None:
+    """Make `place` a link to the file `target` that models may be read through, unlike links that are found."""
+    place.symlink_to(target.resolve())
+    _followed.add(place.absolute())
+
+
+def refuse_links_out(folder: Path) -> None:
+    """Raise CheckpointError, naming the file, where a file of a model folder lies elsewhere, by a link.
+
+    Such a folder may come from anywhere, and what its files hold goes into the output. The hub's cache is made of
+    links: those into it are followed, and those of a snapshot to the blobs beside it, wherever that cache lies.
+    """
+    whole = folder.resolve()
+    roots = [whole, Path(constants.HF_HUB_CACHE).resolve()]
+    if whole.parent.name == "snapshots":
+        roots.append(whole.parent.parent / "blobs")
+    for path in (*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*")):
+        target = Path(os.path.realpath(path))  # `resolve` raises where links run in a circle
+        if not any(map(target.is_relative_to, roots)) and target.is_file() and path.absolute() not in _followed:
+            raise CheckpointError(f"'{path}' is a link that leads out of its folder, to '{target}'; put a copy of the "
+                                  "file in its place")  # fmt: skip
 
 
 def _fetch(model: str, *weights: str) -> Path:

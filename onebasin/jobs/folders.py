@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import nn
 
 from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
+from onebasin.checkpoint.reader import link, refuse_links_out
 from onebasin.checkpoint.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.checkpoint.writer import copy_companions
 from onebasin.data.models import quiet
@@ -40,8 +41,9 @@ def placed(model: Model, folder: Path) -> tuple[str | Path, str]:
     if path.suffix == ".safetensors" and path.is_file():
         if not path.with_name("config.json").is_file():
             raise CheckpointError(f"'{path}' has no config.json beside it, which says what model it is")
+        refuse_links_out(path.parent)
         folder.mkdir()
-        (folder / "model.safetensors").symlink_to(path.resolve())
+        link(folder / "model.safetensors", path)
         shutil.copyfile(path.with_name("config.json"), folder / "config.json")
         copy_companions(path.parent, folder)
         return folder, str(path)

@@ -228,6 +228,13 @@ def test_tensors_that_do_not_fit(name: str, shape: tuple[int, ...], words: str, 
         fit(adapter, folder)
 
 
+def test_an_adapter_whose_file_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
+    lora(CASES["LlamaForCausalLM"](), tmp_path / "lora")
+    (tmp_path / "lora" / "LICENSE").symlink_to(__file__)
+    with pytest.raises(CheckpointError, match="leads out of its folder"):
+        Adapter(tmp_path / "lora")
+
+
 def test_experts_and_damage_are_refused(tmp_path: Path) -> None:
     base = CASES["MixtralForCausalLM"]()
     folder = Checkpoint(save(base, tmp_path / "base"))

@@ -112,6 +112,66 @@ def test_a_file_is_no_folder(bert: Path) -> None:
         Checkpoint(bert / "config.json")
 
 
+def linked(folder: Path, file: str, to: Path) -> None:
+    """Move a file of the folder (made where there is none) into `to`, and leave a link to it."""
+    place = folder / file
+    place.parent.mkdir(exist_ok=True)
+    place.touch()
+    to.mkdir(parents=True, exist_ok=True)
+    place.rename(to / place.name)
+    place.symlink_to(to / place.name)
+
+
+FILES = ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "README.md", "LICENSE",
+         "additional_chat_templates/tool.jinja"]  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_link_out_of_the_folder_is_not_followed(bert: Path, tmp_path: Path, file: str) -> None:
+    linked(bert, file, tmp_path / "secrets")
+    message = refused(bert, lambda c: c)
+    assert f"'{bert / file}' is a link that leads out of its folder" in message and "secrets" in message
+
+
+def test_a_folder_of_templates_that_is_a_link_is_not_followed(bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "tool.jinja").touch()
+    (bert / "additional_chat_templates").symlink_to(tmp_path / "secrets")
+    assert "tool.jinja' is a link" in refused(bert, lambda c: c)
+
+
+@pytest.mark.parametrize("where", ["inside", "blobs", "cache"])
+def test_links_inside_the_folder_and_into_the_hub_s_cache_are_followed(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A cache that was put elsewhere is known by its snapshots, and a folder may borrow from the cache in use."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "moved" / "models--o--n" / "snapshots" / "1"
+    folder.parent.mkdir(parents=True)
+    bert.rename(folder)
+    places = {"inside": folder / "real", "blobs": folder.parents[1] / "blobs",
+              "cache": tmp_path / "hub" / "models--o--m" / "blobs"}  # fmt: skip
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        linked(folder, file, places[where])
+    assert Checkpoint(folder).read_name(QUERY).numel()
+
+
+def test_blobs_that_are_a_link_are_not_followed(bert: Path, tmp_path: Path) -> None:
+    """Only the folder of that name counts, or a hostile folder could call anything its blobs."""
+    folder = tmp_path / "cache" / "snapshots" / "1"
+    folder.parent.mkdir(parents=True)
+    bert.rename(folder)
+    linked(folder, "tokenizer.json", tmp_path / "secrets")
+    (tmp_path / "cache" / "blobs").symlink_to(tmp_path / "secrets")
+    assert "leads out of its folder" in refused(folder, lambda c: c)
+
+
+def test_links_that_run_in_a_circle_are_no_files(bert: Path) -> None:
+    (bert / "one.json").symlink_to("two.json")
+    (bert / "two.json").symlink_to("one.json")
+    assert Checkpoint(bert).signature
+
+
 def test_no_weights(bert: Path) -> None:
     (bert / "model.safetensors").unlink()
     assert "holds no model.safetensors" in refused(bert)

@@ -139,6 +139,16 @@ def test_a_pickle_that_would_run_code(refused: Any, a: Path, damaged: Path, tmp_
         assert not marker.exists()
 
 
+def test_a_tokenizer_that_is_a_link_to_somebody_s_file(refused: Any, a: Path, damaged: Path, tmp_path: Path) -> None:
+    """Its content would go into the output, which may be published."""
+    (tmp_path / "secret").write_text("{}")
+    (damaged / "tokenizer.json").symlink_to(tmp_path / "secret")
+    out = ("-o", tmp_path / "out")
+    for words in (("match", damaged, a, *out), ("merge", a, damaged, *out), ("inspect", damaged),
+                  ("canonical", damaged, *out), ("merge", a, damaged / "model.safetensors", *out)):  # fmt: skip
+        assert "leads out of its folder" in refused(*words)
+
+
 # --- the output -----------------------------------------------------------------------------------------------
 
 
