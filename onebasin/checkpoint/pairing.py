@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.symmetry import Entry, Signature
+from onebasin.symmetry import Entry, Signature, Space
 
 from .reader import Checkpoint, CheckpointError
 
@@ -74,6 +74,21 @@ def read_pair(
     return x, y
 
 
+def refuse_other_spaces(a: Checkpoint, role: str, b: Checkpoint, other: str) -> None:
+    """Refuse to put the tensor `other` of `b`, from whichever layer, where `a` has `role`.
+
+    Raises CheckpointError for another family, and for spaces (heads, neurons) of other sizes: equal shapes are not
+    enough, since eight heads of 4 have the shape of four heads of 8. Task heads and missing tensors pass.
+    """
+    mine, theirs = a.signature, b.signature
+    _same(a, b, "family", mine.family, theirs.family)
+    one, two = mine.tensors[role], theirs.tensors.get(other)
+    if one.head or two is None:
+        return
+    for x, y in zip(mine.leaves(one), theirs.leaves(two), strict=False):
+        _same_space(a, b, role, mine.spaces[x.space], theirs.spaces[y.space])
+
+
 def _own(signature: Signature) -> dict[str, Entry]:
     return {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
 
@@ -90,10 +105,13 @@ def _same_axes(a: Checkpoint, b: Checkpoint, role: str) -> None:
     _same(a, b, f"the axes of '{role}'", one.axes, two.axes)
     _same(a, b, f"the norm '{role}'", one.norm, two.norm)
     for leaf in mine.leaves(one):
-        x, y = mine.spaces[leaf.space], theirs.spaces[leaf.space]
-        _same(a, b, f"what may act on '{x.name}' (activation function)", x.kind, y.kind)
-        if x.kind != "rows":
-            _same(a, b, f"the size of '{x.name}' (in '{role}')", x.size, y.size)
+        _same_space(a, b, role, mine.spaces[leaf.space], theirs.spaces[leaf.space])
+
+
+def _same_space(a: Checkpoint, b: Checkpoint, role: str, x: Space, y: Space) -> None:
+    _same(a, b, f"what may act on '{x.name}' (activation function)", x.kind, y.kind)
+    if x.kind != "rows":
+        _same(a, b, f"the size of '{x.name}' (in '{role}')", x.size, y.size)
 
 
 def _differs(a: Checkpoint, b: Checkpoint, role: str) -> bool:

@@ -149,7 +149,7 @@ class Common:
 
 def common_roles(models: Sequence[Checkpoint]) -> Common:
     """Roles that all models share, and those that only some have or that differ in their labels."""
-    pairs = [shared_roles(model, models[0]) for model in models[1:]]
+    pairs = [shared_roles(model, models[0]) for model in models[1:] or models]
     roles = [role for role in pairs[0].roles if all(role in pair.roles for pair in pairs)]
     kept = set(roles)
     differing = [role for model in models for role, entry in model.signature.tensors.items()

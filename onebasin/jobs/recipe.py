@@ -105,9 +105,13 @@ def merge_config(
             left: list[str] = []
 
             def complete(folder: Path) -> None:
-                if left:
-                    result["notes"].append(f"copied from {layout.given}, since the models differ there: "
-                                           + ", ".join(left))  # fmt: skip
+                there = layout.signature.tensors
+                for roles, words in (
+                    ([role for role in left if role in there], f"copied from {layout.given}, since the models differ"),
+                    ([role for role in left if role not in there], f"left out, since {layout.given} has no such"),
+                ):
+                    if roles:
+                        result["notes"].append(f"{words}: {', '.join(roles)}")
                 record.write(folder, look.write_model_card)
 
             dtype = recipe.out_dtype or recipe.dtype

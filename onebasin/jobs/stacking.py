@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from onebasin.checkpoint import DTYPES, Checkpoint
+from onebasin.checkpoint.pairing import refuse_other_spaces
 from onebasin.families import named_table, table_for
 from onebasin.fusion.linear import linear
 from onebasin.recipe import Recipe, Slice, Source, number, truth
 from onebasin.symmetry import Entry
 
+from .folders import common_roles
 from .options import Options
 
 
@@ -38,13 +40,18 @@ def stacked(
     """The output's tensors, one at a time: (name on disk, tensor).
 
     models: name in the file -> model. layout: the one that gives names, and what the models do not share (task heads);
-    the roles of those are appended to `left`. Raises ValueError for a source without a weight, layers that do not
-    exist, and shapes that differ.
+    the roles of those, and of what the layout lacks, are appended to `left`. Raises ValueError for a source without a
+    weight, layers that do not exist, and models that cannot be paired.
     """
+    apart = set(common_roles(list(models.values())).differing) if recipe.models else set()
+    left.extend(sorted(apart - layout.signature.tensors.keys()))
     for slot in _slots(recipe, models, layout):
         sources = [(source, models[str(source.model)]) for source in slot.piece.sources]
+        for (_, model), role in zip(sources, slot.roles, strict=True):
+            refuse_other_spaces(layout, slot.entry.role, model, role)
         entries = [model.signature.tensors.get(role) for (_, model), role in zip(sources, slot.roles, strict=True)]
-        if any(entry is None or entry.shape != slot.entry.shape for entry in entries):
+        headed = slot.entry.head and slot.entry.role in apart
+        if headed or any(entry is None or entry.shape != slot.entry.shape for entry in entries):
             if not slot.entry.head and slot.entry.alias is None:
                 raise ValueError(
                     f"'{slot.entry.name}' is not in all models, or differs in shape: they cannot be merged"

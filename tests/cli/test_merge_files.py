@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pairs import weights
+from pairs import folder, weights
 
 Run = Any
 
@@ -116,3 +116,33 @@ def test_vocabularies_that_differ_are_refused(run: Run, refused: Run, tmp_path: 
     line = refused("merge", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "out")
     assert "has 23 tokens" in line and "20 ids agree" in line
     assert "20 'w20' / 'x', 21 'w21' / 'y', 22 'w22' / 'w20'" in line and "--tokenizer-source union, base" in line
+
+
+def test_a_linear_file_refuses_models_that_cannot_be_averaged(refused: Run, tmp_path: Path) -> None:
+    """As `merge A B` does: equal shapes are not enough, and nothing is left out in silence."""
+    small: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    one = folder(tmp_path / "one", "LlamaForCausalLM", **small)
+    others = {
+        "number of layers": {"num_hidden_layers": 3},
+        "the size of": {"num_attention_heads": 2, "num_key_value_heads": 2},
+    }
+    for number, (words, change) in enumerate(others.items()):
+        other = folder(tmp_path / f"other-{number}", "LlamaForCausalLM", 1, **{**small, **change})
+        file = tmp_path / "recipe.yml"
+        for models in ((one, other), (other, one)):
+            listed = ", ".join(f"{{model: {model}}}" for model in models)
+            file.write_text(f"merge_method: linear\nmodels: [{listed}]\nparameters: {{weight: 1}}\n")
+            line = refused("merge", "--config", file, "-o", tmp_path / "out")
+            assert words in line and str(one) in line and str(other) in line
+    pieces = ", ".join(f"{{sources: [{{model: {model}, layer_range: [0, 1]}}]}}" for model in (one, other))
+    file.write_text(f"merge_method: linear\nslices: [{pieces}]\nparameters: {{weight: 1}}\n")
+    assert "the size of 'kv'" in refused("merge", "--config", file, "-o", tmp_path / "out")
+
+
+def test_a_linear_file_tells_of_tensors_that_the_layout_lacks(ask: Run, tmp_path: Path) -> None:
+    lean, whole = (folder(tmp_path / kind, kind) for kind in ("BertForMaskedLM", "BertModel"))
+    file = tmp_path / "recipe.yml"
+    file.write_text(f"merge_method: linear\nmodels: [{{model: {lean}}}, {{model: {whole}}}]\n"
+                    f"base_model: {lean}\nparameters: {{weight: 1}}\n")  # fmt: skip
+    notes = ask("merge", "--config", file, "-o", tmp_path / "out")["notes"]
+    assert any(note.startswith("left out") and "pooler" in note for note in notes), notes
