@@ -148,6 +148,7 @@ _add("DebertaV2ForMaskedLM", "new-head", **_V3, legacy=False)
 _add("DebertaV2ForMaskedLM", "untied", **_V3, tie_word_embeddings=False)
 _add("DebertaV2ForTokenClassification", "conv", **_V3, conv_kernel_size=3, conv_act="gelu")
 _add("DebertaV2ForTokenClassification", "own-keys", **DISENTANGLED)
+_add("DebertaV2ForTokenClassification", "own-keys-conv", **DISENTANGLED, conv_kernel_size=3, conv_act="gelu")
 _add("DebertaV2ForTokenClassification", "own-keys-norm", **DISENTANGLED, norm_rel_ebd="layer_norm")
 _add("DebertaV2ForTokenClassification", "c2p", **{**_V3, "pos_att_type": ["c2p"]})
 _add("DebertaV2ForTokenClassification", "plain", **TEXT)
@@ -222,6 +223,8 @@ _add("FalconForCausalLM", "groups", **_FALCON, new_decoder_architecture=True, nu
 _add("FalconForCausalLM", "one-norm", **_FALCON, new_decoder_architecture=True, num_kv_heads=2,
      num_ln_in_parallel_attn=1)  # fmt: skip
 _add("FalconForCausalLM", "alibi", **_FALCON, multi_query=False, alibi=True, bias=True, parallel_attn=False)
+_add("FalconForCausalLM", "alibi-mqa", **_FALCON, multi_query=True, alibi=True, bias=True)
+_add("FalconForCausalLM", "alibi-groups", **_FALCON, new_decoder_architecture=True, num_kv_heads=2, alibi=True)
 _add("FalconForCausalLM", "mha-untied", **_FALCON, multi_query=False, tie_word_embeddings=False)
 _add("FalconForCausalLM", "mqa-serial-biases", **_FALCON, multi_query=True, parallel_attn=False, bias=True)
 _add("StableLmForCausalLM StableLmForSequenceClassification StableLmForTokenClassification", **_SIXTEEN, **_HALF)

@@ -26,6 +26,9 @@ FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "di
          *(f"tap{layer}" for layer in range(7))}  # fmt: skip
 
 
+HEADS = {"head", "kv", "group"}
+
+
 def relative_error(
     case: str, level: str, checkpoint: Checkpoint, folder: Path, dtype: torch.dtype = torch.float64
 ) -> float:
@@ -84,9 +87,10 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
         leaves_the_model = any(signature.spaces[key].output for key in signature.members[root])
         name = signature.spaces[root].name
         normed = "-qk-" in case and name in ("qk", "rot")
+        sloped = "-alibi" in case and name in HEADS
         outside = "CausalLM" in case and name == "encoder_stream"  # a decoder alone reads what others encoded
         if kind in ("fixed", "rows", "labels") and not leaves_the_model and signature.sizes[root]:
-            assert name in FIXED or normed or outside
+            assert name in FIXED or normed or sloped or outside
     still = ("fixed", "rows", "labels")
     moving = {
         ("ffn" if space.name == "dense" else space.name, space.layer)
@@ -97,7 +101,9 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
     expected = present & {"head", "kv", "qk", "rot", "half", "flat", "vo", "ffn"}
     if "-qk-" in case:
         expected -= {"qk", "rot"}  # a norm that removes the mean and rotary embeddings leave nothing
-    assert len(expected) == 4 - (not present & {"head", "kv"}) - ("-qk-" in case)
+    if "-alibi" in case:
+        expected -= HEADS  # every head has a slope of its own
+    assert len(expected) == 4 - (not expected & HEADS) - ("-qk-" in case)
     for layer in signature.layers:
         assert {(name, layer) for name in expected} <= moving
 
