@@ -92,19 +92,20 @@ def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) ->
         bare = name.removeprefix(prefix)
         if any(pattern.fullmatch(bare) for pattern in ignored):
             continue
-        for matcher, line in matchers:
-            candidate = name if line.absolute else bare
-            if not line.absolute and prefix and bare == name:
-                continue  # outside the base model: only a head can be meant
-            match = matcher.fullmatch(candidate)
-            if match:
-                role = role_of(line.full, match.groups())
-                if role in found:
-                    raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")
-                found[role] = (name, line, match.groups())
-                break
-        else:
+        fits = [
+            (line, match.groups())
+            for matcher, line in matchers
+            if (line.absolute or not prefix or bare != name)  # outside the base model only a head can be meant
+            and (match := matcher.fullmatch(name if line.absolute else bare))
+        ]
+        if not fits:
             unknown.append(name)
+            continue
+        line, where = next((fit for fit in fits if not _lacks(*fit)), fits[0])
+        role = role_of(line.full, where)
+        if role in found:
+            raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")
+        found[role] = (name, line, where)
     if unknown:
         raise TableError(f"{table.family}: the table does not know {_some(unknown)}")
     return found

@@ -57,7 +57,8 @@ Notes after `;`
     tied ROLE            holds the same numbers as ROLE when the config ties embeddings
     part NAME            counts to this part of the model (for a bias whose axes do not say)
     when KEY=VALUE, ...  the line holds only for such configs (`!=` for all others; for a list: a part of an item)
-    from N, until N      the first N layers lack this tensor, or no others have it (a number, or a config key)
+    from N, until N      the first N layers lack this tensor, or no others have it (a number, or a config key); lines of
+                         one name may share the layers between them
     else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
     instead NAME         a layer has either this tensor or NAME, of its block
     invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
