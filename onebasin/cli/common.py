@@ -60,7 +60,7 @@ Dtype = Annotated[
 Device = Annotated[str, typer.Option(help="Device of the computation: cpu, cuda, mps.")]
 Precision = Annotated[str, typer.Option(help="Type of the computation: float32 or float64.")]
 Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
-Seed = Annotated[int, typer.Option(help="Seed of all starts after the first.")]
+Seed = Annotated[int, typer.Option(help="Seed of whatever is drawn: starts after the first, labels, random merges.")]
 Quality = Annotated[
     str | None,
     typer.Option(help="Choose matching and method by what they cost and bring: fast, balanced or best."),

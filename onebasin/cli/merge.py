@@ -11,8 +11,9 @@ import typer
 from . import common as c
 from . import matching as m
 
-BESIDE_CONFIG = {"config", "output", "device", "precision", "family", "overwrite", "verify", "no_verify", "json",
-                 "quiet", "verbose", "out_shard_size", "copy_tokenizer", "write_model_card", "push_to_hub"}  # fmt: skip
+BESIDE_CONFIG = {"config", "output", "seed", "device", "precision", "family", "overwrite", "verify", "no_verify",
+                 "json", "quiet", "verbose", "out_shard_size", "copy_tokenizer", "write_model_card",
+                 "push_to_hub"}  # fmt: skip
 
 Statistics = Annotated[
     str | None,
@@ -104,11 +105,13 @@ def merge(
         "command": c.command_line(),
     }
     if config is not None:
-        idle = [option for name, option in c.given_options(context_).items() if name not in BESIDE_CONFIG]
+        given = c.given_options(context_)
+        idle = [option for name, option in given.items() if name not in BESIDE_CONFIG]
         if idle:
             raise ValueError(f"{idle[0]} does not go with --config: the file says what is merged and how")
         with c.progress(quiet, verbose) as tell:
             means = {name: matching[name] for name in ("device", "precision", "family", "overwrite", "verify")}
+            means["seed"] = matching["seed"] if "seed" in given else None
             result = onebasin.merge_config(config, output, tell=tell, **means, **look)
             c.push(output, push_to_hub, result, tell)
         _print(result, result["models"], json, quiet)

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+import numpy
+import torch
 
 from onebasin.checkpoint import Checkpoint, CheckpointError
 from onebasin.checkpoint.reader import one_line
@@ -45,6 +50,7 @@ def merge_in_mergekit(
     *,
     layout: Path,
     device: str,
+    seed: int,
     unified: bool,
     look: Written,
     overwrite: bool,
@@ -52,19 +58,24 @@ def merge_in_mergekit(
 ) -> None:
     """Write the folder `out`, whole or not at all, by mergekit's `run_merge`.
 
-    places: name in the file -> folder of that model. layout: the folder whose other files are copied. unified: whether
-    the folders share their vocabulary already. complete: called with the folder at the end. Raises CheckpointError for
-    what mergekit refuses, and where its output lacks a tensor.
+    places: name in the file -> folder of that model. layout: the folder whose other files are copied. seed: of methods
+    that draw random numbers; the caller's generators are left as they were. unified: whether the folders share their
+    vocabulary already. complete: called with the folder at the end. Raises CheckpointError for what mergekit refuses,
+    and where its output lacks a tensor.
     """
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    told = recipe.model_dump(exclude={"align", *(("tokenizer_source",) if unified else ())}, exclude_none=True)
-    with appearing(out, overwrite, places.values()) as folder:
+    told = recipe.model_dump(
+        exclude={"align", "random_seed", *(("tokenizer_source",) if unified else ())}, exclude_none=True
+    )
+    with appearing(out, overwrite, places.values()) as folder, own_random_numbers(device):
         try:
-            options = MergeOptions(device=device, out_shard_size=bytes_of(look.shard_size),
-                                   copy_tokenizer=look.copy_tokenizer, write_model_card=False, quiet=True)  # fmt: skip
+            # The tokenizer's files are copied below; mergekit changes one, but says a traceback where there is none.
+            templated = look.copy_tokenizer and recipe.chat_template is not None
+            options = MergeOptions(device=device, out_shard_size=bytes_of(look.shard_size), random_seed=seed,
+                                   copy_tokenizer=templated, write_model_card=False, quiet=True)  # fmt: skip
             run_merge(MergeConfiguration.model_validate(_placed(told, places)), str(folder), options)
         except Exception as error:  # it raises whatever comes
             raise CheckpointError(f"mergekit, {recipe.merge_method}: {one_line(error)}") from None
@@ -73,6 +84,19 @@ def merge_in_mergekit(
         for name, text in look.files.items():
             (folder / name).write_text(text, "utf-8")
         complete(folder)
+
+
+@contextmanager
+def own_random_numbers(device: str) -> Iterator[None]:
+    """Put back the states of Python's, numpy's and torch's generators, all of which mergekit seeds."""
+    drawn, arrays = random.getstate(), numpy.random.get_state()
+    kind = torch.device(device)
+    try:
+        with torch.random.fork_rng([] if kind.type == "cpu" else [kind], device_type=kind.type):
+            yield
+    finally:
+        random.setstate(drawn)
+        numpy.random.set_state(arrays)
 
 
 def _placed(told: Any, places: Mapping[str, Path]) -> Any:

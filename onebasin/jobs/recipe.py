@@ -40,6 +40,7 @@ def merge_config(
     family: str | None = None,
     overwrite: bool = False,
     verify: bool | str = "outputs",
+    seed: int | None = None,
     tell: Tell | None = None,
     command: str | None = None,
     **options: Any,
@@ -48,7 +49,8 @@ def merge_config(
 
     `linear` and the methods of `onebasin.merge` run here, tensor by tensor; every other method runs in mergekit, on the
     models as they are or, with `align`, on their matched copies, the base model's among them. The file is saved beside
-    the weights as mergekit_config.yml. The other parameters are those of `merge`; options: fields of `Written`.
+    the weights as mergekit_config.yml. seed: of methods that draw random numbers and of the search's starts [default:
+    the file's `random_seed`, or 0]. The other parameters are those of `merge`; options: fields of `Written`.
 
     Returns as `merge` does. Raises ValueError with one clear sentence for a file that says what cannot be.
     """
@@ -57,7 +59,8 @@ def merge_config(
     refuse_unknown(recipe)
     files = {"mergekit_config.yml": text} if options.get("write_model_card", True) else {}
     look = Written(**options, files=files)
-    common: dict[str, Any] = {"precision": precision, "device": device, "family": family}
+    seed = recipe.seed if seed is None else seed
+    common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         named = recipe.references
@@ -125,7 +128,7 @@ def merge_config(
                 write_model(places[number], rewritten(model, Alignment(), opt), model,
                             config_updates=model.config_updates)  # fmt: skip
             merge_in_mergekit(recipe, dict(zip(names, places, strict=True)), target, layout=places[base], device=device,
-                              unified=unified is not None, overwrite=overwrite, look=look,
+                              seed=seed, unified=unified is not None, overwrite=overwrite, look=look,
                               complete=lambda folder: record.write(folder, look.write_model_card))  # fmt: skip
         if output is None:
             result["model"] = load_model(target)

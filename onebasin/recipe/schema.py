@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
+from onebasin.settings import Seed
+
 Scalar = bool | int | float | str
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
@@ -109,7 +111,7 @@ class Tokenizer(Strict):
 class Align(Strict):
     """Match the models before they are merged. anchor: `base`, `auto`, or one of the models as it is written above.
 
-    All other keys are the options of `onebasin merge` of the same names.
+    All other keys are the options of `onebasin merge` of the same names. seed: that of the whole merge.
     """
 
     symmetry: str = "full"
@@ -126,15 +128,18 @@ class Align(Strict):
     context: int | None = None
     vocabulary: str | None = None
     starts: int = 1
-    seed: int = 0
+    seed: Seed | None = None
 
     def options(self) -> dict[str, Any]:
-        """The fields of `Options` that stand here."""
-        return self.model_dump(exclude={"anchor"})
+        """Return the fields of `Options` that stand here; the seed is the recipe's."""
+        return self.model_dump(exclude={"anchor", "seed"})
 
 
 class Recipe(Strict):
-    """A merge file. Exactly one of models, slices and modules says what is merged."""
+    """A merge file. Exactly one of models, slices and modules says what is merged.
+
+    random_seed: of methods that draw random numbers, and of the starts of a search (mergekit takes it as an option).
+    """
 
     merge_method: str
     models: list[Source] | None = None
@@ -147,6 +152,7 @@ class Recipe(Strict):
     tokenizer_source: Literal["union", "base"] | Reference | None = None
     tokenizer: Tokenizer | None = None
     chat_template: str | None = None
+    random_seed: Seed | None = None
     align: Align | None = None
 
     @model_validator(mode="after")
@@ -165,7 +171,14 @@ class Recipe(Strict):
                 raise ValueError("the sources of one slice must have equally many layers")
         if self.tokenizer and self.tokenizer_source:
             raise ValueError("tokenizer_source and tokenizer say the same; write one of them")
+        if len({self.random_seed, self.align and self.align.seed} - {None}) > 1:
+            raise ValueError("a merge has one seed, and random_seed and align.seed differ; write one of them")
         return self
+
+    @property
+    def seed(self) -> int:
+        """The seed of the merge, wherever it stands."""
+        return self.random_seed or (self.align and self.align.seed) or 0
 
     @property
     def references(self) -> list[Reference]:

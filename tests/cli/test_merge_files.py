@@ -41,6 +41,8 @@ def write(tmp_path: Path, a: Path, b: Path) -> Any:
         ("merge_method: linear", "align: {anchor: nobody}", "{weight: 1}", "'nobody' is not base, auto or a model"),
         ("merge_method: average", "", "{weight: [0, 1]}", "'average' takes one weight for each model"),
         ("merge_method: linear\nslices: 3", "", "{weight: 1}", "slices: "),
+        ("merge_method: linear", "random_seed: -1", "{weight: 1}", "random_seed: Input should be greater"),
+        ("merge_method: linear", "random_seed: 1\nalign: {seed: 2}", "{weight: 1}", "a merge has one seed"),
         ("merge_method: [", "", "", "is not valid YAML"),
     ],
 )  # fmt: skip
@@ -146,3 +148,9 @@ def test_a_linear_file_tells_of_tensors_that_the_layout_lacks(ask: Run, tmp_path
                     f"base_model: {lean}\nparameters: {{weight: 1}}\n")  # fmt: skip
     notes = ask("merge", "--config", file, "-o", tmp_path / "out")["notes"]
     assert any(note.startswith("left out") and "pooler" in note for note in notes), notes
+
+
+def test_a_file_takes_a_seed_beside_it(write: Any, ask: Run, tmp_path: Path) -> None:
+    for words, seed in (((), 5), (("--seed", 0), 0), (("--seed", 7), 7)):
+        ask("merge", "--config", write(after="random_seed: 5"), "-o", tmp_path / "out", "--overwrite", *words)
+        assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["options"]["seed"] == seed

@@ -211,6 +211,34 @@ def test_mergekit_gives_the_same(file: Path, there: Path, tmp_path: Path) -> Non
         torch.testing.assert_close(found.double(), tensor.double(), rtol=rounding, atol=1e-7, msg=name)
 
 
+RANDOM = """merge_method: dare_linear
+base_model: base
+models: [{model: a, parameters: {weight: 0.5, density: 0.5}}]
+"""
+
+
+@pytest.mark.parametrize("align", ["", "align: {symmetry: paper}\n"])
+def test_random_methods_follow_the_seed(align: str, there: Path, tmp_path: Path) -> None:
+    """The seed of the call, or of the file, decides every drawn number, and is written down; no generator moves."""
+    pytest.importorskip("mergekit")
+    file = tmp_path / "recipe.yml"
+
+    def merged(text: str, **options: Any) -> dict[str, Tensor]:
+        file.write_text(text + align)
+        merge_config(file, tmp_path / "out", overwrite=True, verify=False, **options)
+        told = json.loads((tmp_path / "out" / "onebasin.json").read_text())["options"]["seed"]
+        return {"seed": torch.tensor(told), **weights(tmp_path / "out")}
+
+    state = torch.get_rng_state()
+    three = merged(RANDOM, seed=3)
+    assert torch.get_rng_state().equal(state) and three["seed"] == 3
+    for same in (merged(RANDOM + "random_seed: 3\n"), merged(RANDOM + "random_seed: 4\n", seed=3)):
+        assert all(same[name].equal(tensor) for name, tensor in three.items())
+    zero, unsaid = merged(RANDOM, seed=0), merged(RANDOM)
+    assert all(unsaid[name].equal(tensor) for name, tensor in zero.items())
+    assert not zero["lm_head.weight"].equal(three["lm_head.weight"])
+
+
 # --- matched --------------------------------------------------------------------------------------------------
 
 
