@@ -27,8 +27,8 @@ import torch
 import typer
 from transformers import BertConfig, BertForSequenceClassification
 
-from onebasin.checkpoint import Checkpoint, read_pair, write_model
 from onebasin.matching import match_weights
+from onebasin.models import Checkpoint, read_pair, write_model
 from onebasin.symmetry import acting_groups
 
 from . import floor as floors

@@ -23,10 +23,10 @@ from onebasin.engine import in_parallel
 from onebasin.matching import weights
 from onebasin.matching.moments import Pair, cross_moments, pairwise_moments
 from onebasin.symmetry import Group, Moments, Signature
-from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.axes import blocks
-from onebasin.symmetry.gemm import gemm
 from onebasin.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation, Rotary, ScaledOrthogonal
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.gemm import gemm
+from onebasin.symmetry.tables.axes import blocks
 
 ROTATIONS = (Orthogonal, OrthogonalFixingOnes, ScaledOrthogonal)  # whose nearest element is a polar factor
 Clock = Callable[[], float]

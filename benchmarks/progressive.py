@@ -21,10 +21,10 @@ import torch
 import typer
 from transformers import BertConfig, BertModel
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import stock_model
-from onebasin.checkpoint.trace import Batch, run
 from onebasin.fusion.progressive import RIDGES, merge_progressively
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import stock_model
+from onebasin.running.trace import Batch, run
 from onebasin.symmetry import Alignment
 
 OUTPUT = Path("build/bench/progressive.json")

@@ -12,7 +12,7 @@ from torch import Tensor
 from onebasin.engine import in_order
 from onebasin.matching import match_weights
 from onebasin.symmetry import Group, Signature, acting_groups
-from onebasin.symmetry.canonical import canonical
+from onebasin.symmetry.gauge.canonical import canonical
 
 from . import transcription
 from .models import Pair, pair

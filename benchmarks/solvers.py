@@ -22,8 +22,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from onebasin.engine import peak_memory
-from onebasin.symmetry.assignment import _column_shift, assignment
-from onebasin.symmetry.certified import assign_certified
+from onebasin.symmetry.groups.assignment import _column_shift, assignment
+from onebasin.symmetry.groups.sparse_lap import assign_certified
 
 from .floor import timed
 from .report import OUTPUT

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.models import Checkpoint
 from onebasin.studies.audit import audit, tiny_model
 from onebasin.symmetry import Signature, acting_groups
 

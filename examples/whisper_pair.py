@@ -29,9 +29,9 @@ from transformers import AutoTokenizer
 from whisper_folders import whisper_folders
 
 import onebasin
-from onebasin.checkpoint.preflight import tokens
 from onebasin.data import load_model, speech
 from onebasin.data.files import read_rows, read_text
+from onebasin.models.preflight import tokens
 
 SENTENCES = Path(__file__).with_name("speech")
 PROMPT = dict.fromkeys(("<|en|>", "<|transcribe|>"), "<|notimestamps|>")

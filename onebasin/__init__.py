@@ -7,19 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint, CheckpointError
-    from .fusion import METHODS
-    from .jobs.canonical import canonical
-    from .jobs.check import check
-    from .jobs.compare import distance, verify
-    from .jobs.layers import merge_best_layers
-    from .jobs.match import match
-    from .jobs.merge import merge
-    from .jobs.options import Options, StateDict
-    from .jobs.recipe import merge_config
-    from .jobs.refine import refine
-    from .jobs.statistics import statistics
-    from .symmetry import Alignment, Signature, TableError
+    from onebasin.fusion import METHODS
+    from onebasin.jobs.canonical import canonical
+    from onebasin.jobs.check import check
+    from onebasin.jobs.compare import distance, verify
+    from onebasin.jobs.layers import merge_best_layers
+    from onebasin.jobs.match import match
+    from onebasin.jobs.merge import merge
+    from onebasin.jobs.mergekit.merge_file import merge_config
+    from onebasin.jobs.options import Options, StateDict
+    from onebasin.jobs.refine import refine
+    from onebasin.jobs.statistics import statistics
+    from onebasin.models import Checkpoint, CheckpointError
+    from onebasin.symmetry import Alignment, Signature, TableError
 
 __version__ = "0.1.0"
 
@@ -50,8 +50,8 @@ _ROOM = {
     **dict.fromkeys(("distance", "verify"), ".jobs.compare"),
     **dict.fromkeys(("Options", "StateDict"), ".jobs.options"),
     "merge_best_layers": ".jobs.layers",
-    "merge_config": ".jobs.recipe",
-    **dict.fromkeys(("Checkpoint", "CheckpointError"), ".checkpoint"),
+    "merge_config": ".jobs.mergekit.merge_file",
+    **dict.fromkeys(("Checkpoint", "CheckpointError"), ".models"),
     **dict.fromkeys(("METHODS",), ".fusion"),
     **dict.fromkeys(("Alignment", "Signature", "TableError"), ".symmetry"),
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onebasin.symmetry import Alignment, Group, Signature
-from onebasin.symmetry.maps import Element
+from onebasin.symmetry.groups.elements import Element
 
 Tensors = dict[str, Tensor]
 

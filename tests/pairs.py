@@ -12,7 +12,7 @@ from models import GPT2, IMAGE, TEXT, build, save
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.models import Checkpoint
 from onebasin.symmetry import Alignment, acting_groups
 
 

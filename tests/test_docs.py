@@ -18,12 +18,12 @@ from pairs import folder, scrambled
 from typer.testing import CliRunner
 
 import onebasin
-from onebasin.checkpoint import Checkpoint
 from onebasin.cli import app
 from onebasin.fusion import MERGE_METHODS
 from onebasin.jobs.options import MATCH_WITH
+from onebasin.models import Checkpoint
 from onebasin.symmetry import LEVELS, groups
-from onebasin.symmetry.signature import MOVES
+from onebasin.symmetry.tables.signature import MOVES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

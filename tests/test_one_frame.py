@@ -11,12 +11,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import onebasin
-from onebasin.checkpoint import Checkpoint, CheckpointError, compare_rewritten
 from onebasin.jobs.frame import in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.writing import rewritten, verified
+from onebasin.models import Checkpoint, CheckpointError
+from onebasin.running import compare_rewritten
 from onebasin.symmetry import Alignment
-from onebasin.symmetry.maps import Monomial
+from onebasin.symmetry.groups.elements import Monomial
 
 
 def gpt2(folder: Path, width: int, seed: int) -> Path:

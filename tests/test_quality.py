@@ -11,10 +11,10 @@ import torch
 from models import CASES, save
 
 import onebasin
-from onebasin.checkpoint.stock import stock_model
 from onebasin.data.calibration import self_generated
 from onebasin.data.teaching import HELD_BACK, divergence, forward_of
 from onebasin.jobs.quality import CHOOSING, passes_of, simplest_of_best
+from onebasin.running.loaded import stock_model
 
 
 def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> list[Path]:

@@ -176,7 +176,7 @@ def given_options(context: typer.Context) -> dict[str, str]:
 def push(output: str, repository: str | None, result: dict[str, Any], tell: Callable[[str], None] | None) -> None:
     """Upload the output where a repository is named; its address is in the result then."""
     if repository is not None:
-        from onebasin.checkpoint.hub import upload
+        from onebasin.models.hub import upload
 
         if tell:
             tell(f"uploading to {repository}")

@@ -8,7 +8,7 @@ from . import common as c
 
 def env(json: c.Json = False) -> None:
     """Print what a bug report needs: versions, machine, devices."""
-    from onebasin.checkpoint.card import environment
+    from onebasin.models.card import environment
 
     facts = environment()
     if json:

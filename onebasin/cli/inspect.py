@@ -20,9 +20,9 @@ def inspect(
     json: c.Json = False,
 ) -> None:
     """Show which spaces a model has and what may act on them."""
-    from onebasin.checkpoint import Checkpoint
+    from onebasin.models import Checkpoint
     from onebasin.symmetry import acting_groups
-    from onebasin.symmetry.axes import show
+    from onebasin.symmetry.tables.axes import show
 
     checkpoint = Checkpoint(model, family)
     signature = checkpoint.signature

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.scattered import one_by_one_where_needed
+from onebasin.models import Checkpoint
+from onebasin.running.expert_layout import one_by_one_where_needed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

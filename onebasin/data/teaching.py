@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from onebasin.checkpoint.stock import Stock
-from onebasin.checkpoint.trace import Batch
-from onebasin.checkpoint.verification import takes_cache
+from onebasin.running.loaded import Stock
+from onebasin.running.trace import Batch
+from onebasin.running.verification import takes_cache
 
 from .batches import IGNORED
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint, Making
+from onebasin.models import Checkpoint, Making
 from onebasin.symmetry import Entry, Signature
-from onebasin.symmetry.axes import Leaf, blocks
+from onebasin.symmetry.tables.axes import Leaf, blocks
 
 from .circuits import average_circuit, circuit_roots
 

@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint, CheckpointError
-from onebasin.checkpoint.stock import stock_model
-from onebasin.checkpoint.trace import Batch
 from onebasin.engine import Tell
+from onebasin.models import Checkpoint, CheckpointError
+from onebasin.running.loaded import stock_model
+from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment, Signature
-from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.axes import Axis, leaves, nesting
 from onebasin.symmetry.coupling import Blend, Coupling
-from onebasin.symmetry.maps import Acts, Monomial
-from onebasin.symmetry.signature import MOVES
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.elements import Acts, Monomial
+from onebasin.symmetry.tables.axes import Axis, leaves, nesting
+from onebasin.symmetry.tables.signature import MOVES
 
-from .evidence import Evidence, of_activations, order_of
+from .cross_moments import Evidence, of_activations, order_of
 from .transport import Transport, carried, dense, mixed, plan, resized
 
 GROUNDS = ("wts", "acts")

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint.trace import Batch
+from onebasin.running.trace import Batch
 
 
 def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:

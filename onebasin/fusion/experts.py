@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from onebasin.checkpoint.stock import Stock
+from onebasin.running.loaded import Stock
 
 Look = Callable[[str, int, Tensor], None]
 

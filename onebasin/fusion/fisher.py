@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import logsigmoid
 
-from onebasin.checkpoint.stock import Stock
-from onebasin.checkpoint.trace import Batch
-from onebasin.checkpoint.verification import takes_cache
 from onebasin.data.teaching import predictions
 from onebasin.engine import Tell
+from onebasin.running.loaded import Stock
+from onebasin.running.trace import Batch
+from onebasin.running.verification import takes_cache
 from onebasin.symmetry import Entry, Signature
 
 from .average import Combine

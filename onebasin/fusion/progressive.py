@@ -37,16 +37,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from onebasin.checkpoint import Checkpoint, CheckpointError
-from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.checkpoint.trace import Batch, Call, hooks, linear_calls, run, samples
 from onebasin.data.teaching import Teachers, divergence, forward_of, held_out, mean_loss
 from onebasin.engine import Tell
+from onebasin.models import Checkpoint, CheckpointError
+from onebasin.running.loaded import Stock, stock_model
+from onebasin.running.trace import Batch, Call, hooks, linear_calls, run, samples
 from onebasin.symmetry import Alignment
-from onebasin.symmetry.axes import leaves
+from onebasin.symmetry.tables.axes import leaves
 
 from .average import merged_tensors
-from .lockstep import Pass, current, pause
+from .paused_forward import Pass, current, pause
 from .ridge import Sums, best_solution, cross, gram, solution
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)

@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.checkpoint.trace import Batch
 from onebasin.data.teaching import (
     Forward,
     Loss,
@@ -32,6 +29,9 @@ from onebasin.data.teaching import (
     mean_loss,
 )
 from onebasin.engine import Descent
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import Stock, stock_model
+from onebasin.running.trace import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from onebasin.checkpoint.stock import Stock
-from onebasin.checkpoint.trace import Batch, hooks, linear_layers, run, samples
 from onebasin.engine import Tell
+from onebasin.running.loaded import Stock
+from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
 from onebasin.symmetry import Entry, Signature
 
 from .average import average

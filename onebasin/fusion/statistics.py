@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.models import Checkpoint
 from onebasin.symmetry import Alignment, Entry, Signature
-from onebasin.symmetry.axes import Axis, Flat, Leaf, size
-from onebasin.symmetry.maps import Monomial
+from onebasin.symmetry.groups.elements import Monomial
+from onebasin.symmetry.tables.axes import Axis, Flat, Leaf, size
 
 FORMAT = "onebasin-statistics-1"
 KINDS = ("fisher", "gram")

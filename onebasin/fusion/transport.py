@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.models import Checkpoint
 from onebasin.symmetry import Alignment, Signature
-from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.axes import blocks, size
 from onebasin.symmetry.coupling import Blend, Coupling
-from onebasin.symmetry.maps import Acts, Linear, Monomial, act_on
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.elements import Acts, Linear, Monomial, act_on
+from onebasin.symmetry.tables.axes import blocks, size
 
 ITERATIONS = 10_000
 LARGEST_EXPONENT = 300  # float64 ends at 745; scalings grow as its inverse does

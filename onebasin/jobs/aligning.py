@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint, Distances, before_and_after, read_pair, shared_roles, stock_model
-from onebasin.checkpoint.trace import Batch
 from onebasin.data.calibration import from_file, noisy, recut, self_generated
 from onebasin.data.teaching import HELD_BACK, LOSSES, Forward, forward_of, held_out
 from onebasin.matching import Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
+from onebasin.models import Checkpoint, Distances, before_and_after, read_pair, shared_roles
+from onebasin.running import stock_model
+from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Coupling, Softened
 

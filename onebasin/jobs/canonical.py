@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from onebasin.checkpoint import Canonical
 from onebasin.engine import peak_memory
+from onebasin.models import Canonical
 
 from .folders import opened, refuse_existing
 from .options import Model, Options, verification

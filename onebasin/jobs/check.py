@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from onebasin.checkpoint.preflight import ancestors, preflight, vocabulary
-from onebasin.checkpoint.preflight import peek as peeked
 from onebasin.matching.cost import expected, numbers_held, numbers_run
+from onebasin.models.preflight import ancestors, preflight, vocabulary
+from onebasin.models.preflight import peek as peeked
 from onebasin.symmetry import LEVELS, acting_groups
 
 from .folders import opened

@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onebasin.checkpoint import Distances, Verification, compare, distances
-from onebasin.checkpoint.tensors import compare_tensors
+from onebasin.models import Distances, distances
+from onebasin.models.tensors import compare_tensors
+from onebasin.running import Verification, compare
 from onebasin.symmetry import Alignment
 
 from .folders import opened
@@ -25,7 +26,7 @@ def verify(
 ) -> Verification:
     """Do two models compute the same function? Random valid inputs; see `onebasin.checkpoint.compare`.
 
-    tensors: compare the weights instead, tensor by tensor, see `onebasin.checkpoint.tensors`; the models are not run
+    tensors: compare the weights instead, tensor by tensor, see `onebasin.models.tensors`; the models are not run
     and need not fit in memory. alignment: the file that `match` saved, by whose maps `b` was made of `a`.
     """
     refuse_device(how.get("device", "cpu"))

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from torch import nn
 
-from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
-from onebasin.checkpoint.reader import link, refuse_links_out
-from onebasin.checkpoint.vocabulary import Unified, refuse_other_vocabularies, unify
-from onebasin.checkpoint.writer import copy_companions
 from onebasin.data.models import quiet
 from onebasin.engine import kept
-from onebasin.symmetry.widths import widening
+from onebasin.models import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
+from onebasin.models.folder import link, refuse_links_out
+from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
+from onebasin.models.writer import copy_companions
+from onebasin.symmetry.gauge.widening import widening
 
 from .options import STREAM_LEVELS, Model, Options, StateDict, Tell
 

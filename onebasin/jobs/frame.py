@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onebasin.checkpoint import Checkpoint, Widened
 from onebasin.fusion import nearest_to_mean
+from onebasin.models import Checkpoint, Widened
 from onebasin.symmetry import Alignment
 
 from .aligning import Found, align_all

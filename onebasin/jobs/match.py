@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.checkpoint import Canonical, Checkpoint, Widened, load_model, write_model
-from onebasin.checkpoint.adapter import Adapter, fit, folded, refuse_adapter, transported, write_adapter
 from onebasin.engine import peak_memory
+from onebasin.models import Canonical, Checkpoint, Widened, write_model
+from onebasin.models.lora import Adapter, fit, folded, refuse_adapter, transported, write_adapter
+from onebasin.running import load_model
 from onebasin.symmetry import Signature
 
 from .aligning import align

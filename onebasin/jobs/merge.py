@@ -12,28 +12,19 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint, load_model, write_model
 from onebasin.engine import peak_memory
 from onebasin.fusion import MERGE_METHODS, merged_tensors
 from onebasin.fusion.progressive import Progressive, merge_progressively
 from onebasin.fusion.regmean import Regression
+from onebasin.models import Checkpoint, write_model
+from onebasin.running import load_model
 from onebasin.symmetry import LEVELS, Alignment
 from onebasin.symmetry.coupling import Softened
 
 from .aligning import Found, align_all, calibration, noised, softened
 from .folders import common_roles, numel, one_vocabulary, opened, refuse_existing, unit_folder, workplace
 from .frame import Frame, in_one_frame
-from .options import (
-    Fusion,
-    Model,
-    Options,
-    Tell,
-    Written,
-    refuse_out_of_range,
-    shares_of,
-    stored_dtype,
-    taken,
-)
+from .options import Fusion, Model, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype, taken
 from .quality import LEVEL, choose, refuse_settled
 from .statistics import combination
 from .transporting import of_one_width, transported

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import torch
 from safetensors.torch import save_file
 
-from onebasin.checkpoint import DTYPES, Checkpoint
 from onebasin.data.teaching import LOSSES
 from onebasin.engine import Tell as Tell
 from onebasin.matching.latents import PERMUTATIONS
+from onebasin.models import DTYPES, Checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -22,12 +22,13 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint, CheckpointError, distances, stock_model
-from onebasin.checkpoint.probes import probe
-from onebasin.checkpoint.trace import Batch, run
 from onebasin.data.calibration import noisy
 from onebasin.data.teaching import Teachers, divergence, example_losses, forward_of, held_out, predictions
 from onebasin.fusion.progressive import AVERAGE, FITTED, Progressive, merge_progressively
+from onebasin.models import Checkpoint, CheckpointError, distances
+from onebasin.running import stock_model
+from onebasin.running.probes import probe
+from onebasin.running.trace import Batch, run
 from onebasin.symmetry import Alignment
 
 from .aligning import Found, align_all, calibration, examples_per_step, is_for, noised

@@ -11,10 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint, load_model, provenance, write_model
 from onebasin.data.calibration import recut
 from onebasin.fusion.refine import Refined, check
 from onebasin.fusion.refine import refine as distil
+from onebasin.models import Checkpoint, provenance, write_model
+from onebasin.running import load_model
 
 from .aligning import calibration
 from .folders import opened, refuse_existing, workplace

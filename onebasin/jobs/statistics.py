@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, stock_model
 from onebasin.fusion.average import Combine
 from onebasin.fusion.fisher import LABELS, fisher_diagonal, fisher_mean
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import KINDS, Statistics, measured
+from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.running import stock_model
 from onebasin.symmetry import Alignment
 
 from .aligning import calibration, task_of

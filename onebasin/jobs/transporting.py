@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onebasin.checkpoint import Checkpoint
 from onebasin.fusion.couplings import transport
 from onebasin.fusion.transport import Transported
+from onebasin.models import Checkpoint
 from onebasin.symmetry import Alignment
 
 from .aligning import calibration

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from onebasin.checkpoint import Checkpoint, read_pair
 from onebasin.engine import Store, in_order, on_ray
 from onebasin.matching import Matched
 from onebasin.matching.units import Unit, joined, solve, units
+from onebasin.models import Checkpoint, read_pair
 from onebasin.symmetry import Group, acting_groups
 
 from .options import Options, Tell

@@ -15,22 +15,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from onebasin.checkpoint import (
-    Canonical,
-    Checkpoint,
-    CheckpointError,
-    Making,
-    compare_rewritten,
-    model_card,
-    provenance,
-    tolerance_of,
-    write_model,
-)
-from onebasin.checkpoint.card import hashes
-from onebasin.checkpoint.reader import one_line
-from onebasin.checkpoint.seen import Seen
-from onebasin.checkpoint.verification import class_of, runnable
 from onebasin.engine import meanwhile
+from onebasin.models import Canonical, Checkpoint, CheckpointError, Making, model_card, provenance, write_model
+from onebasin.models.card import hashes
+from onebasin.models.folder import one_line
+from onebasin.models.rewritten import Seen
+from onebasin.running import compare_rewritten, tolerance_of
+from onebasin.running.verification import class_of, runnable
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.exactness import departure

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
 from onebasin.data import Task, evaluate, load_model
 from onebasin.engine import Tell
+from onebasin.models import Checkpoint
 
 Model = Mapping[str, Tensor] | str | Path
 

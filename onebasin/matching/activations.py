@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint.stock import Stock
-from onebasin.checkpoint.trace import Batch, hooks, linear_calls, run, samples
 from onebasin.engine import Tell
+from onebasin.running.loaded import Stock
+from onebasin.running.trace import Batch, hooks, linear_calls, run, samples
 from onebasin.symmetry import Alignment, Group, Moments, Signature
-from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.axes import Axis, Leaf, blocks, size
 from onebasin.symmetry.groups import Invertible, Orthogonal, Permutation, ScaledOrthogonal, ScaledPermutation, nuclear
-from onebasin.symmetry.maps import Element, Monomial
-from onebasin.symmetry.signature import MOVES
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.elements import Element, Monomial
+from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size
+from onebasin.symmetry.tables.signature import MOVES
 
 
 @dataclass

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from onebasin.symmetry import Group, Signature
-from onebasin.symmetry.axes import blocks as blocks_of
-from onebasin.symmetry.axes import nesting, size
+from onebasin.symmetry.tables.axes import blocks as blocks_of
+from onebasin.symmetry.tables.axes import nesting, size
 
 from .nested import chains
 

@@ -15,9 +15,9 @@ import torch
 
 from onebasin.engine import in_parallel
 from onebasin.symmetry import Group, Signature
-from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.gemm import gemm
 from onebasin.symmetry.groups import ISOMETRIES, Permutation, ScaledPermutation, SignedPermutation
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.gemm import gemm
 from onebasin.symmetry.groups.scaling import CHUNK, best_scale
 
 from .components import Block, components_of

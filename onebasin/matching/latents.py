@@ -22,7 +22,6 @@ from torch import Tensor
 
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.alignment import move
-from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.coupling import Coupling, sinkhorn
 from onebasin.symmetry.groups import (
     Factors,
@@ -34,9 +33,10 @@ from onebasin.symmetry.groups import (
     ScaledOrthogonal,
     ScaledPermutation,
 )
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.elements import Acts, Element, Linear, Monomial
 from onebasin.symmetry.groups.orthogonal import complement_of_ones
 from onebasin.symmetry.groups.signs import diagonal, pairs
-from onebasin.symmetry.maps import Acts, Element, Linear, Monomial
 
 Latent = Mapping[str, Tensor]  # the free numbers of one element, by name
 

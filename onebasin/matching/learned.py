@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint.trace import Batch
 from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, held_out, mean_loss
 from onebasin.engine import Descent
+from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.coupling import Coupling
-from onebasin.symmetry.maps import Acts
+from onebasin.symmetry.groups.elements import Acts
 
 from .latents import PERMUTATIONS, Latent, blend, element_of, finished, zeros
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from onebasin.symmetry import Moments, Signature
-from onebasin.symmetry.axes import Leaf
-from onebasin.symmetry.gemm import gemm
-from onebasin.symmetry.maps import Element, Monomial
-from onebasin.symmetry.signature import MOVES
+from onebasin.symmetry.groups.elements import Element, Monomial
+from onebasin.symmetry.groups.gemm import gemm
+from onebasin.symmetry.tables.axes import Leaf
+from onebasin.symmetry.tables.signature import MOVES
 
 Pair = tuple[str, Tensor, Tensor, float]  # role, anchor, source, weight in the objective
 View = tuple[Tensor, Tensor, Leaf, float]  # anchor, source, leaf, weight

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from onebasin.engine import in_parallel
 from onebasin.symmetry import Group, Moments, Signature
-from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.axes import blocks, leaves
-from onebasin.symmetry.gemm import gemm
 from onebasin.symmetry.groups import Permutation, Wreath
-from onebasin.symmetry.maps import Element, Monomial
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.elements import Element, Monomial
+from onebasin.symmetry.groups.gemm import gemm
+from onebasin.symmetry.tables.axes import blocks, leaves
 
 from .moments import Pair
 

@@ -19,8 +19,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from onebasin.checkpoint.distance import squared_distance
 from onebasin.engine import Store, in_order, in_parallel
+from onebasin.models.distance import squared_distance
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import (
     ISOMETRIES,
@@ -31,9 +31,10 @@ from onebasin.symmetry.groups import (
     Wreath,
     sharpened,
 )
-from onebasin.symmetry.maps import Element, Linear, Monomial
+from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 
 from .components import Block, Component, components_of
+from .identity_proof import FROM, stays
 from .moments import (
     Pair,
     as_matrix,
@@ -46,7 +47,6 @@ from .moments import (
     pairwise_moments,
 )
 from .nested import nearest_nested
-from .staying import FROM, stays
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 

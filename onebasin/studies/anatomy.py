@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError, Distances, distances
 from onebasin.landscape.plots import COLOURS, require_matplotlib
+from onebasin.models import Canonical, Checkpoint, CheckpointError, Distances, distances
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.groups import polar
-from onebasin.symmetry.maps import Element, Linear, Monomial
+from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 
 from .results import refuse_existing
 

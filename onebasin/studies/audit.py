@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.reader import one_line
-from onebasin.checkpoint.scattered import one_by_one
-from onebasin.checkpoint.stock import _load
-from onebasin.checkpoint.verification import _quietly, outward
 from onebasin.families import named_table, table_for, tables
+from onebasin.models import Checkpoint
+from onebasin.models.folder import one_line
+from onebasin.running.expert_layout import one_by_one
+from onebasin.running.loaded import _load
+from onebasin.running.verification import _quietly, outward
 from onebasin.symmetry import Entry, Signature
-from onebasin.symmetry.audit import Audit
-from onebasin.symmetry.audit import audit as audit_signature
+from onebasin.symmetry.audit.null_space import Audit
+from onebasin.symmetry.audit.null_space import audit as audit_signature
 
 LARGEST = 3000  # parameters; the Jacobian has a column for each of them
 LENGTH = 8  # tokens of a text, or the most that the model takes

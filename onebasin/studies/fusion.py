@@ -11,7 +11,7 @@ from typing import Any
 from onebasin.data import load_model
 
 from .config import Config, Corpus, Matching
-from .once import Once
+from .measurement_cache import Once
 from .results import Chart, Results, Table, spread
 from .settings import fused, merged, pairs, score, test_of
 from .settings import matched as matched_to_first

@@ -12,7 +12,7 @@ from onebasin.landscape import curve
 from onebasin.landscape.plane import plane
 
 from .config import Config, Matching
-from .once import Once
+from .measurement_cache import Once
 from .results import Chart, Results, Table, spread
 from .settings import matched, pairs, test_of
 

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import mean
 
 from .config import Config, Matching
-from .once import Once
+from .measurement_cache import Once
 from .results import Chart, Results, Table, spread
 from .settings import fused, layers_of, pairs
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import onebasin
-from onebasin.checkpoint import Checkpoint, shared_roles
 from onebasin.data import Scores, Task, evaluate, load_model
 from onebasin.data.models import quiet
 from onebasin.engine import Tell
 from onebasin.fusion import METHODS, merged_tensors
 from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
+from onebasin.models import Checkpoint, shared_roles
 from onebasin.symmetry import LEVELS, Alignment
 
 from .results import refuse_existing

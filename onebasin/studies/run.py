@@ -13,7 +13,7 @@ from onebasin.landscape.plots import require_matplotlib
 
 from . import distances, fusion, landscapes, layers, runtime
 from .config import Config, read_config
-from .once import Once, measuring
+from .measurement_cache import Once, measuring
 from .report import write
 from .results import Results, refuse_existing
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 from .config import Config, Matching
-from .once import Once
+from .measurement_cache import Once
 from .results import Chart, Results, Table, spread
 from .settings import matched, merged, pairs
 

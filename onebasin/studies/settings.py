@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import onebasin
-from onebasin.checkpoint import Checkpoint
 from onebasin.data import Task, evaluate, load_model, load_task
 from onebasin.data.files import split_off
 from onebasin.jobs.layers import best_layers
+from onebasin.models import Checkpoint
 
 from .config import Config, Corpus, Matching
 

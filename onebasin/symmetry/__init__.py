@@ -8,9 +8,9 @@ Nothing here knows a model family, a file format or an algorithm that needs data
 from .alignment import Alignment
 from .groups import Group, Moments
 from .levels import LEVELS, PARTS, RESCALE, acting_groups
-from .resolve import resolve
-from .signature import Entry, Norm, Signature, Space
-from .table import Table, TableError, read_table
+from .tables.resolve import resolve
+from .tables.signature import Entry, Norm, Signature, Space
+from .tables.table import Table, TableError, read_table
 
 __all__ = [
     "LEVELS",

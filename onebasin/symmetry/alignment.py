@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .axes import blocks
-from .maps import Acts, Element, Linear, Monomial, act_on, product
-from .signature import Entry, Signature
+from .groups.elements import Acts, Element, Linear, Monomial, act_on, product
+from .tables.axes import blocks
+from .tables.signature import Entry, Signature
 
 FORMAT = "onebasin-alignment-1"
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from .alignment import Alignment, move
-from .maps import Element
-from .signature import Signature
+from .groups.elements import Element
+from .tables.signature import Signature
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from .groups.elements import Element, Monomial
 from .groups.signs import pairs
-from .maps import Element, Monomial
-from .signature import MOVES, Signature
+from .tables.signature import MOVES, Signature
 
 PROBES = 4
 

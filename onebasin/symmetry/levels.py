@@ -30,7 +30,7 @@ from .groups import (
     SignedPermutation,
     Signs,
 )
-from .signature import MOVES, Signature
+from .tables.signature import MOVES, Signature
 
 LEVELS = ("paper", "permutation", "orthogonal", "full", "invertible")
 PARTS = ("attention", "ffn", "stream", "head")

@@ -15,8 +15,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from onebasin import checkpoint
-from onebasin.checkpoint import Checkpoint, write_model
+from onebasin import models as room
+from onebasin.models import Checkpoint, write_model
 
 
 def die(*_: object) -> None:
@@ -24,9 +24,9 @@ def die(*_: object) -> None:
 
 
 def at_call(name: str, number: int, after: bool = False) -> None:
-    """Die before (or after) call `number` of the function `name` of the checkpoint room."""
+    """Die before (or after) call `number` of the function `name` of the room models."""
     module, attribute = name.rsplit(".", 1)
-    owner: Any = attrgetter(module)(checkpoint)
+    owner: Any = attrgetter(module)(room)
     original: Callable[..., Any] = getattr(owner, attribute)
     left = [number]
 
@@ -46,7 +46,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "before-first-shard": lambda: at_call("shards.Shard.close", 1),
     "after-first-shard": lambda: at_call("shards.Shard.close", 1, after=True),
     "after-second-shard": lambda: at_call("shards.Shard.close", 2, after=True),
-    "before-index": lambda: at_call("weights._name_shards", 1),
+    "before-index": lambda: at_call("weight_files._name_shards", 1),
     "before-exchange": lambda: at_call("writer._exchange", 1),
     "after-exchange": lambda: at_call("writer._exchange", 1, after=True),
     "while-removing-the-old": lambda: at_call("writer.os.unlink", 2),

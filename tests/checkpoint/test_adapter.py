@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError
-from onebasin.checkpoint.adapter import CONFIG, WEIGHTS, Adapter, fit, folded, transported, write_adapter
+from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.models.lora import CONFIG, WEIGHTS, Adapter, fit, folded, transported, write_adapter
 from onebasin.symmetry import Alignment, acting_groups
 
 RANK, SCALE = 3, 0.7

@@ -12,7 +12,7 @@ import torch
 from damage import edit_weights
 from huggingface_hub import ModelCard
 
-from onebasin.checkpoint import Checkpoint, distances, model_card, provenance, write_model
+from onebasin.models import Checkpoint, distances, model_card, provenance, write_model
 
 COMMAND = "onebasin match a b -o out"
 

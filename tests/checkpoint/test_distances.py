@@ -10,7 +10,7 @@ import torch
 from damage import edit_weights
 from safetensors.torch import load_file
 
-from onebasin.checkpoint import Checkpoint, distances
+from onebasin.models import Checkpoint, distances
 from onebasin.symmetry import Alignment, acting_groups
 
 

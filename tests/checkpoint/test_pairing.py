@@ -10,7 +10,7 @@ import pytest
 import torch
 from damage import edit_config, edit_weights
 
-from onebasin.checkpoint import Checkpoint, CheckpointError, distances, read_pair, shared_roles
+from onebasin.models import Checkpoint, CheckpointError, distances, read_pair, shared_roles
 
 POSITIONS = "embeddings.position_embeddings.weight"
 

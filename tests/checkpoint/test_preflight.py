@@ -15,10 +15,10 @@ from pairs import folder, scrambled
 from torch import Tensor
 
 import onebasin
-from onebasin.checkpoint import Checkpoint, CheckpointError, read_pair, shared_roles
-from onebasin.checkpoint.preflight import ancestors, preflight, tokens, vocabulary
 from onebasin.matching import match_weights
 from onebasin.matching.cost import numbers_held
+from onebasin.models import Checkpoint, CheckpointError, read_pair, shared_roles
+from onebasin.models.preflight import ancestors, preflight, tokens, vocabulary
 from onebasin.symmetry import acting_groups
 
 

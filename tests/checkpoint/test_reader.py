@@ -13,7 +13,7 @@ import torch
 from damage import edit_config, edit_weights, to_pickle
 from safetensors.torch import load_file, save_file
 
-from onebasin.checkpoint import Checkpoint, CheckpointError
+from onebasin.models import Checkpoint, CheckpointError
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 WORDS = "embeddings.word_embeddings.weight"
@@ -78,7 +78,7 @@ def test_missing_folder(tmp_path: Path) -> None:
 def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onebasin.checkpoint.reader.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("onebasin.models.folder.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(CheckpointError, match="there is no folder 'models/typo'"):
         Checkpoint("models/typo")
 
@@ -90,7 +90,7 @@ def test_hub_id(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((name, revision, allow_patterns[-1]))
         return str(bert)
 
-    monkeypatch.setattr("onebasin.checkpoint.reader.snapshot_download", download)
+    monkeypatch.setattr("onebasin.models.folder.snapshot_download", download)
     assert Checkpoint("owner/name@v2").folder == bert
     to_pickle(bert)
     assert Checkpoint("owner/name").folder == bert

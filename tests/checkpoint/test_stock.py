@@ -7,9 +7,9 @@ import pytest
 import torch
 from models import CASES, build, inputs, named_outputs, save
 
-from onebasin.checkpoint import Canonical, Checkpoint
-from onebasin.checkpoint.stock import stock_model
-from onebasin.checkpoint.trace import linear_calls
+from onebasin.models import Canonical, Checkpoint
+from onebasin.running.loaded import stock_model
+from onebasin.running.trace import linear_calls
 
 FAMILIES = [
     "GPT2LMHeadModel",

@@ -11,9 +11,9 @@ import torch
 from models import CASES, inputs, named_outputs, save
 from torch import Tensor, nn
 
-from onebasin.checkpoint import Checkpoint, CheckpointError
-from onebasin.checkpoint.streamed import Awaited, await_weights, placed, stand_ins
-from onebasin.checkpoint.verification import compare, load, streamed
+from onebasin.models import Checkpoint, CheckpointError
+from onebasin.running.lazy_weights import Awaited, await_weights, placed, stand_ins
+from onebasin.running.verification import compare, load, streamed
 
 DTYPE = torch.float64
 # What a class puts together from several tensors, takes apart, or copies into memory of its own, it holds.
@@ -112,7 +112,7 @@ def test_a_model_that_does_not_run_so_is_held(tmp_path: Path, monkeypatch: pytes
 
 def test_models_that_do_not_compare_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found without holding them would be found again, in memory that there may not be."""
-    monkeypatch.setattr("onebasin.checkpoint.verification.held", lambda *_: pytest.fail("held"))
+    monkeypatch.setattr("onebasin.running.verification.held", lambda *_: pytest.fail("held"))
     case = CASES["BertForSequenceClassification"]
     folders = [save(case(num_labels=labels), tmp_path / str(labels)) for labels in (3, 4)]
     with pytest.raises(CheckpointError, match="differ in the shape of 'logits'"):

@@ -11,9 +11,9 @@ from pairs import folder
 from safetensors.torch import load_file, save_file
 
 import onebasin
-from onebasin.checkpoint import Canonical, Checkpoint
+from onebasin.models import Canonical, Checkpoint
 from onebasin.symmetry import Alignment
-from onebasin.symmetry.maps import Linear
+from onebasin.symmetry.groups.elements import Linear
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ import transformers
 from damage import edit_config, edit_weights, to_pickle
 
 import onebasin
-from onebasin.checkpoint import Checkpoint, CheckpointError, compare, compare_models, load_model, write_model
-from onebasin.checkpoint.verification import tolerance_of
+from onebasin.models import Checkpoint, CheckpointError, write_model
+from onebasin.running import compare, compare_models, load_model
+from onebasin.running.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
 
 # Every kind of input and of head once.

@@ -8,7 +8,8 @@ import torch
 from models import GPT2, IMAGE, TEXT, build, save
 
 import onebasin
-from onebasin.checkpoint import Canonical, Checkpoint, Widened, compare, write_model
+from onebasin.models import Canonical, Checkpoint, Widened, write_model
+from onebasin.running import compare
 
 WIDER = {
     "GPT2LMHeadModel": (GPT2, dict(n_embd=20, n_head=5), dict(n_embd=24, n_head=3), dict(n_inner=17)),

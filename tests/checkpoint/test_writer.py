@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from onebasin.checkpoint import Checkpoint, CheckpointError, compare, write_model, writer
-from onebasin.checkpoint.shards import Shard, room_for
+from onebasin.models import Checkpoint, CheckpointError, write_model, writer
+from onebasin.models.shards import Shard, room_for
+from onebasin.running import compare
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 

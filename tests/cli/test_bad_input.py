@@ -18,7 +18,7 @@ import torch
 from pairs import folder
 from safetensors.torch import load_file, save_file
 
-from onebasin.checkpoint.shards import Shard
+from onebasin.models.shards import Shard
 from onebasin.symmetry import Alignment, Signature
 
 

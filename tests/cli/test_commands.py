@@ -16,8 +16,8 @@ from models import CASES, save
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
 
-from onebasin.checkpoint import Checkpoint
 from onebasin.families import tables
+from onebasin.models import Checkpoint
 from onebasin.symmetry import Alignment
 
 MATCHED = {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds"}

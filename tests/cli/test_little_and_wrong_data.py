@@ -71,10 +71,11 @@ def test_an_example_of_padding_alone(models, tmp_path):
     """No file can say so, but a batch from Python can."""
     import torch
 
-    from onebasin.checkpoint import Checkpoint, stock_model
     from onebasin.data import Task, evaluate
     from onebasin.fusion.fisher import fisher_diagonal
     from onebasin.fusion.regmean import input_grams
+    from onebasin.models import Checkpoint
+    from onebasin.running import stock_model
 
     stock = stock_model(Checkpoint(models[0]))
     batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4, dtype=torch.long)}

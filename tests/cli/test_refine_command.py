@@ -11,12 +11,12 @@ from models import CASES, save
 from pairs import folder
 from transformers import AutoModelForCausalLM
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import stock_model
 from onebasin.data import load_task
 from onebasin.data.batches import IGNORED
 from onebasin.data.calibration import self_generated
 from onebasin.data.teaching import divergence, predictions
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import stock_model
 
 SMALL = ("--samples", 24, "--context", 6, "--batch", 4, "--steps", 12, "--lr", 0.01)
 

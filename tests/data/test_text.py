@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebasin.data.text import (
-    character_vocabulary,
-    encode,
-    part,
-    read_vocabulary,
-    sequences,
-    stdlib_text,
-)
+from onebasin.data.text import character_vocabulary, encode, part, read_vocabulary, sequences, stdlib_text
 
 
 @given(st.text(min_size=1))

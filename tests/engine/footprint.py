@@ -22,8 +22,8 @@ import torch
 from transformers import LlamaConfig
 
 import onebasin
-from onebasin.checkpoint import Checkpoint, write_model
 from onebasin.engine import peak_memory
+from onebasin.models import Checkpoint, write_model
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
          "vocab_size": 500}  # fmt: skip

@@ -22,11 +22,12 @@ from footprint import make
 from models import CASES, save
 
 import onebasin
-from onebasin.checkpoint import Checkpoint, CheckpointError, weights, write_model
 from onebasin.engine import Store, behind, in_order, kept, on_ray
 from onebasin.jobs.writing import rewritten
 from onebasin.matching import Matched
 from onebasin.matching.units import units
+from onebasin.models import Checkpoint, CheckpointError, write_model
+from onebasin.models import weight_files as weights
 from onebasin.symmetry import acting_groups
 
 QUICK = {"verify": "tensors", "rescale": "none", "max_sweeps": 2}

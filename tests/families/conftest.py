@@ -10,7 +10,7 @@ from pathlib import Path
 import models
 import pytest
 
-from onebasin.checkpoint.reader import Checkpoint
+from onebasin.models.folder import Checkpoint
 
 Saved = Callable[[str], Checkpoint]
 

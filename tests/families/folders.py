@@ -12,7 +12,7 @@ from elements import random_alignment
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebasin.checkpoint.reader import Checkpoint
+from onebasin.models.folder import Checkpoint
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.groups import (
     Factors,
@@ -25,7 +25,7 @@ from onebasin.symmetry.groups import (
     SignedPermutation,
     Signs,
 )
-from onebasin.symmetry.maps import Linear
+from onebasin.symmetry.groups.elements import Linear
 
 
 class Invertible:

@@ -12,11 +12,11 @@ import torch
 from folders import difference, read_all, run, write
 from torch import Tensor
 
-from onebasin.checkpoint.reader import Checkpoint
+from onebasin.models.folder import Checkpoint
 from onebasin.symmetry import Entry, Signature
-from onebasin.symmetry.axes import Leaf, blocks, leaves, parse
-from onebasin.symmetry.rewrites import along_rows, differences
-from onebasin.symmetry.wiring import sharing
+from onebasin.symmetry.gauge.dataflow import sharing
+from onebasin.symmetry.gauge.rewrites import along_rows, differences
+from onebasin.symmetry.tables.axes import Leaf, blocks, leaves, parse
 
 Saved = Callable[[str], Checkpoint]
 

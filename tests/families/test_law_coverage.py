@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 from transformers.pytorch_utils import Conv1D
 
-from onebasin.checkpoint.reader import Checkpoint
 from onebasin.families import table_for, tables
+from onebasin.models.folder import Checkpoint
 from onebasin.symmetry import Signature, TableError, resolve
-from onebasin.symmetry.axes import Axis, Cat, Leaf, leaves, nesting
-from onebasin.symmetry.signature import MOVES
+from onebasin.symmetry.tables.axes import Axis, Cat, Leaf, leaves, nesting
+from onebasin.symmetry.tables.signature import MOVES
 
 Saved = Callable[[str], Checkpoint]
 Shapes = dict[str, tuple[int, ...]]

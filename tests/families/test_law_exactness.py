@@ -12,9 +12,9 @@ import torch
 from folders import difference, moving_alignment, read_all, run, with_unit_norms, write
 from torch import Tensor
 
-from onebasin.checkpoint.reader import Checkpoint
+from onebasin.models.folder import Checkpoint
 from onebasin.symmetry import Alignment, Entry, Signature
-from onebasin.symmetry.maps import Monomial
+from onebasin.symmetry.groups.elements import Monomial
 
 Saved = Callable[[str], Checkpoint]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from onebasin.checkpoint.reader import Checkpoint
 from onebasin.families import table_for
+from onebasin.models.folder import Checkpoint
 from onebasin.symmetry import TableError, resolve
 
 Saved = Callable[[str], Checkpoint]

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import onebasin
-from onebasin.checkpoint.reader import Checkpoint, CheckpointError
 from onebasin.families import table_for
+from onebasin.models.folder import Checkpoint, CheckpointError
 from onebasin.symmetry import TableError, resolve
 
 Saved = Callable[[str], Checkpoint]

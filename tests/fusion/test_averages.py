@@ -7,8 +7,8 @@ import pytest
 import torch
 from models import CASES, save
 
-from onebasin.checkpoint import Checkpoint
 from onebasin.fusion import METHODS, merged_tensors
+from onebasin.models import Checkpoint
 from onebasin.symmetry import Alignment
 
 KINDS = ["GPT2LMHeadModel", "ViTForImageClassification", "BertForMaskedLM"]

@@ -14,13 +14,13 @@ from pairs import scrambled
 from torch import Tensor, nn
 
 import onebasin
-from onebasin.checkpoint import Canonical, Checkpoint, CheckpointError
-from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.couplings import transport
 from onebasin.fusion.fisher import fisher_diagonal
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import measured
+from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.running.loaded import Stock, stock_model
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["MixtralForCausalLM", "OlmoeForCausalLM"]

@@ -11,11 +11,11 @@ import torch
 from models import CASES, inputs, save
 from torch import Tensor, nn
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.fisher import fisher_diagonal, fisher_mean, unpadded
 from onebasin.fusion.statistics import measured
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import Stock, stock_model
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["BertForSequenceClassification", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]

@@ -11,13 +11,13 @@ import torch
 from models import CASES, VOCAB, save
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import stock_model
 from onebasin.fusion.couplings import transport
 from onebasin.fusion.progressive import merge_progressively
 from onebasin.fusion.regmean import input_grams
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import stock_model
 from onebasin.symmetry import Alignment
-from onebasin.symmetry.maps import Monomial
+from onebasin.symmetry.groups.elements import Monomial
 
 LENGTHS = (2, 3)  # of the sequences
 

@@ -8,12 +8,12 @@ import torch
 from models import CASES, inputs, named_outputs, save
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import Stock, stock_model
-from onebasin.checkpoint.trace import Call, hooks, linear_calls, run
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.progressive import Fitting, Progressive, merge_progressively
 from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import Stock, stock_model
+from onebasin.running.trace import Call, hooks, linear_calls, run
 from onebasin.symmetry import Alignment
 
 CASE = [

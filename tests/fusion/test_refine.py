@@ -9,10 +9,10 @@ from models import CASES, inputs, named_outputs, save
 from stopped import stopped_and_continued
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import stock_model
 from onebasin.data.teaching import divergence, own_loss
 from onebasin.fusion.refine import refine
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import stock_model
 
 CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM",
         "LlamaForCausalLM"]  # fmt: skip

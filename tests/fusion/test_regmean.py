@@ -10,12 +10,12 @@ import torch
 from models import CASES, inputs, save
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import stock_model
-from onebasin.checkpoint.trace import hooks
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.regmean import Regression, input_grams, regression_mean
 from onebasin.fusion.statistics import Statistics, measured
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import stock_model
+from onebasin.running.trace import hooks
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
@@ -120,7 +120,7 @@ def test_equal_grams_and_equal_models_give_the_average() -> None:
 @pytest.mark.parametrize("case", [*CASE, "BartForConditionalGeneration", "Qwen3ForCausalLM-mha-biases"])
 def test_grams_move_through_an_alignment_exactly(case: str, level: str, tmp_path: Path) -> None:
     """g G g^T is what the rewritten model's inputs give, for random elements in every space."""
-    from onebasin.checkpoint import Canonical
+    from onebasin.models import Canonical
 
     checkpoint = Canonical(models(case, tmp_path, 1)[0], torch.float64)
     signature, generator = checkpoint.signature, torch.Generator().manual_seed(0)

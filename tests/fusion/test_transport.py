@@ -10,13 +10,13 @@ import torch
 from models import CASES, GPT2, ROTARY, TEXT, build, inputs, named_outputs, save
 from torch import Tensor
 
-from onebasin.checkpoint import Checkpoint
-from onebasin.checkpoint.stock import stock_model
 from onebasin.fusion.couplings import transport, units
 from onebasin.fusion.transport import Transport, Transported, plan
+from onebasin.models import Checkpoint
+from onebasin.running.loaded import stock_model
 from onebasin.symmetry import Alignment, acting_groups
 from onebasin.symmetry.coupling import Coupling
-from onebasin.symmetry.maps import Monomial
+from onebasin.symmetry.groups.elements import Monomial
 
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
 

@@ -9,7 +9,7 @@ import torch
 from elements import Tensors
 from models import CASES, save
 
-from onebasin.checkpoint import Canonical, Checkpoint
+from onebasin.models import Canonical, Checkpoint
 from onebasin.symmetry import Signature
 
 

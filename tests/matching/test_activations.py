@@ -8,9 +8,9 @@ import torch
 from elements import random_alignment
 from models import CASES, inputs, save
 
-from onebasin.checkpoint import Canonical, Checkpoint
-from onebasin.checkpoint.stock import stock_model
 from onebasin.matching.activations import _Meter, match_activations
+from onebasin.models import Canonical, Checkpoint
+from onebasin.running.loaded import stock_model
 from onebasin.symmetry import acting_groups
 
 

@@ -10,8 +10,8 @@ from models import TEXT, build, save
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import onebasin
-from onebasin.checkpoint import Checkpoint
 from onebasin.matching.cost import GROWTH, Work, seconds, work
+from onebasin.models import Checkpoint
 from onebasin.symmetry import acting_groups
 
 

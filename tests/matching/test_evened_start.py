@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from onebasin.matching.moments import evened
-from onebasin.symmetry.assignment import assignment
+from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.orthogonal import random_orthogonal
 
 

@@ -11,12 +11,12 @@ from models import CASES, inputs, named_outputs, save
 from stopped import stopped_and_continued
 from torch import Tensor
 
-from onebasin.checkpoint import Canonical, Checkpoint
-from onebasin.checkpoint.stock import Stock, stock_model
 from onebasin.data.teaching import divergence, forward_of, logit_distance, own_loss
 from onebasin.matching import learned as learning
 from onebasin.matching.latents import blend, element_of, zeros
 from onebasin.matching.learned import Learned, match_learned
+from onebasin.models import Canonical, Checkpoint
+from onebasin.running.loaded import Stock, stock_model
 from onebasin.symmetry import Alignment, Group, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.groups import (
@@ -29,7 +29,7 @@ from onebasin.symmetry.groups import (
     ScaledOrthogonal,
     ScaledPermutation,
 )
-from onebasin.symmetry.maps import Linear, Monomial
+from onebasin.symmetry.groups.elements import Linear, Monomial
 
 LATENT = [Orthogonal(), OrthogonalFixingOnes(), ScaledOrthogonal(), Invertible(), Rotary(), Rotary(True, "joint"),
           ScaledPermutation(), Factors()]  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from onebasin.matching.nested import chains, nearest_nested
 from onebasin.symmetry import Alignment, read_table, resolve
 from onebasin.symmetry.groups import Factors, Permutation, Signs
-from onebasin.symmetry.maps import Monomial
+from onebasin.symmetry.groups.elements import Monomial
 
 TABLE = """
 family experts

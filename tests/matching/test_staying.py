@@ -9,8 +9,9 @@ import pytest
 import torch
 from elements import apply, random_alignment
 
-from onebasin.matching import match_weights, staying
-from onebasin.matching.staying import stays
+from onebasin.matching import identity_proof as staying
+from onebasin.matching import match_weights
+from onebasin.matching.identity_proof import stays
 from onebasin.symmetry import acting_groups
 
 

@@ -11,7 +11,7 @@ from elements import Tensors, apply, random_alignment, squared
 
 from onebasin.matching import match_weights
 from onebasin.symmetry import LEVELS, Alignment, acting_groups
-from onebasin.symmetry.maps import Monomial
+from onebasin.symmetry.groups.elements import Monomial
 
 CASES = ["BertForSequenceClassification", "GPT2LMHeadModel", "ViTForImageClassification", "RobertaForMaskedLM"]
 PRE_NORM = ["GPT2LMHeadModel", "ViTForImageClassification"]

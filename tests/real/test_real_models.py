@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM
 
 import onebasin
-from onebasin.checkpoint import read_pair, shared_roles, write_model
 from onebasin.matching.moments import cross_moments
+from onebasin.models import read_pair, shared_roles, write_model
 from onebasin.symmetry import Alignment, acting_groups
 from onebasin.symmetry.groups import Orthogonal, ScaledOrthogonal
 

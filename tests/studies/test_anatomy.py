@@ -13,12 +13,12 @@ from pairs import folder
 from typer.testing import CliRunner
 
 from onebasin import match
-from onebasin.checkpoint import Canonical, Checkpoint, distances
 from onebasin.cli import app
+from onebasin.models import Canonical, Checkpoint, distances
 from onebasin.studies.anatomy import angles, layers, streams, study_anatomy
 from onebasin.symmetry import Alignment, acting_groups
+from onebasin.symmetry.groups.elements import Linear, Monomial
 from onebasin.symmetry.groups.orthogonal import complement_of_ones, random_orthogonal
-from onebasin.symmetry.maps import Linear, Monomial
 
 pytest.importorskip("matplotlib")
 

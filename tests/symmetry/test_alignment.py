@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from onebasin.symmetry import Alignment, acting_groups, read_table, resolve
-from onebasin.symmetry.axes import blocks
-from onebasin.symmetry.maps import Linear, Monomial
+from onebasin.symmetry.groups.elements import Linear, Monomial
+from onebasin.symmetry.tables.axes import blocks
 
 TABLE = """
 family toy

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from onebasin.symmetry import assignment as module
-from onebasin.symmetry import certified
-from onebasin.symmetry.assignment import assignment
-from onebasin.symmetry.certified import assign_certified
+from onebasin.symmetry.groups import assignment as module
+from onebasin.symmetry.groups import sparse_lap as certified
+from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.sparse_lap import assign_certified
 
 
 def total(score: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from models import build, save
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.models import Checkpoint
 from onebasin.studies.audit import as_function, audit, audit_checkpoint, verdict
 from onebasin.symmetry import Signature
-from onebasin.symmetry.audit import Audit
-from onebasin.symmetry.audit import audit as audit_signature
+from onebasin.symmetry.audit.null_space import Audit
+from onebasin.symmetry.audit.null_space import audit as audit_signature
 
 ONE = dict(num_hidden_layers=1, vocab_size=14)
 LAYER = dict(num_hidden_layers=1)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebasin.symmetry.axes import Axis, Cat, Flat, Leaf, blocks, leaves, nesting, parse, rename, show, size
+from onebasin.symmetry.tables.axes import Axis, Cat, Flat, Leaf, blocks, leaves, nesting, parse, rename, show, size
 
 SIZES = {"a": 1, "b": 2, "c": 3, "head_2": 2}
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from onebasin.checkpoint.reader import Checkpoint
+from onebasin.models.folder import Checkpoint
 from onebasin.symmetry import Alignment, Signature, acting_groups
-from onebasin.symmetry.canonical import Canonical, canonical
+from onebasin.symmetry.gauge.canonical import Canonical, canonical
 
 
 def read(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebasin.symmetry.assignment import assignment
 from onebasin.symmetry.coupling import soften
+from onebasin.symmetry.groups.assignment import assignment
 
 
 @given(st.integers(2, 8), st.sampled_from([0.3, 1.0, 10.0]), st.integers(0, 100))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from models import CASES, save
 
-from onebasin.checkpoint import Checkpoint
+from onebasin.models import Checkpoint
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.exactness import departure
-from onebasin.symmetry.maps import Linear, Monomial
+from onebasin.symmetry.groups.elements import Linear, Monomial
 
 NAMES = [
     "BertForMaskedLM",

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from onebasin.symmetry import gemm as module
-from onebasin.symmetry.gemm import gemm
-from onebasin.symmetry.maps import Linear, act_on
+from onebasin.symmetry.groups import gemm as module
+from onebasin.symmetry.groups.elements import Linear, act_on
+from onebasin.symmetry.groups.gemm import gemm
 
 
 @pytest.mark.parametrize("columns", [False, True])

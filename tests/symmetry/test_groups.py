@@ -28,8 +28,8 @@ from onebasin.symmetry.groups import (
     sharpened,
     similarity,
 )
+from onebasin.symmetry.groups.elements import Linear, Monomial, product
 from onebasin.symmetry.groups.wreath import compose, inverse
-from onebasin.symmetry.maps import Linear, Monomial, product
 
 GROUPS = {
     "fixed": Fixed(),

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebasin.symmetry.maps import Linear, Monomial, act_on, product
+from onebasin.symmetry.groups.elements import Linear, Monomial, act_on, product
 
 KINDS = ("permutation", "scaled", "orthogonal", "invertible")
 DTYPES = (torch.float32, torch.float64)

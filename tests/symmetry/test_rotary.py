@@ -19,8 +19,8 @@ from onebasin.symmetry.groups import (
     SignedPermutation,
     Signs,
 )
+from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 from onebasin.symmetry.groups.signs import pairs
-from onebasin.symmetry.maps import Element, Linear, Monomial
 
 N, SEEDS = 6, range(5)
 GROUPS = {

@@ -4,7 +4,7 @@
 import pytest
 
 from onebasin.symmetry import TableError, read_table, resolve
-from onebasin.symmetry.axes import show
+from onebasin.symmetry.tables.axes import show
 
 TABLE = """\
 family toy

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..maps import Element, Monomial
+from .elements import Element, Monomial
 
 
 @dataclass(frozen=True)

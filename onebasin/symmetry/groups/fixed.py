@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from ..maps import Monomial
 from .base import Moments
+from .elements import Monomial
 
 
 class Fixed:

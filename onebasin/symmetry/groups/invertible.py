@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..maps import Linear
 from .base import Moments
+from .elements import Linear
 from .orthogonal import random_orthogonal
 from .scaling import random_scale
 from .similarity import ScaledOrthogonal

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..maps import Linear
 from .base import Moments
+from .elements import Linear
 from .procrustes import polar
 
 

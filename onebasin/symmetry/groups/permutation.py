@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..assignment import assignment
-from ..maps import Monomial
+from .assignment import assignment
 from .base import Moments
+from .elements import Monomial
 
 
 def random_index(size: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:

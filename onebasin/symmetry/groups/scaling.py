@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..assignment import assignment
-from ..maps import Linear, Monomial
+from .assignment import assignment
 from .base import Moments
+from .elements import Linear, Monomial
 from .permutation import random_index
 
 CHUNK = 1 << 16  # quartics solved at once: `ScaledPermutation` has n^2 of them; temporaries of this size fit a cache

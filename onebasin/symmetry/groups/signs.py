@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..maps import Monomial
 from .base import Moments
+from .elements import Monomial
 from .scaling import best_scale, random_scale
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..maps import Linear
 from .base import Moments
+from .elements import Linear
 from .orthogonal import random_orthogonal
 from .procrustes import polar, sharpened
 from .scaling import best_scale, random_scale, similarity

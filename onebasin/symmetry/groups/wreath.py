@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..assignment import assignment
-from ..maps import Element, Monomial, product
+from .assignment import assignment
 from .base import Group, Moments
+from .elements import Element, Monomial, product
 from .invertible import Invertible
 from .orthogonal import Orthogonal
 from .permutation import random_index

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin merge --config: a merge that a YAML file describes, in mergekit's words."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from onebasin.engine import peak_memory
+from onebasin.fusion import MERGE_METHODS
+from onebasin.models import DTYPES, Checkpoint, write_model
+from onebasin.models.adapted import write_adapted
+from onebasin.models.folder import locate
+from onebasin.models.lora import CONFIG, WEIGHTS, Adapter
+from onebasin.running import load_model
+from onebasin.symmetry import Alignment
+
+from ..aligning import Found
+from ..folders import one_vocabulary, opened, refuse_existing, workplace
+from ..frame import in_one_frame
+from ..merge import merge
+from ..options import Options, Tell, Written
+from ..writing import Record, hashed, moved, rewritten
+from .run import merge_in_mergekit, parameters_of
+from .schema import Recipe, Reference, parameter_names, read_recipe
+from .stacking import config_of, stacked
+
+
+def merge_config(
+    config: str | Path,
+    output: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    precision: str = "float32",
+    family: str | None = None,
+    overwrite: bool = False,
+    verify: bool | str = "outputs",
+    seed: int | None = None,
+    tell: Tell | None = None,
+    command: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Merge as a file in mergekit's schema says; its block `align` matches the models first.
+
+    `linear` and the methods of `onebasin.merge` run here, tensor by tensor; every other method runs in mergekit, on the
+    models as they are or, with `align`, on their matched copies, the base model's among them. The file is saved beside
+    the weights as mergekit_config.yml. seed: of methods that draw random numbers and of the search's starts [default:
+    the file's `random_seed`, or 0]. The other parameters are those of `merge`; options: fields of `Written`.
+
+    Returns as `merge` does. Raises ValueError with one clear sentence for a file that says what cannot be.
+    """
+    started = time.perf_counter()
+    recipe, text = read_recipe(config)
+    refuse_unknown(recipe)
+    files = {"mergekit_config.yml": text} if options.get("write_model_card", True) else {}
+    look = Written(**options, files=files)
+    seed = recipe.seed if seed is None else seed
+    common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        named = recipe.references
+        names = [str(reference) for reference in named]
+        folders = [resolved(reference, scratch / f"adapted-{i}", family) for i, reference in enumerate(named)]
+        sources = stack.enter_context(opened(folders, family))
+        for checkpoint, name in zip(sources, names, strict=True):
+            checkpoint.given = name
+        base = names.index(str(recipe.base_model)) if recipe.base_model else 0
+        if recipe.merge_method in MERGE_METHODS:
+            result = merge(sources, output, **_whole(recipe, names, base), **common, **vars(look), overwrite=overwrite,
+                           verify=verify, tell=tell, command=command)  # fmt: skip
+            return {**result, "models": names}
+        align = recipe.align if recipe.align and recipe.align.symmetry != "none" else None
+        opt = Options(**(align.options() if align else {}), **common)
+        target = stack.enter_context(workplace(output))
+        refuse_existing(target, sources, overwrite)
+        ours = recipe.merge_method == "linear" and not (recipe.modules or recipe.tokenizer or recipe.chat_template)
+        if recipe.tokenizer_source and not (ours or align):
+            models, unified = sources, None  # mergekit does it
+        else:
+            source = None if recipe.tokenizer_source is None else str(recipe.tokenizer_source)
+            models, unified = stack.enter_context(one_vocabulary(sources, source, base))
+        sha256 = stack.enter_context(hashed(sources))
+        found: list[Found] = []
+        result = {"output": None if output is None else str(output), "models": names, "method": recipe.merge_method,
+                  "match": align.symmetry if align else "none"}  # fmt: skip
+        if align:
+            anchor = _number(align.anchor, names, base)
+            frame = in_one_frame(models, anchor, opt.symmetry, opt, tell, verify=verify)
+            models = [moved(*pair, opt) for pair in zip(frame.models, frame.alignments, strict=True)]
+            found = frame.found
+            result |= {"anchor": frame.centre, "max_output_difference": frame.differences(opt, tell)}
+        if unified:
+            models = unified.filled(models, opt.dtype)
+        result["distance_before"] = [item.before.distance for item in found]
+        result["distance_after"] = [item.after.distance for item in found]
+        result["notes"] = list(dict.fromkeys(note for item in found for note in item.notes))
+        layout = models[base]
+        record = Record("merge", command, sources, opt, result, found, sha256)
+        if tell:
+            tell(recipe.merge_method if ours else f"{recipe.merge_method}, in mergekit")
+        if ours:
+            by_name = dict(zip(names, models, strict=True))
+            left: list[str] = []
+
+            def complete(folder: Path) -> None:
+                there = layout.signature.tensors
+                for roles, words in (
+                    ([role for role in left if role in there], f"copied from {layout.given}, since the models differ"),
+                    ([role for role in left if role not in there], f"left out, since {layout.given} has no such"),
+                ):
+                    if roles:
+                        result["notes"].append(f"{words}: {', '.join(roles)}")
+                record.write(folder, look.write_model_card)
+
+            dtype = recipe.out_dtype or recipe.dtype
+            write_model(target, stacked(recipe, by_name, layout, opt, left), layout, overwrite=overwrite,
+                        dtype=DTYPES[dtype] if dtype else None, check=complete, **look.told,
+                        config_updates={**layout.config_updates, **config_of(recipe, by_name, layout)})  # fmt: skip
+        else:
+            places = [checkpoint.folder for checkpoint in models]
+            for number, model in enumerate(models if align else []):
+                places[number] = scratch / f"matched-{number}"
+                write_model(places[number], rewritten(model, Alignment(), opt), model,
+                            config_updates=model.config_updates)  # fmt: skip
+            merge_in_mergekit(recipe, dict(zip(names, places, strict=True)), target, layout=places[base], device=device,
+                              seed=seed, unified=unified is not None, overwrite=overwrite, look=look,
+                              complete=lambda folder: record.write(folder, look.write_model_card))  # fmt: skip
+        if output is None:
+            result["model"] = load_model(target)
+    result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
+    return result
+
+
+def refuse_unknown(recipe: Recipe) -> None:
+    """Raise ValueError, naming the nearest known one, for a method or parameter that nobody knows."""
+    method = recipe.merge_method
+    if method == "linear":
+        known: Sequence[str] = ("weight", "normalize")
+    elif method in MERGE_METHODS:
+        known = ("weight",)
+        if not recipe.models:
+            raise ValueError(f"'{method}' merges whole models; list them under models")
+    else:
+        known = parameters_of(method, ("linear", *MERGE_METHODS))
+    for name, place in parameter_names(recipe).items():
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known) or 'none'}"
+            raise ValueError(f"unknown parameter '{name}' of {method} in {place}; {hint}")
+
+
+def resolved(reference: Reference, scratch: Path, family: str | None) -> Path:
+    """The folder of a model, its adapter merged into it where it names one."""
+    folder = locate(str(reference.model))
+    if reference.lora is None:
+        return folder
+    adapter = Adapter(locate(str(reference.lora), CONFIG, WEIGHTS))
+    base = Checkpoint(folder, family)
+    try:
+        write_adapted(base, adapter, scratch)
+    finally:
+        base.close()
+    return scratch
+
+
+def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:
+    """What `merge` is told for a method of whole models with one weight each. A base model that is none of them only
+    serves as the anchor."""
+    own = {str(source.model): source.parameters for source in recipe.models or []}
+    weights = []
+    for name in names:
+        weight = {**recipe.parameters, **own[name]}.get("weight", 1.0) if name in own else 0.0
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ValueError(f"'{recipe.merge_method}' takes one weight for each model, not gradients or filters")
+        weights.append(float(weight))
+    if not sum(weights):
+        raise ValueError("the weights add up to 0")
+    options = recipe.align.options() if recipe.align else {"symmetry": "none"}
+    centre = _number(recipe.align.anchor if recipe.align else "base", names, base)
+    return {
+        "method": recipe.merge_method,
+        "weights": [weight / sum(weights) for weight in weights],
+        "match": options.pop("symmetry"),
+        "anchor": "auto" if centre is None else centre,
+        "dtype": recipe.out_dtype or recipe.dtype,
+        "tokenizer_source": None if recipe.tokenizer_source is None else str(recipe.tokenizer_source),
+        **options,
+    }
+
+
+def _number(anchor: str, names: Sequence[str], base: int) -> int | None:
+    """The anchor's number; None for auto."""
+    if anchor == "auto":
+        return None
+    if anchor != "base" and anchor not in names:
+        raise ValueError(f"align.anchor: '{anchor}' is not base, auto or a model: {', '.join(names)}")
+    return base if anchor == "base" else names.index(anchor)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handing a merge to mergekit: an optional dependency, called through its public functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models.folder import one_line
+from onebasin.models.writer import appearing, bytes_of, copy_companions
+
+from ..options import Written
+from .schema import Recipe
+
+
+def parameters_of(method: str, own: Sequence[str]) -> list[str]:
+    """The parameters of one of mergekit's methods.
+
+    Raises ValueError where mergekit is not installed, and for a method that neither it nor we (`own`) have.
+    """
+    try:
+        from mergekit.merge_methods import registered_methods
+    except ImportError:
+        near = get_close_matches(method, own, 1)
+        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        raise ValueError(f"merge_method '{method}'{hint} runs in mergekit, which is not installed: "
+                         "pip install 'onebasin[mergekit]'") from None  # fmt: skip
+    specs = {found.spec.name: found.spec for found in registered_methods()}
+    if method not in specs:
+        names = [*specs, *own]
+        near = get_close_matches(method, names, 1, 0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(sorted(set(names)))}"
+        raise ValueError(f"unknown merge_method '{method}'; {hint}")
+    spec = specs[method]
+    return [parameter.name for parameter in (*spec.shared_parameters, *spec.input_parameters)]
+
+
+def merge_in_mergekit(
+    recipe: Recipe,
+    places: Mapping[str, Path],
+    out: Path,
+    *,
+    layout: Path,
+    device: str,
+    seed: int,
+    unified: bool,
+    look: Written,
+    overwrite: bool,
+    complete: Callable[[Path], object],
+) -> None:
+    """Write the folder `out`, whole or not at all, by mergekit's `run_merge`.
+
+    places: name in the file -> folder of that model. layout: the folder whose other files are copied. seed: of methods
+    that draw random numbers; the caller's generators are left as they were. unified: whether the folders share their
+    vocabulary already. complete: called with the folder at the end. Raises CheckpointError for what mergekit refuses,
+    and where its output lacks a tensor.
+    """
+    from mergekit.config import MergeConfiguration
+    from mergekit.merge import run_merge
+    from mergekit.options import MergeOptions
+
+    told = recipe.model_dump(
+        exclude={"align", "random_seed", *(("tokenizer_source",) if unified else ())}, exclude_none=True
+    )
+    with appearing(out, overwrite, places.values()) as folder, own_random_numbers(device):
+        try:
+            # The tokenizer's files are copied below; mergekit changes one, but says a traceback where there is none.
+            templated = look.copy_tokenizer and recipe.chat_template is not None
+            options = MergeOptions(device=device, out_shard_size=bytes_of(look.shard_size), random_seed=seed,
+                                   copy_tokenizer=templated, write_model_card=False, quiet=True)  # fmt: skip
+            run_merge(MergeConfiguration.model_validate(_placed(told, places)), str(folder), options)
+        except Exception as error:  # it raises whatever comes
+            raise CheckpointError(f"mergekit, {recipe.merge_method}: {one_line(error)}") from None
+        copy_companions(layout, folder, look.copy_tokenizer)
+        _refuse_missing(folder, layout, recipe)
+        for name, text in look.files.items():
+            (folder / name).write_text(text, "utf-8")
+        complete(folder)
+
+
+@contextmanager
+def own_random_numbers(device: str) -> Iterator[None]:
+    """Put back the states of Python's, numpy's and torch's generators, all of which mergekit seeds."""
+    drawn, arrays = random.getstate(), numpy.random.get_state()
+    kind = torch.device(device)
+    try:
+        with torch.random.fork_rng([] if kind.type == "cpu" else [kind], device_type=kind.type):
+            yield
+    finally:
+        random.setstate(drawn)
+        numpy.random.set_state(arrays)
+
+
+def _placed(told: Any, places: Mapping[str, Path]) -> Any:
+    """The file's content with every model replaced by its folder; empty parameters are left out."""
+    if isinstance(told, list | tuple):
+        return [_placed(item, places) for item in told]
+    if not isinstance(told, dict):
+        return told
+    model = told.get("model")
+    if isinstance(model, dict) and "path" in model:
+        name = _name(model) + (f"+{_name(told['lora'])}" if told.get("lora") else "")
+        rest = {key: value for key, value in told.items() if key == "override_architecture"}
+        return {"model": {"path": str(places[name])}, **rest}
+    return {key: _placed(value, places) for key, value in told.items() if value != {}}
+
+
+def _name(place: Mapping[str, str]) -> str:
+    return place["path"] + (f"@{place['revision']}" if place.get("revision") else "")
+
+
+def _refuse_missing(folder: Path, layout: Path, recipe: Recipe) -> None:
+    """Raise CheckpointError where a tensor of the layout is gone: mergekit writes those alone that it knows."""
+    if recipe.slices or recipe.modules:
+        return
+    before, after = Checkpoint(layout), Checkpoint(folder)
+    try:
+        entries = before.signature.tensors.values()
+        gone = [name for entry in entries if entry.alias is None for name in entry.names if name not in after.files]
+    finally:
+        before.close()
+        after.close()
+    if gone:
+        raise CheckpointError(f"mergekit leaves out '{gone[0]}' of this architecture; nothing was written")

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model on disk, and views of one: lazy reading, canonical and widened forms, rewriting, atomic writing, LoRA, cards.
+
+Everything that touches the disk lives here. Nothing here runs a model (`onebasin.running` does), knows a model family
+(tables do), or searches for an alignment.
+"""
+
+from .canonical import Canonical, Widened
+from .card import model_card, provenance
+from .distance import Distances, before_and_after, distances
+from .folder import DTYPES, Checkpoint, CheckpointError, locate
+from .lazy_tensors import Making
+from .pairing import Shared, read_pair, shared_roles
+from .writer import write_model
+
+__all__ = [
+    "DTYPES",
+    "Canonical",
+    "Checkpoint",
+    "CheckpointError",
+    "Distances",
+    "Making",
+    "Shared",
+    "Widened",
+    "before_and_after",
+    "distances",
+    "locate",
+    "model_card",
+    "provenance",
+    "read_pair",
+    "shared_roles",
+    "write_model",
+]

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Euclidean distance between two models over what they share: whole, per part, per layer."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onebasin.engine import in_order
+from onebasin.symmetry import Alignment, Signature
+
+from .folder import Checkpoint
+from .pairing import read_pair, shared_roles
+
+_PARTS = ("attention", "ffn", "norm", "embedding", "head", "other")
+PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Distances:
+    """distance: |a - b|. relative: |a - b| / |b|. parts and layers: |a - b| over their tensors alone."""
+
+    distance: float
+    relative: float
+    parts: dict[str, float]
+    layers: dict[str, float]
+
+
+def distances(
+    a: Checkpoint,
+    b: Checkpoint,
+    align: Alignment | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    workers: int | None = 1,
+) -> Distances:
+    """The distance between `a`, rewritten by `align`, and `b`, over their shared tensors.
+
+    Two tensors are in memory at a time for every worker, read in `dtype`; squares are summed in float64.
+    Raises CheckpointError where the models cannot be paired (`shared_roles`) or hold NaN or infinity.
+    """
+    return before_and_after(a, b, align, dtype=dtype, device=device, workers=workers)[1]
+
+
+@torch.no_grad()
+def before_and_after(
+    a: Checkpoint,
+    b: Checkpoint,
+    align: Alignment | None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    workers: int | None = 1,
+) -> tuple[Distances, Distances]:
+    """The distances of `a` as it is and as `align` rewrites it, from one read."""
+    signature = a.signature
+    roles = shared_roles(a, b).roles
+
+    def squares(role: str) -> tuple[float, float, float]:
+        x, y = read_pair(a, b, role, dtype, device)
+        moved = x if align is None else align.apply(signature, role, x)
+        before = squared_distance(x, y)
+        return before, before if moved is x else squared_distance(moved, y), squared_distance(y)
+
+    found = list(in_order(squares, roles, workers))
+    norm = sum(size for _, _, size in found)
+    before, after = (
+        _summed(signature, dict(zip(roles, (one[which] for one in found), strict=True)), norm) for which in (0, 1)
+    )
+    return before, after
+
+
+def _summed(signature: Signature, squares: Mapping[str, float], norm: float) -> Distances:
+    parts: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
+    layers: defaultdict[int, float] = defaultdict(float)
+    for role, square in squares.items():
+        entry = signature.tensors[role]
+        parts[signature.part(entry)] += square
+        if entry.layer is not None:
+            layers[entry.layer] += square
+    distance = math.sqrt(sum(parts.values()))
+    return Distances(
+        distance,
+        distance / math.sqrt(norm) if norm else (math.inf if distance else 0.0),
+        {part: math.sqrt(square) for part, square in parts.items()},
+        {str(layer): math.sqrt(layers[layer]) for layer in sorted(layers)},
+    )
+
+
+def squared_distance(x: Tensor, y: Tensor | None = None) -> float:
+    """|x - y|^2, or |x|^2: in pieces that stay in a core's cache, which are added up in float64."""
+    total = math.inf
+    if x.device.type == "cpu":
+        pieces = torch.split(x.reshape(-1), PIECE)
+        others = pieces if y is None else torch.split(y.reshape(-1), PIECE)
+        apart = (one if y is None else one - other for one, other in zip(pieces, others, strict=True))
+        total = math.fsum(float(piece @ piece) for piece in apart)
+    if math.isinf(total):  # elsewhere, and where a square is beyond float32
+        total = float(torch.linalg.vector_norm(x if y is None else x - y, dtype=torch.float64)) ** 2
+    return total

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters of a model, rewritten along with it.
+
+An adapter adds s B A to a weight W (LoRA, Hu et al., 2021, Eq. 3). Where W with axes (out, in) becomes g W h^-1, the
+adapter has to add s g B A h^-1, so B takes the maps of W's axis `out` and A those of its axis `in`, as W does. All of
+it is linear in W: the rewritten adapter does to the rewritten model what the adapter does to the model. The folder is
+that of `peft`, which is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from onebasin.running.loaded import stock_model
+from onebasin.symmetry import Alignment, Entry, Signature
+from onebasin.symmetry.gauge.canonical import plan
+from onebasin.symmetry.gauge.dataflow import along, cut, downstream, noted, outlets, speaks_of
+from onebasin.symmetry.tables.axes import Leaf
+from onebasin.symmetry.tables.ties import tied, with_ties
+
+from .folder import Checkpoint, CheckpointError, _json, one_line, refuse_links_out
+from .weight_files import clearly
+from .writer import COMPANIONS, _into_place
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_FACTOR = re.compile(r"(.+)\.lora_(?:(embedding)_)?([AB])(?:\.(weight|bias))?$")
+# Initialisations that subtract the adapter's start from the base model, which is then not the model on disk.
+_SHIFTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+class Adapter:
+    """The folder of a LoRA adapter, read whole: adapters are small.
+
+    config: adapter_config.json. tensors: name -> tensor, as stored. Raises CheckpointError for what cannot be read or
+    cannot be rewritten exactly.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        config, weights = self.folder / CONFIG, self.folder / WEIGHTS
+        for path in (config, weights):
+            if not path.is_file():
+                raise CheckpointError(f"'{folder}' holds no {path.name}; give the folder of a LoRA adapter")
+        refuse_links_out(self.folder)
+        self.config: dict[str, Any] = _json(config)
+        if not isinstance(self.config, dict) or self.config.get("peft_type") != "LORA":
+            raise CheckpointError(f"'{config}': only adapters of peft_type LORA can be rewritten")
+        start = str(self.config.get("init_lora_weights")).lower()
+        if self.config.get("use_dora"):
+            raise CheckpointError(f"'{config}': use_dora normalises columns of the weights, which a rotation does not "
+                                  "keep; merge this adapter into its model first")  # fmt: skip
+        if start.startswith(_SHIFTED):
+            raise CheckpointError(f"'{config}': init_lora_weights '{start}' changes the base model; convert it to a "
+                                  "plain LoRA adapter first")  # fmt: skip
+        try:
+            self.tensors: dict[str, Tensor] = load_file(weights)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"'{weights}' is damaged or cut short: {one_line(error)}") from None
+        for name, tensor in self.tensors.items():
+            if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(f"'{weights}': the tensor '{name}' does not hold finite floating-point numbers")
+
+
+def fit(adapter: Adapter, base: Checkpoint) -> Signature:
+    """The signature of the adapter: its tensors by name, with the axes of what they change in the base model.
+
+    Tensors that the adapter replaces whole (`modules_to_save`, trained biases) have all axes of the base's. Raises
+    CheckpointError, naming the tensor, for what belongs to no tensor of the base, to a single expert, or does not fit.
+    """
+    names = _on_disk(base.signature)
+    if any(_owner(names, name) is None for name in adapter.tensors):
+        names |= _in_memory(base)
+    return replace(base.signature, tensors={name: _entry(adapter, names, name) for name in adapter.tensors})
+
+
+def transported(
+    adapter: Adapter,
+    fitted: Signature,
+    alignment: Alignment,
+    dtype: torch.dtype = torch.float32,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The adapter's tensors for the base model that `alignment` rewrites, by name, in their stored dtypes.
+
+    fitted: what `fit` found. dtype: of the arithmetic. tensors: what `folded` made of the adapter, where the base is in
+    canonical form.
+    """
+    return {
+        name: alignment.apply(fitted, name, tensor.to(dtype).contiguous()).to(adapter.tensors[name].dtype)
+        for name, tensor in (tensors or adapter.tensors).items()
+    }
+
+
+def folded(adapter: Adapter, fitted: Signature, base: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The adapter's tensors for the canonical form of the base model, in `dtype`.
+
+    There an RMSNorm's weight D stands in what reads it: W D + s B (A D). Raises CheckpointError where constants move as
+    well, for which a low rank has no place (LayerNorms, value biases that move into output biases), and where the
+    adapter changes a norm or a tied table.
+    """
+    whole = with_ties(base.signature)
+    for name, entry in fitted.tensors.items():
+        role = next((role for role, own in whole.tensors.items() if own.name == entry.name), "")
+        if entry.norm or not role or tied(whole, role):
+            raise CheckpointError(
+                f"'{adapter.folder / WEIGHTS}': '{name}' changes a norm or a tied table, which cannot follow a "
+                "rotation of the residual stream; use paper or permutation"
+            )
+    signature = plan(base.signature).signature
+    if any(norm.kind == "layernorm" for norm in signature.norms) or _constants_move(signature):
+        raise CheckpointError(f"'{base.given}': at levels that rotate the residual stream, biases move through the "
+                              "weights, where its adapter cannot follow; use paper or permutation")  # fmt: skip
+    tensors = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in adapter.tensors.items()}
+    for outlet in outlets(signature):
+        if outlet.free and not any(tied(signature, reader) for reader in outlet.readers):
+            gain = base.read(outlet.role, dtype) + (1 - outlet.norm.unit)
+            for name, tensor in tensors.items():
+                for view in along(fitted, name, tensor, outlet.source[0]):
+                    view *= gain
+    return tensors
+
+
+def _constants_move(signature: Signature) -> bool:
+    return any(
+        downstream(signature, role, axes)
+        for role, word in noted(signature, "passes")
+        for _, axes in cut(signature, role, torch.empty(signature.tensors[role].shape, device="meta"))
+        if speaks_of(signature, axes, word)
+    )
+
+
+def _entry(adapter: Adapter, names: Mapping[str, Entry], name: str) -> Entry:
+    where, shape = f"'{adapter.folder / WEIGHTS}': '{name}'", tuple(adapter.tensors[name].shape)
+    whole, factor = _owner(names, name), _FACTOR.match(name)
+    if whole is None:
+        raise CheckpointError(f"{where} belongs to no tensor of the base model")
+    if whole.pieces:
+        raise CheckpointError(f"{where} belongs to a single expert; such adapters cannot be rewritten yet")
+    axes, sizes = whole.axes, whole.shape
+    if factor:
+        _, embedding, letter, kind = factor.groups()
+        if len(axes) != 2 or len(shape) != (1 if kind == "bias" else 2):
+            raise CheckpointError(f"{where} adapts no matrix; such adapters cannot be rewritten yet")
+        transposed = bool(embedding or adapter.config.get("fan_in_fan_out"))  # W is stored (in, out)
+        end = int((letter == "A") != transposed)  # the axis of W that this factor shares
+        axes, sizes = (axes[end],), (sizes[end],)
+        if kind != "bias":  # A is (rank, in), B is (out, rank)
+            rank = shape[0 if letter == "A" else 1]
+            constant = (Leaf(str(rank)),)
+            axes = constant + axes if letter == "A" else axes + constant
+            sizes = (rank, *sizes) if letter == "A" else (*sizes, rank)
+    if sizes != shape:
+        raise CheckpointError(f"{where} has shape {shape}, and {sizes} would fit '{whole.name}' of the base model")
+    return replace(whole, role=name, shape=shape, axes=axes, alias=None)
+
+
+def _owner(names: Mapping[str, Entry], name: str) -> Entry | None:
+    """The tensor of the model that an adapter's tensor changes or replaces: by its name, with or without a prefix.
+
+    A model with a head is adapted under other names than its base model alone is stored.
+    """
+    factor = _FACTOR.match(name)
+    wanted = (f"{factor[1]}.weight" if factor else name).removeprefix(_PREFIX)
+    near = {
+        entry.role: entry
+        for known, entry in names.items()
+        if known.endswith(f".{wanted}") or wanted.endswith(f".{known}")
+    }
+    return names.get(wanted) or (next(iter(near.values())) if len(near) == 1 else None)
+
+
+def _on_disk(signature: Signature) -> dict[str, Entry]:
+    entries = (*signature.tensors.values(), *signature.absent.values())
+    return {name: entry for entry in entries for name in entry.names}
+
+
+def _in_memory(base: Checkpoint) -> dict[str, Entry]:
+    """The model's tensors by the names of its class, where they differ from those on disk; loads the model."""
+    try:
+        stock = stock_model(base)
+    except CheckpointError:  # a class that keeps tensors in another form
+        return {}
+    roles = {id(parameter): role for role, parameter in stock.parameter.items()}
+    found = {name: roles.get(id(parameter)) for name, parameter in stock.model.named_parameters()}
+    return {name: base.signature.tensors[role] for name, role in found.items() if role}
+
+
+def refuse_adapter(adapter: Adapter, out: str | Path, overwrite: bool) -> None:
+    """Raise CheckpointError where `write_adapter` would not write."""
+    out = Path(out)
+    if out.resolve() == adapter.folder.resolve():
+        raise CheckpointError(f"the adapter's output '{out}' is the adapter itself; choose another folder")
+    if out.exists() and not overwrite:
+        raise CheckpointError(f"the adapter's output '{out}' exists; choose another folder or pass --overwrite")
+    if out.exists() and not (out / CONFIG).is_file():
+        raise CheckpointError(f"'{out}' is not an adapter's folder (it has no {CONFIG}) and is not overwritten")
+
+
+def write_adapter(
+    adapter: Adapter, tensors: dict[str, Tensor], out: str | Path, base: str | Path, overwrite: bool = False
+) -> None:
+    """Write the folder of an adapter of the model `base`, whole or not at all. Raises as `write_model` does."""
+    refuse_adapter(adapter, out, overwrite)
+    out = Path(out).resolve()
+    temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
+    config = {**adapter.config, "base_model_name_or_path": str(base)}
+    try:
+        with clearly(out):
+            temporary.mkdir(parents=True)
+            for pattern in COMPANIONS:
+                for path in adapter.folder.glob(pattern):
+                    shutil.copyfile(path, temporary / path.name)
+            (temporary / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / WEIGHTS,
+                      {"format": "pt"})  # fmt: skip
+            (temporary / WEIGHTS).chmod((temporary / CONFIG).stat().st_mode)  # safetensors writes 0600
+            _into_place(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

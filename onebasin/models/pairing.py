@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of two models can be compared, matched and averaged, and reading them in pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onebasin.symmetry import Entry, Signature, Space
+
+from .folder import Checkpoint, CheckpointError
+
+
+@dataclass(frozen=True)
+class Shared:
+    """roles: what both models hold, in a's order. only_a, only_b: what one of them lacks.
+
+    differing: roles that both hold but for different tasks (other classes, other labels), with all
+    tensors of such a head. Aliases (tied tensors) are in none of the four.
+    """
+
+    roles: tuple[str, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    differing: tuple[str, ...]
+
+
+def shared_roles(a: Checkpoint, b: Checkpoint) -> Shared:
+    """What `a` and `b` have in common.
+
+    Positions (`rows`) may differ in number: the leading ones are shared. Heads may differ: they are set
+    aside. Raises CheckpointError where anything else differs: family, layers, widths, vocabulary, activation.
+    """
+    mine, theirs = a.signature, b.signature
+    if mine.family != theirs.family:
+        raise CheckpointError(f"'{a.given}' is of family {mine.family}, '{b.given}' of {theirs.family}: "
+                              "they cannot be paired")  # fmt: skip
+    _same(a, b, "number of layers", len(mine.layers), len(theirs.layers))
+    # Layers that share their weights (ALBERT) are counted by the config alone.
+    _same(a, b, "number of layers", a.config.get("num_hidden_layers"), b.config.get("num_hidden_layers"))
+    ours, yours = _own(mine), _own(theirs)
+    both = [role for role in ours if role in yours]
+    for role in both:
+        if not mine.tensors[role].head:
+            _same_axes(a, b, role)
+    differing = _whole_heads(mine, {role for role in both if mine.tensors[role].head and _differs(a, b, role)})
+    return Shared(
+        tuple(role for role in both if role not in differing),
+        tuple(role for role in ours if role not in yours),
+        tuple(role for role in yours if role not in ours),
+        tuple(role for role in both if role in differing),
+    )
+
+
+def read_pair(
+    a: Checkpoint, b: Checkpoint, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """The tensor `role` of both models, cut to the leading rows that both have. Equal shapes.
+
+    Raises CheckpointError where the shapes differ otherwise, or a tensor holds NaN or infinity.
+    """
+    x, y = a.read(role, dtype, device), b.read(role, dtype, device)
+    spaces = a.signature.spaces
+    for dim, axis in enumerate(a.signature.tensors[role].axes):
+        space = spaces.get(getattr(axis, "space", ""))  # a flattened axis has none, and is never cut
+        if space is not None and space.kind == "rows":
+            rows = min(x.shape[dim], y.shape[dim])
+            x, y = x.narrow(dim, 0, rows), y.narrow(dim, 0, rows)
+    if x.shape != y.shape:
+        raise CheckpointError(f"'{role}' has shape {tuple(x.shape)} in '{a.given}' and {tuple(y.shape)} in "
+                              f"'{b.given}'")  # fmt: skip
+    return x, y
+
+
+def refuse_other_spaces(a: Checkpoint, role: str, b: Checkpoint, other: str) -> None:
+    """Refuse to put the tensor `other` of `b`, from whichever layer, where `a` has `role`.
+
+    Raises CheckpointError for another family, and for spaces (heads, neurons) of other sizes: equal shapes are not
+    enough, since eight heads of 4 have the shape of four heads of 8. Task heads and missing tensors pass.
+    """
+    mine, theirs = a.signature, b.signature
+    _same(a, b, "family", mine.family, theirs.family)
+    one, two = mine.tensors[role], theirs.tensors.get(other)
+    if one.head or two is None:
+        return
+    for x, y in zip(mine.leaves(one), theirs.leaves(two), strict=False):
+        _same_space(a, b, role, mine.spaces[x.space], theirs.spaces[y.space])
+
+
+def _own(signature: Signature) -> dict[str, Entry]:
+    return {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
+
+
+def _same(a: Checkpoint, b: Checkpoint, what: str, in_a: object, in_b: object) -> None:
+    if in_a != in_b:
+        raise CheckpointError(f"the models differ in {what}: {in_a} in '{a.given}', {in_b} in '{b.given}'")
+
+
+def _same_axes(a: Checkpoint, b: Checkpoint, role: str) -> None:
+    """Raise CheckpointError, naming the space, where the axes of `role` differ in more than rows."""
+    mine, theirs = a.signature, b.signature
+    one, two = mine.tensors[role], theirs.tensors[role]
+    _same(a, b, f"the axes of '{role}'", one.axes, two.axes)
+    _same(a, b, f"the norm '{role}'", one.norm, two.norm)
+    for leaf in mine.leaves(one):
+        _same_space(a, b, role, mine.spaces[leaf.space], theirs.spaces[leaf.space])
+
+
+def _same_space(a: Checkpoint, b: Checkpoint, role: str, x: Space, y: Space) -> None:
+    _same(a, b, f"what may act on '{x.name}' (activation function)", x.kind, y.kind)
+    if x.kind != "rows":
+        _same(a, b, f"the size of '{x.name}' (in '{role}')", x.size, y.size)
+
+
+def _differs(a: Checkpoint, b: Checkpoint, role: str) -> bool:
+    """Whether a head's tensor has other axes, other sizes, or other labels in the two models."""
+    try:
+        _same_axes(a, b, role)
+    except CheckpointError:
+        return True
+    spaces = a.signature.spaces
+    labelled = any(spaces[leaf.space].kind == "labels" for leaf in a.signature.leaves(a.signature.tensors[role]))
+    return labelled and _labels(a) != _labels(b)
+
+
+def _labels(model: Checkpoint) -> dict[str, str]:
+    given = model.config.get("id2label")
+    return {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
+
+
+def _whole_heads(signature: Signature, differing: set[str]) -> set[str]:
+    """With each head tensor, all that belong to the same head: those joined by spaces that only heads have.
+
+    A head's output layer that is copied from one model needs the hidden layer it was trained with.
+    """
+    body = {leaf.space for entry in signature.tensors.values() if not entry.head for leaf in signature.leaves(entry)}
+
+    def inner(role: str) -> set[str]:
+        return {leaf.space for leaf in signature.leaves(signature.tensors[role])} - body
+
+    grown, whole = differing, set(differing)
+    while grown:
+        spaces = set().union(*map(inner, grown))
+        heads = {role for role, entry in _own(signature).items() if entry.head}
+        grown = {role for role in heads - whole if inner(role) & spaces}
+        whole |= grown
+    return whole

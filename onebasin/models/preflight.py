@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be said of two models before any weight is read: from configs, tensor headers and vocabularies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.repocard import metadata_load
+from torch.nn.functional import cosine_similarity
+
+from onebasin.symmetry import Signature, acting_groups
+from onebasin.symmetry.gauge.canonical import plan
+from onebasin.symmetry.gauge.widening import widening
+
+from .folder import Checkpoint, CheckpointError, _json, one_line
+from .pairing import read_pair, shared_roles
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """size_a, size_b: number of tokens. agreeing: ids that stand for one token in both. first: the first ids that do
+    not, with their tokens (None where there is none)."""
+
+    size_a: int
+    size_b: int
+    agreeing: int
+    first: list[tuple[int, str | None, str | None]]
+
+    @property
+    def same(self) -> bool:
+        return not self.first
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What is known before matching.
+
+    reason: why the models cannot be matched; None where they can, and the fields after it are filled only then.
+    signature, roles: of the source as matching will see it, and the tensors that count. moves: space -> group.
+    fixed: spaces on which nothing acts. rows: positions of which the models hold different numbers. heads: tensors
+    of different tasks. only_a, only_b: tensors that the other lacks. widened: space -> (narrow, wide).
+    untied: tensors that get numbers of their own.
+    """
+
+    reason: str | None
+    signature: Signature | None = None
+    roles: tuple[str, ...] = ()
+    moves: dict[str, str] = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)
+    rows: dict[str, tuple[int, int]] = field(default_factory=dict)
+    heads: tuple[str, ...] = ()
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    widened: dict[str, tuple[int, int]] = field(default_factory=dict)
+    untied: list[str] = field(default_factory=list)
+
+
+def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: bool = False) -> Preflight:
+    """Whether `a` can be matched to `b` at a level of symmetry, and what would move. Reads no weights.
+
+    canonical: whether the level works on canonical forms. Raises CheckpointError for folders that cannot be read, and
+    ValueError for an unknown level; models that do not belong together are no error.
+    """
+    for model in (a, b):
+        assert model.config and model.shapes  # refuses a damaged folder in one sentence
+    try:
+        assert a.signature and b.signature
+    except ValueError as error:  # unknown type, or tensors that do not fit the table
+        return Preflight(str(error))
+    source, anchor, untied = a.signature, b.signature, []
+    widened: dict[str, tuple[int, int]] = {}
+    if canonical:
+        form = plan(source)
+        source, anchor, untied = form.signature, plan(anchor).signature, form.untied
+    groups = acting_groups(source, level, rescale="joint")
+    try:
+        if canonical and source.family == anchor.family:
+            widened = widening(source, anchor)
+        if widened:
+            kept = {role: entry for role, entry in anchor.tensors.items() if role in source.tensors}
+            source = replace(anchor, tensors=kept)
+        shared = shared_roles(_seen_as(a, source), _seen_as(b, anchor))
+    except ValueError as error:
+        return Preflight(str(error))
+    spaces = [key for key in source.spaces if _touched(source, shared.roles, key)]
+    groups = acting_groups(source, level, rescale="joint") if widened else groups
+    moving = dict.fromkeys(source.root[key] for key in spaces if source.root[key] in groups)
+    moves = {source.spaces[root].name: groups[root].name for root in moving}
+    fixed = dict.fromkeys(source.spaces[key].name for key in spaces if source.root[key] not in groups)
+    rows = {
+        space.name: (space.size, anchor.spaces[key].size)
+        for key, space in source.spaces.items()
+        if space.kind == "rows" and key in anchor.spaces and space.size != anchor.spaces[key].size
+    }
+    return Preflight(
+        None,
+        source,
+        shared.roles,
+        moves,
+        list(fixed),
+        rows,
+        shared.differing,
+        shared.only_a,
+        shared.only_b,
+        widened,
+        untied,
+    )
+
+
+def _seen_as(model: Checkpoint, signature: Signature) -> Checkpoint:
+    seen = Checkpoint(model.folder)
+    seen.given = model.given
+    seen.__dict__["signature"] = signature
+    return seen
+
+
+def _touched(signature: Signature, roles: tuple[str, ...], key: str) -> bool:
+    return any(leaf.space == key for role in roles for leaf in signature.leaves(signature.tensors[role]))
+
+
+# --- vocabularies ---------------------------------------------------------------------------------------------
+
+
+def vocabulary(a: Checkpoint, b: Checkpoint, shown: int = 5) -> Vocabulary | None:
+    """How the vocabularies of two folders agree, id by id; None where one of them holds none that can be read.
+
+    Raises CheckpointError for a vocabulary that is damaged.
+    """
+    mine, theirs = tokens(a.folder), tokens(b.folder)
+    if mine is None or theirs is None:
+        return None
+    ids = sorted(mine.keys() | theirs.keys())
+    differing = [i for i in ids if mine.get(i) != theirs.get(i)]
+    first = [(i, mine.get(i), theirs.get(i)) for i in differing[:shown]]
+    return Vocabulary(len(mine), len(theirs), len(ids) - len(differing), first)
+
+
+def tokens(folder: Path) -> dict[int, str] | None:
+    """Id -> token, from tokenizer.json, vocab.json or vocab.txt, whichever there is first."""
+    whole, words, lines = (folder / name for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
+    if whole.is_file():
+        read = _json(whole)
+        model, added = (read.get(key) for key in ("model", "added_tokens")) if isinstance(read, dict) else (None, None)
+        found = _by_id(model.get("vocab")) if isinstance(model, dict) else {}
+        for token in added if isinstance(added, list) else []:
+            if isinstance(token, dict) and isinstance(token.get("id"), int):
+                found[token["id"]] = str(token.get("content"))
+        return found or None
+    if words.is_file():
+        extra = folder / "added_tokens.json"
+        return _by_id(_json(words)) | (_by_id(_json(extra)) if extra.is_file() else {}) or None
+    if lines.is_file():
+        try:
+            text = lines.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"'{lines}' cannot be read as text: {one_line(error)}") from None
+        return dict(enumerate(text.removesuffix("\n").split("\n"))) if text else None
+    return None
+
+
+def _by_id(vocab: Any) -> dict[int, str]:
+    """From {token: id}, or a list of [token, score]."""
+    if isinstance(vocab, dict):
+        return {number: token for token, number in vocab.items() if isinstance(number, int)}
+    if isinstance(vocab, list):
+        return {i: str(item[0]) for i, item in enumerate(vocab) if isinstance(item, list) and item}
+    return {}
+
+
+# --- ancestry -------------------------------------------------------------------------------------------------
+
+
+def ancestors(model: Checkpoint) -> list[str]:
+    """The models that a folder says it comes from: `_name_or_path` of its config, `base_model` of its README.md."""
+    names = [model.raw_config.get("_name_or_path")]
+    card = model.folder / "README.md"
+    if card.is_file():
+        try:
+            told = (metadata_load(card) or {}).get("base_model")
+        except Exception:  # a page for people, in which anything may stand
+            told = None
+        names += told if isinstance(told, list) else [told]
+    return list(dict.fromkeys(name.rstrip("/") for name in names if isinstance(name, str) and name.strip("/")))
+
+
+def peek(a: Checkpoint, b: Checkpoint, found: Preflight) -> tuple[str, float] | None:
+    """The name and the cosine of the smallest weight matrix inside the blocks that both models share.
+
+    Near 1: one base. Near 0: trained apart, or rewritten. None where there is no such matrix. Biases, norms and tables
+    are passed over: they agree between models that have nothing to do with each other.
+    """
+    signature = a.signature
+    inside = [
+        role
+        for role in found.roles
+        if role in signature.tensors and signature.part(signature.tensors[role]) in ("attention", "ffn")
+        and len(signature.tensors[role].axes) > 1 and signature.tensors[role].norm is None
+        and b.signature.tensors[role].shape == signature.tensors[role].shape
+    ]  # fmt: skip
+    if not inside:
+        return None
+    role = min(inside, key=lambda role: prod(signature.tensors[role].shape))
+    x, y = read_pair(a, b, role)
+    return signature.tensors[role].name, float(cosine_similarity(x.flatten(), y.flatten(), 0))

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do two model folders hold the same numbers? Tensor by tensor, so that neither has to fit in memory."""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+
+from onebasin.engine import in_order
+from onebasin.running.verification import Verification
+from onebasin.symmetry import Alignment
+from onebasin.symmetry.exactness import departure
+
+from .folder import Checkpoint, CheckpointError
+
+MAPPED = 1e-5  # what rounding explains in float32 where tensors were multiplied by maps
+
+
+def compare_tensors(
+    a: Checkpoint,
+    b: Checkpoint,
+    alignment: Alignment | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    tolerance: float | None = None,
+    workers: int | None = None,
+) -> Verification:
+    """Whether `b` holds the tensors of `a`, rewritten by `alignment` (default: as they are).
+
+    alignment: its maps have to leave the function as it is, so that with the tensors the functions are the same.
+    dtype: of the comparison. tolerance: of max |a - b| / max |a| in every tensor; by default half a unit in the last
+    place of the coarser of the stored types, if they differ, and what the maps' rounding explains. Raises
+    CheckpointError where the families differ, and ValueError for maps that may not act.
+    """
+    if a.signature.family != b.signature.family:
+        raise CheckpointError(f"'{a.given}' is of family {a.signature.family}, '{b.given}' of {b.signature.family}")
+    mine, theirs = a.signature, b.signature
+    mapped = alignment is not None and departure(mine, alignment.elements) <= MAPPED
+    if alignment is not None and not mapped:
+        raise ValueError("the maps of the alignment do not leave the function as it is")
+    types = {a.stored_dtype, b.stored_dtype}
+    rounding = max(torch.finfo(each).eps / 2 for each in types) if len(types) > 1 or mapped else 0.0
+    allowed = max(rounding, MAPPED if mapped else 0.0) if tolerance is None else tolerance
+
+    def differ(role: str) -> tuple[float, float]:
+        if role not in mine.tensors or role not in theirs.tensors:
+            return inf, inf
+        x, y = a.read(role, dtype, device), b.read(role, dtype, device)
+        x = alignment.apply(mine, role, x) if alignment is not None else x
+        if x.shape != y.shape:
+            return inf, inf
+        apart, scale = (float(t.abs().max()) if t.numel() else 0.0 for t in (x - y, x))
+        return apart, apart / scale if scale else (inf if apart else 0.0)
+
+    roles = list(dict.fromkeys([*mine.tensors, *theirs.tensors]))
+    with torch.no_grad():
+        found = list(in_order(differ, roles, workers))
+    largest, relative = (max((pair[which] for pair in found), default=0.0) for which in (0, 1))
+    return Verification(relative <= allowed, largest, relative, allowed, tuple(roles))

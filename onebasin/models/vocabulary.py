@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose vocabularies differ: refused, or brought to one vocabulary before they are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from .folder import Checkpoint, CheckpointError, one_line
+from .preflight import tokens, vocabulary
+from .rewritten import Seen
+from .writer import TOKENIZER, write_model
+
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def refuse_other_vocabularies(models: Sequence[Checkpoint]) -> None:
+    """Raise CheckpointError, with the counts and the first tokens that differ, unless all share one vocabulary.
+
+    A model whose folder holds no vocabulary is passed over.
+    """
+    known = [model for model in models if tokens(model.folder) is not None]
+    for model in known[1:]:
+        found = vocabulary(known[0], model, shown=3)
+        if found is not None and not found.same:
+            first = ", ".join(f"{i} {one!r} / {two!r}" for i, one, two in found.first)
+            raise CheckpointError(
+                f"the vocabularies differ: '{known[0].given}' has {found.size_a} tokens, '{model.given}' "
+                f"{found.size_b}, and {found.agreeing} ids agree; the first that do not: {first}; say which tokenizer "
+                "to take (--tokenizer-source union, base or one of the models)"
+            )
+
+
+@dataclass(frozen=True)
+class Unified:
+    """Folders that all have the new vocabulary, and which rows (models, tokens) each had before; the others are 0."""
+
+    folders: list[Path]
+    present: Tensor
+    base: int
+
+    def filled(self, models: Sequence[Checkpoint], dtype: torch.dtype) -> list[Checkpoint]:
+        """The models with rows for the tokens that they lacked: the base model's, else the mean of those that exist.
+
+        To be called once the models lie in one frame: before, rows of different models have nothing in common.
+        """
+        have = self.present
+
+        def change(number: int, role: str, tensor: Tensor) -> Tensor:
+            dim = vocabulary_axis(models[number], role)
+            if dim is None or bool(have[number].all()):
+                return tensor
+            rows = torch.stack([model.read(role, dtype, str(tensor.device)).movedim(dim, 0) for model in models])
+            counted = have.to(rows).reshape(*have.shape, *[1] * (rows.ndim - 2))
+            default = (rows * counted).sum(0) / counted.sum(0).clamp(min=1)
+            default = torch.where(counted[self.base] > 0, rows[self.base], default)
+            return torch.where(counted[number] > 0, rows[number], default).movedim(0, dim)
+
+        return [Seen(model, partial(change, i), dtype) for i, model in enumerate(models)]
+
+
+def unify(models: Sequence[Checkpoint], source: str | int, base: int, scratch: Path) -> Unified:
+    """Write every model into `scratch` with one vocabulary.
+
+    source: `union` (the base model's tokens, then what the others have besides, as added tokens), `base`, or the number
+    of a model. Rows of tokens that a model lacks are 0. A model without a tokenizer is taken to have the base's.
+    Raises CheckpointError where no tokenizer can be read.
+    """
+    tokenizers = [_tokenizer(model) for model in models]
+    chosen = base if isinstance(source, str) else source
+    tokenizer = tokenizers[chosen] or tokenizers[base]
+    if tokenizer is None:
+        raise CheckpointError(f"'{models[chosen].given}' holds no tokenizer, and its tokens are wanted")
+    own = [(each or tokenizers[base] or tokenizer).get_vocab() for each in tokenizers]
+    if source == "union":
+        tokenizer.add_tokens(list(_added(tokenizer.get_vocab(), [each for each in tokenizers if each])))
+    wanted: dict[str, int] = tokenizer.get_vocab()
+    tokenizer.save_pretrained(scratch / "tokenizer")
+    written = {path.name: path for path in (scratch / "tokenizer").iterdir()}
+    ids = {key: models[chosen].raw_config[key] for key in _IDS if key in models[chosen].raw_config}
+    folders, present = [], torch.zeros(len(models), max(wanted.values()) + 1, dtype=torch.bool)
+    for number, model in enumerate(models):
+        rows = torch.full((present.shape[1],), -1)
+        size = model.raw_config.get("vocab_size", len(own[number]))
+        for token, row in wanted.items():
+            if 0 <= (old := own[number].get(token, -1)) < size:
+                rows[row] = old
+        present[number] = rows >= 0
+        folders.append(scratch / f"vocabulary-{number}")
+        updates = {"vocab_size": len(rows), **ids}
+        write_model(folders[-1], _with_rows(model, rows), model, config_updates=updates,
+                    check=partial(_replace_tokenizer, written))  # fmt: skip
+    return Unified(folders, present, base)
+
+
+def vocabulary_axis(model: Checkpoint, role: str) -> int | None:
+    """The axis of a tensor that counts tokens."""
+    signature = model.signature
+    for dim, axis in enumerate(signature.tensors[role].axes):
+        space = signature.spaces.get(getattr(axis, "space", ""))
+        if space is not None and space.name == "vocab":
+            return dim
+    return None
+
+
+def _tokenizer(model: Checkpoint) -> Any:
+    if not any(path for pattern in TOKENIZER for path in model.folder.glob(pattern)):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False)
+    except Exception as error:  # every tokenizer class refuses in its own way
+        raise CheckpointError(f"the tokenizer of '{model.given}' cannot be read: {one_line(error)}") from None
+
+
+def _added(known: Mapping[str, int], tokenizers: Sequence[Any]) -> Iterator[Any]:
+    """What is to be added to a vocabulary so that it holds all of the others', in the order of their ids."""
+    seen = set(known)
+    for tokenizer in tokenizers:
+        special = tokenizer.added_tokens_decoder
+        for token, number in sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]):
+            if token not in seen:
+                seen.add(token)
+                yield special.get(number, token)
+
+
+def _with_rows(model: Checkpoint, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for role, entry in model.signature.tensors.items():
+        tensor = model.read(role, model.dtypes.get(entry.names[0], torch.float32))
+        dim = vocabulary_axis(model, role)
+        if dim is not None:
+            tensor = tensor.index_select(dim, rows.clamp(min=0)).movedim(dim, 0)
+            tensor[rows < 0] = 0
+            tensor = tensor.movedim(0, dim)
+        yield from entry.split(tensor)
+
+
+def _replace_tokenizer(written: Mapping[str, Path], folder: Path) -> None:
+    for pattern in TOKENIZER:
+        for path in folder.glob(pattern):
+            path.unlink()
+    for name, path in written.items():
+        if path.is_file():
+            (folder / name).write_bytes(path.read_bytes())

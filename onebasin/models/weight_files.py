@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing the weights of a model: tensor by tensor in this process, or file by file as tasks of a cluster."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from onebasin.engine import behind, on_ray
+
+from .folder import Checkpoint, CheckpointError, finite, one_line
+from .lazy_tensors import Group, Making
+from .shards import HALF, Cut, Shard, room_for
+
+
+@dataclass(frozen=True)
+class Target:
+    """folder: where the files go, for now. out: where they belong, for errors. like, dtype: as in `write_model`."""
+
+    folder: Path
+    out: Path
+    like: Checkpoint
+    dtype: torch.dtype | None
+
+    def stored(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """The dtype on disk of a tensor that is made in `dtype`."""
+        return (self.dtype or self.like.dtypes.get(name, self.like.stored_dtype)) if dtype.is_floating_point else dtype
+
+    def ready(self, name: str, tensor: Tensor, copy: bool = True) -> Tensor:
+        """As it is stored: on the CPU, in its dtype, contiguous. It is written while the caller goes on.
+
+        copy: with memory of its own, for a caller who may use the tensor's again.
+        """
+        wanted = self.stored(name, tensor.dtype)
+        stored = tensor.detach().to("cpu", wanted, copy=copy, memory_format=torch.contiguous_format)
+        return stored.contiguous()  # which `to` leaves as it is where nothing else changes
+
+    def refuse_infinite(self, name: str, tensor: Tensor) -> None:
+        if tensor.is_floating_point() and not finite(tensor) and name not in set(self.like.others()):
+            kind = name_of(tensor.dtype)
+            raise CheckpointError(f"the tensor '{name}' is not finite in {kind}; write a wider dtype")
+
+
+@dataclass
+class File:
+    """What a weight file holds, or shall hold: names, and the groups of `Making` that they are in. number: from 0."""
+
+    number: int
+    names: list[str] = field(default_factory=list)
+    size: int = 0  # bytes of numbers
+    groups: list[Group] = field(default_factory=list)
+
+
+def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: int) -> None:
+    """Write files of at most `limit` bytes; they get their names once their number is known.
+
+    Where `tensors` can be made on a cluster, every file is a task, which makes its tensors and writes them. The task
+    of a lost worker is run again. Which tensors share a file, and so its bytes, does not depend on who writes it.
+    """
+    cut = Cut(room_for(*target.like.files, *("spare",) * 64), limit)
+    if isinstance(tensors, Making) and tensors.ray:
+        files = list(on_ray(partial(_task, target, tensors, cut.room), foreseen(target, tensors, cut), tensors.ray))
+    else:
+        files = _written(target, tensors, cut)
+    if not files:
+        raise CheckpointError("there are no tensors to write")
+    with clearly(target.out):
+        for half in target.folder.glob(f"*{HALF}"):  # of a worker that was lost
+            half.unlink()
+        _name_shards(target.folder, files)
+
+
+def foreseen(target: Target, making: Making, cut: Cut) -> list[File]:
+    """The files that `making` comes to, from shapes alone."""
+    files: list[File] = []
+    for group in making.groups:
+        for name, tensor in making.foreseen(group):
+            size = tensor.numel() * target.stored(name, tensor.dtype).itemsize
+            if cut.next(name, size) == len(files):
+                files.append(File(len(files)))
+            files[-1].names.append(name)
+            files[-1].size += size
+            if group not in files[-1].groups:
+                files[-1].groups.append(group)
+    return files
+
+
+def _task(target: Target, making: Making, room: int, file: File) -> File:
+    """Make and write one file. What its groups hold besides is in the file before or after."""
+    wanted = set(file.names)
+    pairs = (pair for group in file.groups for pair in making.of(group) if pair[0] in wanted)
+    (written,) = _written(target, pairs, Cut(room, sys.maxsize), file.number)
+    if written.size != file.size:
+        raise RuntimeError(f"the tensors of '{target.out}' are not what their shapes foretold")
+    return written
+
+
+def _written(target: Target, tensors: Iterable[tuple[str, Tensor]], cut: Cut, first: int = 0) -> list[File]:
+    """Write the files from number `first` on. A tensor is written in a thread of its own while the next is made."""
+    shards: list[Shard] = []
+    seen: set[str] = set()
+    copy = not isinstance(tensors, Making)
+
+    def made() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            if name in seen:
+                raise CheckpointError(f"the tensor '{name}' comes twice")
+            seen.add(name)
+            stored = target.ready(name, tensor, copy)
+            target.refuse_infinite(name, stored)
+            yield name, stored
+
+    def write(pair: tuple[str, Tensor]) -> None:
+        name, tensor = pair
+        with clearly(target.out):
+            if cut.next(name, tensor.nbytes) == len(shards):
+                if shards:
+                    shards[-1].close()
+                shards.append(Shard(target.folder / f"{first + len(shards)}.safetensors", cut.room_for(name)))
+            shards[-1].add(name, tensor)
+
+    try:
+        behind(write, made())
+        if shards:
+            with clearly(target.out):
+                shards[-1].close()
+    finally:
+        for shard in shards:
+            shard.abandon()
+    return [File(first + i, [*shard.header][1:], shard.size) for i, shard in enumerate(shards)]
+
+
+def _name_shards(folder: Path, files: Sequence[File]) -> None:
+    if len(files) == 1:
+        (folder / "0.safetensors").rename(folder / "model.safetensors")
+        return
+    where = {}
+    for file in files:
+        name = f"model-{file.number + 1:05d}-of-{len(files):05d}.safetensors"
+        (folder / f"{file.number}.safetensors").rename(folder / name)
+        where.update(dict.fromkeys(file.names, name))
+    index = {"metadata": {"total_size": sum(file.size for file in files)}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def clearly(out: Path) -> Iterator[None]:
+    """Turn a failed write into one clear sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(error)
+        if full:
+            raise CheckpointError(f"the disk is full: '{out.parent}' has no room for the model") from None
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise CheckpointError(f"cannot write '{out}': {reason}") from None

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs the model classes of `transformers`: loaded and lazy weights, tracing, probes, verification.
+
+Models come from `onebasin.models` and keep their names there. Nothing here writes a file, or knows a model family.
+"""
+
+from .loaded import Stock, stock_model
+from .verification import Verification, compare, compare_models, compare_rewritten, load_model, tolerance_of
+
+__all__ = [
+    "Stock",
+    "Verification",
+    "compare",
+    "compare_models",
+    "compare_rewritten",
+    "load_model",
+    "stock_model",
+    "tolerance_of",
+]

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stock `transformers` model that holds a checkpoint's tensors, and the way from each tensor to its module.
+
+A tensor's name in memory may differ from its name on disk, by rules that change with every release. They are not
+repeated here but observed: the class loads tensors that hold their own numbers, and where a number ends up is where
+that tensor goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from onebasin.models.folder import Checkpoint, CheckpointError, one_line
+from onebasin.symmetry import Alignment, Entry, Signature
+
+from .expert_layout import Part, assembled, observed, one_by_one
+from .verification import _class, _quietly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A model in eval mode. owner: role -> name of the module that holds it. parameter: role -> the tensor itself.
+    parts: role -> where the tensors of all experts lie, one after another, which the class stores in another shape than
+    the table says; such a role is in neither of the others. buffer: role -> name in memory of what the class does not
+    count as parameters (running statistics, a router's corrections): nothing learns or fits it.
+    """
+
+    model: PreTrainedModel
+    signature: Signature
+    owner: Mapping[str, str]
+    parameter: Mapping[str, nn.Parameter]
+    parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    buffer: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def roles(self) -> list[str]:
+        """Of all tensors that the model holds as parameters."""
+        return [*self.parameter, *self.parts]
+
+    def tensor(self, role: str) -> Tensor:
+        """A tensor in the shape that the table says."""
+        if role in self.parameter:
+            return self.parameter[role]
+        pieces = [part.of(self.model) for part in self.parts[role]]
+        return torch.cat(pieces, self.signature.tensors[role].joint)
+
+    def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Name in memory -> tensor, for a model that holds `tensors` (by role, all of `roles`) instead of its own."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        pieces = {
+            part: piece
+            for role, parts in self.parts.items()
+            for part, (_, piece) in zip(parts, self.signature.tensors[role].split(tensors[role]), strict=True)
+        }
+        return {names[id(self.parameter[role])]: tensors[role] for role in self.parameter} | assembled(pieces)
+
+    def module(self, role: str) -> nn.Module:
+        return self.model.get_submodule(self.owner[role])
+
+    def shared(self, role: str) -> bool:
+        """Whether several modules hold this parameter (tied embeddings)."""
+        mine = self.parameter[role]
+        return sum(p is mine for module in self.model.modules() for p in module._parameters.values()) > 1
+
+    @torch.no_grad()
+    def fill(self, read: Read) -> None:
+        """Take every parameter from `read(role)`."""
+        for role, parameter in self.parameter.items():
+            parameter.copy_(read(role))
+        for role, parts in self.parts.items():
+            for part, (_, piece) in zip(parts, self.signature.tensors[role].split(read(role)), strict=True):
+                part.of(self.model).copy_(piece)
+
+    def fill_buffers(self, read: Read) -> None:
+        """Take what are no parameters from `read(role)`."""
+        for role, name in self.buffer.items():
+            self.model.get_buffer(name).copy_(read(role))
+
+
+def stock_model(
+    checkpoint: Checkpoint,
+    alignment: Alignment | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    attention: str | None = None,
+    experts: bool = False,
+) -> Stock:
+    """The checkpoint, rewritten by `alignment`, as a model of the class that its config names. Nothing is written.
+
+    attention: the implementation (`eager` gives attention maps). experts: take models whose class stacks the tensors of
+    experts; they run one expert after another, and `parts` says where each tensor lies. Raises CheckpointError where
+    the class does not take the tensors as they are.
+    """
+    signature = checkpoint.signature
+    entries = {role: entry for role, entry in signature.tensors.items() if entry.stored}
+    pieces = [(role, name) for role, entry in entries.items() for name in entry.names]
+    numbers = {name: float(number) for number, (_, name) in enumerate(pieces, 1)}
+    marked = {
+        name: torch.full_like(part, numbers[name]).contiguous()
+        for entry in entries.values()
+        for name, part in entry.split(torch.empty(entry.shape))
+    }
+    assert checkpoint.config  # refuses a damaged config.json in one sentence
+    try:
+        model = _load(checkpoint, marked, attention)
+    except Exception as error:  # each model class fails in its own way
+        raise CheckpointError(f"'{checkpoint.given}' does not load: {one_line(error)}") from None
+    roles = {float(number): role for number, (role, _) in enumerate(pieces, 1)}
+    owner: dict[str, str] = {}
+    parameter: dict[str, nn.Parameter] = {}
+    places: dict[float, Part] = {}
+    for name, tensor in model.named_parameters():
+        boxes = observed(name, tensor)
+        if boxes is None or not boxes.keys() <= roles.keys() or not (experts or _whole(tensor, boxes, roles, entries)):
+            raise CheckpointError(f"'{checkpoint.given}': {type(model).__name__} keeps '{name}' in another form than "
+                                  "the folder, so its activations cannot be followed")  # fmt: skip
+        if _whole(tensor, boxes, roles, entries):
+            role = roles[next(iter(boxes))]
+            owner[role], parameter[role] = name.rpartition(".")[0], tensor
+        else:
+            places |= boxes
+    parts = {
+        role: tuple(places[numbers[name]] for name in entry.names)
+        for role, entry in entries.items()
+        if any(numbers[name] in places for name in entry.names)
+    }
+    kept = model.state_dict().keys()
+    buffer = {}
+    for name, held in model.named_buffers():
+        boxes = observed(name, held) if name in kept and held.is_floating_point() else None
+        if boxes and boxes.keys() <= roles.keys() and _whole(held, boxes, roles, entries):
+            buffer[roles[next(iter(boxes))]] = name
+    if parts:
+        one_by_one(model)
+    module: nn.Module = model
+    module.to(device=device, dtype=dtype).train(False)
+    for tensor in model.parameters():
+        tensor.requires_grad_(False)
+    stock = Stock(model, signature, owner, parameter, parts, buffer)
+    moved = alignment or Alignment()
+
+    def read(role: str) -> Tensor:
+        return moved.apply(signature, role, checkpoint.read(role, dtype, device))
+
+    stock.fill(read)
+    stock.fill_buffers(read)
+    return stock
+
+
+def _whole(
+    tensor: Tensor, boxes: Mapping[float, Part], roles: Mapping[float, str], entries: Mapping[str, Entry]
+) -> bool:
+    """Whether a parameter is one tensor of the table, in its shape."""
+    entry = entries[roles[next(iter(boxes))]]
+    return len(boxes) == 1 and len(entry.names) == 1 and tuple(tensor.shape) == entry.shape
+
+
+def _load(checkpoint: Checkpoint, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
+    options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    with _quietly():
+        config: Any = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
+        if checkpoint.config_updates:  # T5 reads `tie_word_embeddings` when it is built, and means its logits' scale
+            config = type(config).from_dict({**checkpoint.raw_config, **checkpoint.config_updates})
+        config.torch_dtype = torch.float32  # in 16 bits large numbers would round to one another
+        cls = _class(config)
+        build: dict[str, Any] = {"config": config, "state_dict": state, "output_loading_info": True, **options}
+        model, info = cls.from_pretrained(None, **build)
+        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
+            model, info = cls.from_pretrained(None, **build, add_pooling_layer=False)
+    found: PreTrainedModel = model
+    return found

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in a forward pass, in order: which modules are linear layers, and where their outputs go.
+
+Nothing is assumed about a model's code; everything is observed on one small example, with hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.models.folder import CheckpointError
+from onebasin.symmetry.tables.axes import Axis, leaves
+
+from .loaded import Stock
+from .verification import takes_cache
+
+Batch = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a linear layer, y = x W + b.
+
+    module: its name. weight, bias: roles. columns: the weight is stored (out, in) as nn.Linear does, else (in, out).
+    norm: the module of the norm whose input is this output plus a rest that does not depend on it (the residual
+    stream); empty where there is none.
+    """
+
+    module: str
+    weight: str
+    bias: str | None
+    columns: bool
+    norm: str = ""
+
+    def axes(self, stock: Stock) -> tuple[Axis, Axis]:
+        """The axes of input and output."""
+        first, second = stock.signature.tensors[self.weight].axes
+        return (second, first) if self.columns else (first, second)
+
+
+def run(stock: Stock, batch: Batch, **options: Any) -> Any:
+    """The model's output for a batch; `labels` are not passed on, and nothing is cached between calls."""
+    given = {key: value.to(stock.model.device) for key, value in batch.items() if key != "labels"}
+    cache = {"use_cache": False} if takes_cache(stock.model) else {}
+    with torch.no_grad():
+        return stock.model(**given, **cache, **options, return_dict=True)
+
+
+def samples(value: Tensor, mask: Tensor | None) -> Tensor:
+    """(batch, tokens, n) -> (samples, n), without padding; what has no tokens, (batch, n), as it is.
+
+    mask: (batch, tokens), 0 at padding.
+    """
+    if mask is not None and value.dim() > mask.dim() and value.shape[: mask.dim()] == mask.shape:
+        return value[mask.to(value.device).bool()]
+    return value.reshape(-1, value.shape[-1])
+
+
+@contextmanager
+def hooks(
+    stock: Stock,
+    after: Mapping[str, Callable[[Tensor, Tensor], None]],
+    before: Mapping[str, Callable[[Tensor], None]] | None = None,
+) -> Iterator[None]:
+    """While the block lasts: `after[module](input, output)` when a module returns, `before[module](input)` when it is
+    called. Inputs and outputs may be changed in place."""
+    handles = [stock.model.get_submodule(name).register_forward_hook(_after(look)) for name, look in after.items()] + [
+        stock.model.get_submodule(name).register_forward_pre_hook(_before(look), with_kwargs=True)
+        for name, look in (before or {}).items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _after(look: Callable[[Tensor, Tensor], None]) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            look(args[0], output)
+
+    return hook
+
+
+def _before(look: Callable[[Tensor], None]) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if given:
+            look(given[0])
+
+    return hook
+
+
+@dataclass
+class _Event:
+    module: str
+    call: Call | None  # None for a norm
+    seen: Tensor  # output of a linear layer, input of a norm
+    roots: frozenset[str] = field(default_factory=frozenset)
+
+
+def linear_calls(stock: Stock, example: Batch) -> list[Call]:
+    """The calls of all linear layers that own a tensor of the signature, in the order in which their outputs (or the
+    norms' inputs that these are part of) are complete.
+
+    example: a small batch. Raises CheckpointError where there is no linear layer, or where the model cannot be
+    followed: an edit of the residual stream at the input of a norm does not reach what comes after it.
+    """
+    events: list[_Event] = []
+    first = _observed(stock, example, events)
+    calls = _with_norms(events)
+    if not calls:
+        raise CheckpointError(f"no linear layer of {type(stock.model).__name__} could be followed")
+    checked, second = _perturbed(stock, example, events, calls)
+    for a, b in zip(first, second, strict=True):
+        if not torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max())):
+            raise CheckpointError(f"{type(stock.model).__name__} keeps copies of its residual stream that cannot be "
+                                  "followed")  # fmt: skip
+    return checked
+
+
+def linear_layers(stock: Stock, example: Batch) -> list[Call]:
+    """The linear layers that own a tensor of the signature and run on a small batch, each once; norms are not looked
+    for."""
+    events: list[_Event] = []
+    _observed(stock, example, events)
+    return list({event.module: event.call for event in events if event.call is not None}.values())
+
+
+def _observed(stock: Stock, example: Batch, events: list[_Event]) -> list[Tensor]:
+    """Run once and note every call of a linear layer and of a norm."""
+    signature = stock.signature
+    after: dict[str, Callable[[Tensor, Tensor], None]] = {}
+    before: dict[str, Callable[[Tensor], None]] = {}
+    by_owner: dict[str, list[str]] = {}
+    for role, name in stock.owner.items():
+        by_owner.setdefault(name, []).append(role)
+    for name, roles in by_owner.items():
+        norms = [role for role in roles if signature.tensors[role].norm]
+        matrices = [role for role in roles if len(signature.tensors[role].axes) == 2]
+        biases = [role for role in roles if len(signature.tensors[role].axes) == 1]
+        if norms:
+            norm = signature.tensors[norms[0]].norm
+            assert norm is not None
+            root = frozenset({signature.root[norm.source]})
+
+            def note(n: Tensor, name: str = name, root: frozenset[str] = root) -> None:
+                events.append(_Event(name, None, n.clone(), root))
+
+            before[name] = note
+        elif len(matrices) == 1 and len(biases) <= 1:
+            bias = biases[0] if biases else None
+
+            def look(
+                x: Tensor, y: Tensor, name: str = name, weight: str = matrices[0], bias: str | None = bias
+            ) -> None:
+                call = _linear(stock, name, weight, bias, x, y)
+                if call is not None:
+                    output = call.axes(stock)[1]
+                    roots = frozenset(signature.root[leaf.space] for leaf in leaves(output) if not leaf.constant)
+                    events.append(_Event(name, call, y.clone(), roots))
+
+            after[name] = look
+    with hooks(stock, after, before):
+        return _tensors(run(stock, example))
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """The floating-point tensors of a model's output."""
+    return [value for value in output.values() if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def _linear(stock: Stock, name: str, weight: str, bias: str | None, x: Tensor, y: Tensor) -> Call | None:
+    """The call, where y = x W + b really holds."""
+    if not x.is_floating_point():
+        return None
+    matrix = stock.parameter[weight]
+    for columns in (True, False):
+        w = matrix.mT if columns else matrix
+        if x.shape[-1] != w.shape[0] or y.shape != (*x.shape[:-1], w.shape[1]):
+            continue
+        expected = x @ w if bias is None else x @ w + stock.parameter[bias]
+        if torch.allclose(y, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
+            return Call(name, weight, bias, columns)
+    return None
+
+
+def _with_norms(events: list[_Event]) -> list[tuple[int, Call, int]]:
+    """(place, call, place of the norm that takes its output next, or -1) for every linear call."""
+    found = []
+    for i, event in enumerate(events):
+        if event.call is None:
+            continue
+        norm = -1
+        for j in range(i + 1, len(events)):
+            if not events[j].roots & event.roots:
+                continue
+            if events[j].call is None and events[j].seen.shape == event.seen.shape:
+                norm = j
+            break  # another layer writes the same space first: only the last one before the norm answers for it
+        found.append((i, event.call, norm))
+    return found
+
+
+def _perturbed(
+    stock: Stock, example: Batch, events: list[_Event], calls: Sequence[tuple[int, Call, int]]
+) -> tuple[list[Call], list[Tensor]]:
+    """Run again; move the output of every layer that seems to go into a norm, see whether the norm's input moves by
+    the same, and move it back there."""
+    goes = {i: norm for i, _, norm in calls if norm >= 0}
+    comes = {norm: i for i, norm in goes.items()}
+    place = 0
+    moved: dict[int, Tensor] = {}
+    added: set[int] = set()
+    generator = torch.Generator().manual_seed(0)
+
+    def after(x: Tensor, y: Tensor) -> None:
+        nonlocal place
+        if place in goes:
+            noise = torch.randn(y.shape, generator=generator).to(y) * events[place].seen.std()
+            moved[place] = noise
+            y.add_(noise)
+        place += 1
+
+    def before(n: Tensor) -> None:
+        nonlocal place
+        if place in comes:
+            i = comes[place]
+            scale = float(events[place].seen.abs().max() + moved[i].abs().max())
+            if torch.allclose(n, events[place].seen + moved[i], rtol=1e-3, atol=1e-4 * scale):
+                added.add(i)
+            n.copy_(events[place].seen)
+        place += 1
+
+    linear = {event.module for event in events if event.call is not None}
+    norms = {event.module for event in events if event.call is None}
+    with hooks(stock, dict.fromkeys(linear, after), dict.fromkeys(norms, before)):
+        outputs = _tensors(run(stock, example))
+    measured = [(norm, replace(call, norm=events[norm].module)) if i in added else (i, call) for i, call, norm in calls]
+    return [call for _, call in sorted(measured, key=itemgetter(0))], outputs

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do two model folders compute the same function? Asked of the stock `transformers` classes, at random."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
+
+from onebasin.models.folder import Checkpoint, CheckpointError, one_line
+from onebasin.models.lazy_tensors import Making
+
+from .expert_layout import one_by_one_where_needed
+from .lazy_weights import await_weights, placed, stand_ins
+from .probes import probe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Relative rounding error of a function whose weights were rounded once, see `tolerance_of`.
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 8 * 2.0**-11,
+    torch.bfloat16: 8 * 2.0**-8,
+}
+Instead = tuple[dict[str, Tensor], Mapping[str, Any]]  # tensors and config that take the place of a folder's
+Made = tuple[Making, Mapping[str, Any]]  # the same, not made yet
+Side = tuple[Checkpoint, Made | None]
+_INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
+
+
+class DoesNotRun(CheckpointError):
+    """A model does not run as it was prepared."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """same: relative_difference <= tolerance. max_difference: the largest |a - b| of any output.
+
+    relative_difference: the largest over the outputs of max |a - b| / max |a|. outputs: what was compared.
+    unused: weights that the class of the config loads from neither folder, and that were not verified.
+    """
+
+    same: bool
+    max_difference: float
+    relative_difference: float
+    tolerance: float
+    outputs: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
+def tolerance_of(*dtypes: torch.dtype) -> float:
+    """The relative difference that rounding explains, for the coarsest of the dtypes.
+
+    Rewriting a model multiplies its weights by matrices and rounds them again, so every weight of the copy
+    has a relative error of at most the unit roundoff u (2^-11 for float16, 2^-8 for bfloat16), and of about
+    0.4 u in the root mean square. The errors are independent: a product with a matrix is off by about 0.4 u,
+    n products in a row by 0.4 sqrt(n) u. 8 u is what 400 products in a row explain, some 60 layers of six.
+    A wrong map differs by order 1. float32 and float64 leave room for the arithmetic of the rewriting and of
+    the forward pass, which at these precisions outweighs the rounding of the weights.
+    """
+    return max(TOLERANCE[dtype] for dtype in dtypes)
+
+
+def compare(
+    a: str | Path,
+    b: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    batch: int = 4,
+    length: int = 16,
+    seed: int = 0,
+    device: str = "cpu",
+    tolerance: float | None = None,
+) -> Verification:
+    """Whether the model folders `a` and `b` give the same outputs for the same random inputs.
+
+    dtype: of the forward pass. batch, length, seed: of the inputs, which fit both models. tolerance: by
+    default what rounding explains, given how both are stored. Everything that is not internal is compared:
+    logits, poolings, and the last hidden state of models without a head. No code from the folders is run.
+    Raises CheckpointError where a folder does not load whole, or the two have no output in common.
+    """
+    folders = Checkpoint(a), Checkpoint(b)
+    stored = (value for folder in folders for value in folder.dtypes.values())
+    allowed = tolerance_of(dtype, *stored) if tolerance is None else tolerance
+    sides = (folders[0], None), (folders[1], None)
+    return _compared(sides, dtype, device, batch=batch, length=length, seed=seed, tolerance=allowed)
+
+
+def compare_rewritten(
+    original: Checkpoint,
+    rewritten: Making,
+    config_updates: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    tolerance: float | None = None,
+) -> Verification:
+    """`compare` for a folder and what is to be written from it, as if it were in a folder, which it need not be.
+
+    config_updates: what the config says besides. dtype: of the forward passes. tolerance: of the relative difference.
+    Raises CheckpointError as `compare` does.
+    """
+    return _compared(((original, None), (original, (rewritten, config_updates))), dtype, device, tolerance=tolerance)
+
+
+def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: Any) -> Verification:
+    """`compare_models` of two sides, which are held only where they do not run otherwise."""
+
+    def found(prepare: Callable[..., tuple[PreTrainedModel, set[str]]]) -> Verification:
+        ready = [prepare(*side, dtype, device) for side in sides]
+        for (folder, _), (model, unused), (_, other) in zip(sides, ready, reversed(ready), strict=True):
+            if unused - other:
+                raise CheckpointError(f"'{folder.given}': {_kind(model)} does not use {_some(unused - other)}")
+        return replace(compare_models(ready[0][0], ready[1][0], **how), unused=tuple(sorted(ready[0][1])))
+
+    try:
+        return found(streamed)
+    except DoesNotRun:  # a kernel that looks into memory by itself, say: held they run, or the error is their own
+        return found(held)
+
+
+def compare_models(
+    a: PreTrainedModel,
+    b: PreTrainedModel,
+    *,
+    batch: int = 4,
+    length: int = 16,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Verification:
+    """`compare` for two loaded models on one device. They are left as they were found.
+
+    Raises CheckpointError where they have no output in common, or cannot be run on the inputs.
+    """
+    allowed = tolerance_of(a.dtype, b.dtype) if tolerance is None else tolerance
+    given = probe(a, b, batch, length, seed)
+    ours, theirs = _outputs(a, given, seed), _outputs(b, given, seed)
+    both = [name for name in ours if name in theirs]
+    if not both:
+        raise CheckpointError(f"the models have no output in common: {_kind(a)} gives {', '.join(ours)}, "
+                              f"{_kind(b)} gives {', '.join(theirs)}")  # fmt: skip
+    largest = relative = 0.0
+    for name in both:
+        x, y = ours[name].double(), theirs[name].double()
+        if x.shape != y.shape:
+            raise CheckpointError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and "
+                                  f"{tuple(y.shape)}")  # fmt: skip
+        difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
+        scale = _largest(x[x.isfinite()])
+        largest = max(largest, difference)
+        relative = max(relative, difference / scale if scale else (inf if difference else 0.0))
+    return Verification(relative <= allowed, largest, relative, allowed, tuple(both))
+
+
+def runnable(folder: Checkpoint) -> None:
+    """Raise CheckpointError where `transformers` has no class that runs models of this type."""
+    kind = folder.raw_config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        raise CheckpointError(f"'{folder.given}' is of type '{kind}', which transformers has no class for, so it "
+                              "cannot be run to verify it; --no-verify does without")  # fmt: skip
+
+
+def class_of(folder: Checkpoint) -> Any:
+    """The class that runs a folder's model; the first time, all that runs models is imported with it."""
+    return _class(CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config))
+
+
+def load(
+    folder: Checkpoint, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
+) -> tuple[PreTrainedModel, set[str]]:
+    """The folder's model in the class its config names, in eval mode, and the weights that class leaves out.
+
+    instead: tensors by their names on disk that are loaded instead of the folder's, and what the config says besides.
+    Raises CheckpointError where it does not load, or weights that the class needs are missing.
+    """
+    model, unused = _complete(folder, dtype, instead)
+    module: nn.Module = model  # whose `to` and `eval` are typed
+    module.to(device=device, dtype=dtype).train(False)
+    one_by_one_where_needed(model)
+    return model, unused
+
+
+def held(folder: Checkpoint, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
+    """`load`, of the folder or of what is made instead."""
+    return load(folder, dtype, device, (dict(instead[0]), instead[1]) if instead else None)
+
+
+def streamed(
+    folder: Checkpoint, instead: Made | None, dtype: torch.dtype, device: str
+) -> tuple[PreTrainedModel, set[str]]:
+    """The same without weights, which are read or made when they are used; what the class puts together from several
+    tensors is held. It is for running alone. Raises DoesNotRun for a class that keeps copies, besides what `load` does.
+    """
+    whole, updates = instead or (None, {})
+    like = whole.like if whole else {name: folder.read_name(name) for name in folder.files}
+    one = whole.one if whole else folder.read_name
+
+    def make(name: str) -> Tensor:
+        return one(name).to(device, dtype if like[name].is_floating_point() else None)
+
+    given = stand_ins(like, dtype)
+    model, unused = _complete(folder, dtype, ({**like, **given}, updates))
+    other = like.keys() - placed(model, given) - unused
+    if other:
+        given = {name: tensor for name, tensor in given.items() if name not in other}
+        real = whole.some(other) if whole else {name: like[name] for name in other}
+        model, unused = _complete(folder, dtype, ({**given, **real}, updates))
+    if not await_weights(model, given, make, dtype, device):
+        raise DoesNotRun(f"'{folder.given}': {_kind(model)} keeps copies of what it loads")
+    model.train(False)
+    one_by_one_where_needed(model)
+    return model, unused
+
+
+def _complete(folder: Checkpoint, dtype: torch.dtype, instead: Instead | None) -> tuple[PreTrainedModel, set[str]]:
+    """The model with all weights that its class needs, and the names of those that it leaves out."""
+    assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
+    runnable(folder)
+    try:
+        model, info = _loaded(folder, dtype, instead)
+        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
+            model, info = _loaded(folder, dtype, instead, add_pooling_layer=False)
+    except Exception as error:  # each model class fails in its own way
+        raise CheckpointError(f"'{folder.given}' does not load: {one_line(error)}") from None
+    if info["missing_keys"]:
+        raise CheckpointError(f"'{folder.given}': {_kind(model)} needs {_some(info['missing_keys'])}, "
+                              "which the weights lack")  # fmt: skip
+    return model, set(info["unexpected_keys"])
+
+
+def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
+    """The model of a folder in the class its config names; dtype: None keeps the stored one."""
+    checkpoint = Checkpoint(folder)
+    return load(checkpoint, dtype or checkpoint.stored_dtype, device)[0]
+
+
+def _loaded(
+    folder: Checkpoint, dtype: torch.dtype, instead: Instead | None, **options: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    with _quietly():
+        if instead is None:
+            config = AutoConfig.from_pretrained(folder.folder, trust_remote_code=False)
+            source: dict[str, Any] = {"pretrained_model_name_or_path": folder.folder, "local_files_only": True}
+        else:
+            tensors, updates = instead
+            config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **updates})
+            source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
+        cls = _class(config)
+        with _no_exceptions(cls):
+            model, info = cls.from_pretrained(
+                **source, config=config, output_loading_info=True, **{_DTYPE: dtype}, **options
+            )
+    return model.to(dtype), info
+
+
+@contextmanager
+def _no_exceptions(cls: Any) -> Iterator[None]:
+    """Some classes keep single layers in float32 (T5's `wo`), which a float64 comparison must not."""
+    kept = getattr(cls, "_keep_in_fp32_modules", None)
+    if kept is not None:
+        cls._keep_in_fp32_modules = None
+    try:
+        yield
+    finally:
+        if kept is not None:
+            cls._keep_in_fp32_modules = kept
+
+
+_DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
+
+
+def _class(config: PretrainedConfig) -> Any:
+    from transformers import PreTrainedModel
+
+    names = getattr(config, "architectures", None) or [""]
+    found = getattr(transformers, str(names[0]), None)
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        found = transformers.MODEL_MAPPING.get(type(config), None)  # what AutoModel takes, which wants a folder
+    return found if isinstance(found, type) else AutoModel
+
+
+def takes_cache(model: PreTrainedModel) -> bool:
+    """Whether `forward` can be told not to cache: by name, or through the keywords of newer releases."""
+    accepted = inspect.signature(model.forward).parameters
+    through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    return hasattr(model.config, "use_cache") and ("use_cache" in accepted or through)
+
+
+@torch.no_grad()
+def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """All floating-point outputs that are not internal, by name."""
+    cache = {"use_cache": False} if takes_cache(model) else {}
+    training = model.training
+    cpu_and_device = [model.device] if model.device.type != "cpu" else []
+    try:
+        with torch.random.fork_rng(devices=cpu_and_device, device_type=model.device.type):
+            torch.manual_seed(seed)  # for models that draw a mask of their own
+            model.train(False)
+            found = model(**given, **cache, return_dict=True)
+    except Exception as error:
+        raise DoesNotRun(f"{_kind(model)} cannot be run on random inputs: {one_line(error)}") from None
+    finally:
+        model.train(training)
+    return outward(found)
+
+
+def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What counts of a model's output: the floating-point tensors, without what stands between its parts."""
+    # Embeddings of texts and images are compared with each other alone (CLIP): they may turn together.
+    internal = (*_INTERNAL, "_embeds") if "logits_per_image" in found else _INTERNAL
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and not any(word in name for word in internal)
+    }
+
+
+def _largest(x: Tensor) -> float:
+    value = float(x.abs().max()) if x.numel() else 0.0
+    return value if value == value else inf  # NaN on one side only
+
+
+def _kind(model: PreTrainedModel) -> str:
+    return type(model).__name__
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in sorted(names)[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the loader's progress bars and report, which this module turns into errors."""
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flat directions that few architectures have: see the notes of the tables that name them, and `tangents`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers, returns, summands
+from ..gauge.rewrites import along_rows, differences
+from ..tables.axes import Leaf
+from ..tables.signature import MOVES, Signature
+
+Tensors = Mapping[str, Tensor]
+Tangent = dict[str, Tensor]
+
+
+def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Constants along ones in a sum that only LayerNorms read. Where the sum leaves the model (CLIP's image tower) they
+    trade with one another; a norm that takes several vectors as one (Swin) does not see what is the same in all."""
+    order = list(signature.tensors)
+    for space in {e.norm.source for e in signature.tensors.values() if e.norm}:
+        norms = [e.norm for e in signature.tensors.values() if e.norm and e.norm.source == space]
+        if any(norm.kind != "layernorm" for norm in norms) or readers(signature, space):
+            continue
+        start = max((i for i, role in enumerate(order) if returns(signature, role, space)), default=-1)
+        entries = (signature.tensors[role] for role in order[start + 1 :])
+        constants = [e.role for e in entries
+                     if e.axes == (Leaf(space),) and not e.diagonal and "nonlinear" not in e.notes]  # fmt: skip
+        ones = torch.ones(signature.sizes[space], dtype=torch.float64)
+        if signature.spaces[space].output or not MOVES[signature.spaces[space].kind]:
+            yield from ({constants[0]: ones, other: -ones} for other in constants[1:])
+        elif "ones" in MOVES[signature.spaces[space].kind] and (start < 0 or sandwiched(signature, space)):
+            yield from ({role: ones} for role in constants)
+
+
+def lone_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm of nothing but a token of its own (CLIP's class token) and its position does not see their scale."""
+    order = list(signature.tensors)
+    for role, _ in noted(signature, "rows"):
+        space = list(signature.leaves(signature.tensors[role]))[-1].space
+        sources = {other: e.norm.source for other, e in signature.tensors.items() if e.norm}
+        reading = [other for other in order[order.index(role) :]
+                   if has(signature, other, Leaf(space, dual=True)) or sources.get(other) == space]  # fmt: skip
+        alone = len(reading) == 1 or (reading and returns(signature, reading[0], space))
+        if not alone or reading[0] not in sources:
+            continue
+        for i, target in enumerate(summands(signature, signature.tensors[role])[0]):
+            found = torch.zeros_like(tensors[role])
+            rows, row = (values.reshape(-1, signature.sizes[space]) for values in (found, tensors[role]))
+            rows[i] = row[i] + tensors[target].reshape(-1)
+            yield {role: found}
+
+
+def unscaled(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, word in noted(signature, "unscaled"):
+        ((view, axes),) = cut(signature, role, found := tensors[role].clone())
+        dim = next(i for i, leaf in enumerate(axes) if not leaf.constant and signature.spaces[leaf.space].name == word)
+        for unit in units((view.shape[dim],)):
+            yield {role: (view * spread(unit, [dim], view.dim())).reshape(found.shape)}
+
+
+def batch_norms(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A batch norm w (x - m) / sqrt(v) + b has two numbers to spare in each channel, and one against the convolution
+    that reads it. Ones that are added to x leave it alone if m follows, and LayerNorms that read x do not see them."""
+    order = list(signature.tensors)
+    for weight, reader in noted(signature, "batch"):
+        stem, space = weight.removesuffix("weight"), next(signature.leaves(signature.tensors[weight])).space
+        bias, mean, variance = (f"{stem}{name}" for name in ("bias", "running_mean", "running_var"))
+        kernel = tensors[reader or ""]  # (groups * out, in, taps)
+        for unit in units(tensors[weight].shape):
+            yield {weight: unit * tensors[weight], variance: 2 * unit * tensors[variance]}
+            yield {mean: unit, bias: unit * tensors[weight] / tensors[variance].sqrt()}
+            inputs = unit.view(-1, 1, kernel.shape[1], 1)
+            read = (kernel.view(len(inputs), -1, *kernel.shape[1:]) * inputs).view(kernel.shape)
+            yield {weight: unit * tensors[weight], bias: unit * tensors[bias], reader or "": -read}
+        norms = [entry.norm for entry in signature.tensors.values() if entry.norm and entry.norm.source == space]
+        others = [role for role in readers(signature, space) if role != reader]
+        if all(norm.kind == "layernorm" for norm in norms) and (norms[0].writes_back or not others):
+            before = (role for role in order[: order.index(weight)] if signature.tensors[role].axes == (Leaf(space),))
+            yield dict.fromkeys([*before, mean], torch.ones_like(tensors[mean]))
+
+
+def gated_convolutions(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The half of a convolution's channels that is not put through the sigmoid scales against what reads it."""
+    order = list(signature.tensors)
+    for weight, _ in noted(signature, "glu"):
+        bias, space = weight.removesuffix("weight") + "bias", next(signature.leaves(signature.tensors[weight])).space
+        after = [role for role in order[order.index(weight) + 1 :] if has(signature, role, Leaf(space, dual=True))]
+        reading = after[:1] if after and "glu" in signature.tensors[after[0]].notes else after
+        for unit in units((signature.sizes[space],)) if reading else ():
+            half = torch.cat([unit, torch.zeros_like(unit)])
+            found = {weight: half.view(-1, 1, 1) * tensors[weight], bias: half * tensors[bias]}
+            yield found | {role: -tensors[role] * spread(unit, [1], tensors[role].dim()) for role in reading}
+
+
+def between_zeros(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A convolution over what a LayerNorm puts out, with a zero at both ends: x = D xhat + b meets h = D^-1 1 in h.b
+    alone, W_t + u h^T adds u (h.b) where tap t meets no zero, which inner taps never do. So D moves into all taps, b
+    into what they have along h, and what inner taps have there into the convolution's bias."""
+    order = list(signature.tensors)
+    for weight, _ in noted(signature, "glu"):
+        source = next((leaf.space for leaf in signature.leaves(signature.tensors[weight]) if leaf.dual), "")
+        writing = (role for role in reversed(order[: order.index(weight)]) if has(signature, role, Leaf(source)))
+        bias = next(writing, "")
+        gain = bias.removesuffix("bias") + "weight"
+        norm = signature.tensors[gain].norm if gain in order else None
+        if norm is None or norm.kind != "layernorm" or not bias.endswith("bias"):
+            continue
+        kernel, own, h = tensors[weight], weight.removesuffix("weight") + "bias", 1 / tensors[gain]
+        h = h / (h @ tensors[bias])
+        for unit in units(tensors[gain].shape):
+            yield {gain: unit * tensors[gain], bias: unit * tensors[bias], weight: -kernel * unit.view(1, -1, 1)}
+            yield {bias: unit, weight: -torch.einsum("oit,i,j->ojt", kernel, unit, h)}
+        for tap in range(1, kernel.shape[-1] - 1):
+            for unit in units(kernel.shape[:1]):
+                found = torch.zeros_like(kernel)
+                found[..., tap] = unit.unsqueeze(-1) * h
+                yield {weight: found, own: -unit}
+
+
+def idle(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    headed = any(entry.head for entry in signature.tensors.values())
+    for role, word in noted(signature, "idle"):
+        if headed and word and signature.tensors[role].layer == signature.layers[-1]:
+            for unit in units(tensors[role].shape):
+                parts = [axes[0] for view, axes in cut(signature, role, unit) if bool(view.any())]
+                if all(signature.spaces[leaf.space].name in word.split() for leaf in parts):
+                    yield {role: unit}
+
+
+def constants(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What a projection makes of a constant can stand in vectors that are added to it (XLNet's queries)."""
+    for role, entry in signature.tensors.items():
+        bias = bias_of(signature, role, tuple(signature.leaves(entry))) if role.endswith("weight") else None
+        if bias is None or "constant" not in entry.notes:
+            continue
+        for unit in units(tensors[bias].shape):
+            yield {bias: unit, **dict.fromkeys(entry.notes["constant"].split(), -unit)}
+
+
+def circles(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A post-LN sum that has no bias: what values add to it, or ones, can be taken from the bias of the norm that the
+    sum begins with, where all that reads that norm has a place for constants (XLNet)."""
+    for outlet in outlets(signature):
+        values = [role for role in outlet.readers if "passes" in signature.tensors[role].notes]
+        bias = bias_of(signature, values[0], outlet.source) if len(values) == 1 else None
+        vectors = [writer for writer in outlet.writers if len(signature.tensors[writer].axes) == 1]
+        if outlet.bias is None or bias is None or vectors or not outlet.writers:
+            continue
+        ones = torch.ones_like(tensors[outlet.bias])
+        for value in [*units(tensors[bias].shape), torch.zeros_like(tensors[bias])]:
+            found = {bias: value.clone(), outlet.bias: torch.zeros_like(ones) if bool(value.any()) else ones}
+            for writer in outlet.writers if bool(value.any()) else ():
+                for constant, axes in cut(signature, bias, -value):
+                    absorb(signature, {**tensors, **found}, writer, outlet.bias, constant, axes)
+            for reader in outlet.readers:
+                own = bias_of(signature, reader, outlet.source)
+                named = signature.tensors[reader].notes.get("constant")
+                for place in named.split() if named else [own] if own else []:
+                    found.setdefault(place, torch.zeros_like(tensors[place]))
+                    constant, leaves = -found[outlet.bias], (Leaf(outlet.norm.target),)
+                    absorb(signature, {**tensors, **found}, reader, place, constant, leaves)
+            yield found
+
+
+def against(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A vector that only meets differences of rows has no component across all of them."""
+    for role, entry in signature.tensors.items():
+        if "against" in entry.notes:
+            met = differences(tensors[entry.notes["against"]])
+            for unit in units(tensors[role].shape):
+                yield {role: unit - along_rows(unit, met)}
+
+
+def units(shape: torch.Size | tuple[int, ...]) -> Iterator[Tensor]:
+    """Every tensor of this shape with one 1 and zeros elsewhere."""
+    for i in range(torch.Size(shape).numel()):
+        unit = torch.zeros(shape, dtype=torch.float64)
+        unit.view(-1)[i] = 1
+        yield unit
+
+
+def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
+    """A tensor with its dimensions at `dims` of `count`, to broadcast."""
+    shape = [1] * count
+    for dim, size in zip(dims, unit.shape, strict=True):
+        shape[dim] = size
+    return unit.permute([dims.index(dim) for dim in sorted(dims)]).reshape(shape)
+
+
+def sandwiched(signature: Signature, space: str) -> bool:
+    """Whether norms that write back into a space normalise what begins the sum (BLOOM) or what a branch adds to it
+    (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
+    norms = {role: e.norm for role, e in signature.tensors.items() if e.norm and not e.head and e.norm.source == space}
+    if any(norm.writes_back and passes_on(signature, role) for role, norm in norms.items()):
+        return False
+    back = [norm.writes_back for norm in norms.values()]
+    return True in back and False in back[back.index(True) :]
+
+
+def passes_on(signature: Signature, role: str) -> bool:
+    """Whether a norm writes back what is read up to the next norm and summed there: its bias has the note `passes`."""
+    bias = signature.tensors.get(role.removesuffix("weight") + "bias")
+    return bias is not None and "passes" in bias.notes
+
+
+def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm of nothing but what another has put out sees neither its scale nor, if it is a LayerNorm, its mean."""
+    order = list(signature.tensors)
+    for place, (role, entry) in enumerate(signature.tensors.items()):
+        bias = role.removesuffix("weight") + "bias"
+        if entry.norm is None or not entry.norm.writes_back or signature.tensors.get(bias, entry).norm is not None:
+            continue
+        space = entry.norm.target
+        after = next((r for r in order[place + 1 :] if r != bias and _touches(signature, r, space)), role)
+        if after == role or not returns(signature, after, space):
+            continue
+        yield {role: tensors[role] + (1 - entry.norm.unit), bias: tensors[bias]}
+        if (norm := signature.tensors[after].norm) is not None and norm.kind == "layernorm":
+            yield {bias: torch.ones_like(tensors[bias])}
+
+
+def _touches(signature: Signature, role: str, space: str) -> bool:
+    norm = signature.tensors[role].norm
+    return has(signature, role, Leaf(space)) or has(signature, role, Leaf(space, dual=True)) or (
+        norm is not None and norm.source == space)  # fmt: skip

@@ -1,0 +1,617 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A signature's continuous symmetries to first order: directions in parameter space that leave all outputs as they are.
+
+The Lie algebra of every space's group; the gauge freedom that the canonical form removes; and what neither has a use
+for, such as the scale of a sum that only norms read. They depend on each other; see `audit` for the span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..gauge.dataflow import (
+    absorb,
+    along,
+    bias_of,
+    branch,
+    contract,
+    cut,
+    downstream,
+    dual,
+    fed,
+    has,
+    joined,
+    noted,
+    outlets,
+    readers,
+    returns,
+    sharing,
+    speaks_of,
+    summands,
+    traded,
+    vanishes,
+    vectors,
+    writers,
+)
+from ..groups.elements import Linear, act_on
+from ..groups.orthogonal import complement_of_ones
+from ..groups.signs import pairs
+from ..tables.axes import Leaf, leaves, nesting
+from ..tables.signature import MOVES, Entry, Norm, Signature
+from .special import (
+    Tangent,
+    Tensors,
+    against,
+    batch_norms,
+    between_zeros,
+    circles,
+    constant_ones,
+    constants,
+    gated_convolutions,
+    idle,
+    lone_rows,
+    sandwiched,
+    spread,
+    twice_normed,
+    units,
+    unscaled,
+)
+
+SPAN = 1e-9  # of vectors of norm 1: what is smaller counts as their dependence on each other
+
+
+def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """All directions that the signature says are flat; they may depend on each other. Nothing may be tied.
+
+    For inputs without padding: what padding alone forbids is flat.
+    """
+    whole = {role: replace(e, notes={k: v for k, v in e.notes.items() if k != "padded"})
+             for role, e in signature.tensors.items()}  # fmt: skip
+    signature = joined(replace(signature, tensors=whole))
+    norms = (_norm_weights, _norm_biases, _read_ones, _first_read, _written_ones, constant_ones)
+    implied = dict(_implied(signature, tensors))
+    biases = {bias: entry for bias, (entry, _, _) in implied.items()}
+    signature = replace(signature, tensors={**signature.tensors, **biases})
+    tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
+    sums = (_passed, _passed_as_ones, _sums, constants, circles, against, _apart, _tables, lone_rows, _shifts)
+    unread = (_unseen, unscaled, idle, _shared, twice_normed)
+    convolved = (batch_norms, gated_convolutions, between_zeros)
+    for generate in (_groups, _factors, *norms, *unread, *sums, *convolved, _scales, _starts, _branches, _gains):
+        for found in generate(signature, tensors):
+            for bias in biases.keys() & found.keys():
+                _, reader, direction = implied[bias]
+                found[reader] = found.get(reader, 0) + _outer(signature, reader, bias, found.pop(bias), direction)
+            yield found
+
+
+def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tuple[Entry, str, tuple[Leaf, Tensor]]]]:
+    """Biases that readers of a LayerNorm have without having them: a normed vector x = D xhat + b has the fixed part
+    h.b along h = D^-1 1, so that W + u h^T / (h.b) adds u. Role -> entry, the reader, its leaf and h / (h.b)."""
+    for outlet in outlets(signature):
+        if outlet.norm.kind != "layernorm" or outlet.bias is None:
+            continue
+        h = 1 / _gain(tensors, outlet.role, outlet.norm)
+        for reader in outlet.readers:
+            entry, bias = signature.tensors[reader], reader.removesuffix("weight") + "bias"
+            if bias in signature.tensors or bias == reader:
+                continue
+            found = [tuple(leaves(axis)) for axis in entry.axes]
+            kept = [i for i, parts in enumerate(found)
+                    if outlet.source[0] not in parts and not all(leaf.constant for leaf in parts)]  # fmt: skip
+            axes, shape = tuple(entry.axes[i] for i in kept), tuple(entry.shape[i] for i in kept)
+            yield bias, (replace(entry, role=bias, axes=axes, shape=shape), reader,
+                         (outlet.source[0], _side_by_side(h / (h @ tensors[outlet.bias]), outlet.norm)))  # fmt: skip
+
+
+def _side_by_side(vector: Tensor, norm: Norm) -> Tensor:
+    """The vector with a dimension for the copies that the norm takes as one, if there are several."""
+    return vector if norm.copies == 1 else vector.reshape(norm.copies, -1)
+
+
+def _normed(leaf: Leaf, vector: Tensor) -> tuple[Leaf, ...]:
+    """The leaves of a vector along `leaf`, or of several side by side."""
+    return (*(Leaf(str(length)) for length in vector.shape[:-1]), Leaf(leaf.space))
+
+
+def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along: tuple[Leaf, Tensor]) -> Tensor:
+    """u h^T in the shape of the reader."""
+    leaf, direction = along
+    out = torch.zeros(signature.tensors[reader].shape, dtype=torch.float64)
+    for target, axes in cut(signature, reader, out):
+        for part, names in cut(signature, bias, constant):
+            if set(names) < set(axes) and leaf in axes:
+                last = axes.index(leaf) + 1
+                factors = (spread(part, [axes.index(name) for name in names], len(axes)),
+                           spread(direction, list(range(last - direction.dim(), last)), len(axes)))  # fmt: skip
+                target += factors[0] * factors[1]
+    return out
+
+
+def _lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> Tangent:
+    """x -> (1 + X) x in every space of `maps`, norm weights left alone. X: (*batch, n, n)."""
+    found: Tangent = {}
+    for role, entry in signature.tensors.items():
+        if entry.diagonal or not any(leaf.space in maps for leaf in signature.leaves(entry)):
+            continue
+        found[role] = torch.zeros_like(tensors[role])
+        pieces = zip(cut(signature, role, tensors[role]), cut(signature, role, found[role]), strict=True)
+        for (piece, axes), (target, _) in pieces:
+            roots = [signature.root.get(leaf.space, "") for leaf in axes]
+            for dim, leaf in enumerate(axes):
+                if leaf.space in maps:
+                    batch = tuple(roots.index(outer) for outer in signature.spaces[roots[dim]].batch)
+                    x = maps[leaf.space]
+                    target += act_on(piece, Linear(x, -x.mT), batch, dim, leaf.dual)
+    return found
+
+
+def _gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
+    """What the norm multiplies by."""
+    gain = tensors[role] + (1 - norm.unit)
+    if bool((gain == 0).any()):
+        raise ValueError(f"'{role}' holds zeros; an audit needs a generic point")
+    return gain
+
+
+def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The Lie algebra of each space's largest group. A norm y = D xhat + b turns X into D X D^-1 in its output, where D
+    is the same for all copies that it takes as one."""
+    for root, kind in signature.kinds.items():
+        space, members = signature.spaces[root], signature.members[root]
+        inner = {e.norm.target: _gain(tensors, r, e.norm)[-space.size :] for r, e in signature.tensors.items()
+                 if e.norm and signature.root[e.norm.source] == root and "ones" in MOVES[kind]}  # fmt: skip
+        for x in _algebra(kind, space.size, tuple(signature.sizes[outer] for outer in space.batch)):
+            maps = {key: x if key not in inner else inner[key].unsqueeze(-1) * x / inner[key] for key in members}
+            yield _lie(signature, tensors, maps)
+
+
+def _algebra(kind: str, n: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+    """Basis of the Lie algebra of the largest group of a kind, per batch entry: (*batch, n, n)."""
+    if "shear" in MOVES[kind]:
+        yield from units((*batch, n, n))
+    elif "scale" in MOVES[kind]:
+        yield from (torch.diag_embed(unit) for unit in units((*batch, n)))
+    elif MOVES[kind] & {"pair turn", "next turn"}:  # a complex number per pair
+        first, second = pairs(n, interleaved="next turn" in MOVES[kind])
+        for unit in units((*batch, n // 2)):
+            size, turn = torch.zeros(2, *batch, n, n, dtype=torch.float64)
+            size[..., first, first] = size[..., second, second] = unit
+            turn[..., second, first], turn[..., first, second] = unit, -unit
+            yield from (size, turn)
+    elif "ones" in MOVES[kind]:
+        basis = torch.eye(n, dtype=torch.float64) if "rotate" in MOVES[kind] else complement_of_ones(n)
+        for unit in units((basis.shape[1], basis.shape[1])):
+            yield basis @ (unit - unit.mT) @ basis.mT
+
+
+def _factors(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A factor per channel against what it multiplies; where a table knows one, the point has it at 1."""
+    for role, entry in signature.tensors.items():
+        targets = [target for target in entry.scaled if target in signature.tensors]
+        for unit in units(tensors[role].shape) if targets else ():
+            found = {role: unit, **{target: torch.zeros_like(tensors[target]) for target in targets}}
+            for target in targets:
+                leaf = next(signature.leaves(entry))
+                pairs = zip(along(signature, target, tensors[target], leaf),
+                            along(signature, target, found[target], leaf), strict=True)  # fmt: skip
+                for weight, view in pairs:
+                    view -= weight * unit
+            yield found
+
+
+def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm's weight and bias against all that reads its output."""
+    for outlet in outlets(signature):
+        gain = _gain(tensors, outlet.role, outlet.norm)
+        for unit in units(gain.shape) if outlet.free else ():
+            found = {outlet.role: unit * gain}
+            if outlet.bias is not None:
+                found[outlet.bias] = unit * tensors[outlet.bias]
+            for reader in outlet.readers:
+                found[reader] = torch.zeros_like(tensors[reader])
+                weights, views = (fed(signature, outlet, reader, values[reader]) for values in (tensors, found))
+                for view, weight in zip(views, weights, strict=True):
+                    view -= weight * unit
+            yield found
+
+
+def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A norm's bias against the biases of its readers."""
+    for outlet in outlets(signature):
+        own = {reader: bias_of(signature, reader, outlet.source) for reader in outlet.readers}
+        if outlet.bias is None or not outlet.free or None in own.values():
+            continue
+        for unit in units(tensors[outlet.bias].shape):
+            found = {outlet.bias: unit, **{bias: torch.zeros_like(tensors[bias]) for bias in own.values() if bias}}
+            for reader, bias in own.items():
+                constant = -_side_by_side(unit, outlet.norm)
+                known, places = {**tensors, **found}, _normed(outlet.source[0], constant)
+                absorb(signature, known, reader, bias or "", constant, places)
+            yield found
+
+
+def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What reads a LayerNorm's output along D^-1 1 meets only its bias."""
+    for outlet in outlets(signature):
+        unread = 1 / _gain(tensors, outlet.role, outlet.norm)
+        for reader in outlet.readers if outlet.norm.kind == "layernorm" else ():
+            bias = bias_of(signature, reader, outlet.source)
+            if outlet.bias is not None and bias is None:
+                continue
+            if outlet.bias is None or bias is None:
+                yield from _along(signature, tensors, reader, outlet.source[0], _side_by_side(unread, outlet.norm))
+            else:
+                beta = tensors[outlet.bias]
+                direction, constant = (_side_by_side(vector, outlet.norm) for vector in (unread, beta))
+                yield from _reading(signature, tensors, reader, bias, outlet.source[0], direction, constant)
+
+
+def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The same for what reads a sum that only a norm has written into yet, where other norms read it later."""
+    order = list(signature.tensors)
+    for place, (role, entry) in enumerate(signature.tensors.items()):
+        norm = entry.norm
+        if norm is None or norm.kind != "layernorm" or not norm.writes_back or not sandwiched(signature, norm.source):
+            continue
+        rest = order[place + 1 + (_bias(role) in tensors) :]
+        stop = next((i for i, other in enumerate(rest) if has(signature, other, Leaf(norm.source))), len(rest))
+        read, unread = Leaf(norm.source, dual=True), 1 / _gain(tensors, role, norm)
+        for reader in rest[:stop]:
+            bias = bias_of(signature, reader, (read,)) if has(signature, reader, read) else None
+            if has(signature, reader, read) and _bias(role) not in tensors:
+                yield from _along(signature, tensors, reader, read, unread)
+            elif bias is not None:
+                yield from _reading(signature, tensors, reader, bias, read, unread, tensors[_bias(role)])
+
+
+def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, parts in writers(signature):
+        for number, views in enumerate(vectors(signature, role, tensors[role], parts)):
+            for unit in units(views[0].shape[:-1]):
+                found = torch.zeros_like(tensors[role])
+                for view in list(vectors(signature, role, found, parts))[number]:
+                    view += unit.unsqueeze(-1)
+                yield {role: found}
+
+
+def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
+    """One direction along the axis of `leaf` (and along those before it, where it has several dimensions), for every
+    index of the others."""
+    for block, view in enumerate(along(signature, role, tensors[role], leaf)):
+        for unit in units(view.shape[: -direction.dim()]):
+            found = torch.zeros_like(tensors[role])
+            target = list(along(signature, role, found, leaf))[block]
+            target += unit[(..., *[None] * direction.dim())] * direction
+            yield {role: found}
+
+
+def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, word in (found for note in ("invisible", "unused", "chooses") for found in noted(signature, note)):
+        for unit in units(tensors[role].shape):
+            parts = [axes for view, axes in cut(signature, role, unit) if bool(view.any())]
+            if (
+                bool(unit[: int(word)].any())
+                if word and word.isdigit()
+                else all(speaks_of(signature, axes, word) for axes in parts)
+            ):
+                yield {role: unit}
+
+
+def _passed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, word in noted(signature, "passes"):
+        for unit in units(tensors[role].shape):
+            for constant, axes in cut(signature, role, unit):
+                if not bool(constant.any()) or not speaks_of(signature, axes, word):
+                    continue
+                places = downstream(signature, role, axes)
+                if places is None:
+                    continue
+                found = {role: unit, **{bias: torch.zeros_like(tensors[bias]) for _, bias in places}}
+                for reader, bias in places:
+                    if reader:
+                        absorb(signature, {**tensors, **found}, reader, bias, -constant, axes)
+                    else:
+                        found[bias] -= constant
+                yield found
+
+
+def _passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Where attention's output has no bias, values may still add what comes out along ones, which LayerNorms of the sum
+    do not see."""
+    for role, word in noted(signature, "passes"):
+        moving = [unit for unit in units(tensors[role].shape) for constant, axes in cut(signature, role, unit)
+                  if bool(constant.any()) and speaks_of(signature, axes, word)]  # fmt: skip
+        _, axes = cut(signature, role, tensors[role])[-1]
+        source = tuple(dual(signature, leaf) for leaf in axes)
+        reading = [reader for reader in readers(signature, axes[-1].space) if reader.endswith("weight")]
+        if not moving or downstream(signature, role, axes) is not None or len(reading) != 1:
+            continue
+        ((weight, found),) = cut(signature, reading[0], tensors[reading[0]])
+        out = next((leaf for leaf in found if not leaf.dual and leaf not in source), None)
+        if out is None or not set(source) <= set(found) or not vanishes(signature, reading[0], out.space):
+            continue
+        made = torch.stack([contract(weight, found, cut(signature, role, unit)[-1][0], source, (out,))
+                            for unit in moving], dim=1)  # (stream, units)  # fmt: skip
+        _, values, vh = torch.linalg.svd(made - made.mean(0))
+        for direction in vh[int((values > SPAN * values.max()).sum()) :]:
+            yield {role: torch.stack([part * unit for part, unit in zip(direction, moving, strict=True)]).sum(0)}
+
+
+def _sums(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Biases that enter one sum trade with one another."""
+    for first, bias in traded(signature):
+        for unit in units(tensors[bias].shape):
+            yield {first: unit, bias: -unit}
+
+
+def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A bias without a weight of its own trades with the part of a fused bias that enters the same space (DeBERTa)."""
+    vectors = {role: cut(signature, role, tensors[role]) for role, entry in signature.tensors.items()
+               if role.endswith("bias") and len(entry.axes) == 1}  # fmt: skip
+    for role, blocks in vectors.items():
+        if not role.endswith("_bias") or role.removesuffix("bias") + "weight" in signature.tensors:
+            continue
+        for other, parts in vectors.items():
+            places = [number for number, (_, axes) in enumerate(parts) if axes == blocks[0][1]]
+            for unit in units(tensors[role].shape) if other != role and places else ():
+                found = {role: unit, other: torch.zeros_like(tensors[other])}
+                view = cut(signature, other, found[other])[places[0]][0]
+                view -= unit.view(view.shape)
+                yield found
+
+
+def _shared(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What all entries of the first axis share, where a softmax over them follows."""
+    for role, entry in signature.tensors.items():
+        for rows in sharing(signature, role) if "softmax" in entry.notes else ():
+            for unit in units(tensors[role].shape[1:]):
+                found = torch.zeros_like(tensors[role])
+                found[rows] = unit
+                yield {role: found}
+
+
+def _tables(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    for role, _ in noted(signature, "into"):
+        rows, rest = summands(signature, signature.tensors[role])
+        ((view, axes),) = cut(signature, role, tensors[role])
+        width, moves = view.shape[-1], [(slice(i, i + 1), [target]) for i, target in enumerate(rows)]
+        for where, targets in [*moves, (slice(len(rows), None), rest)] if rest else moves:
+            for unit in units((width,)):
+                found = {target: torch.zeros_like(tensors[target]) for target in [role, *targets]}
+                cut(signature, role, found[role])[0][0].reshape(-1, width)[where] += unit
+                for target in targets:
+                    for part in along(signature, target, found[target], axes[-1]):
+                        part -= unit
+                yield found
+
+
+def _shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A table that nothing is added to: what its rows share can move into the biases of all that reads it."""
+    for members in signature.members.values():
+        roles = [role for role, entry in signature.tensors.items()
+                 if any(leaf.space in members for leaf in signature.leaves(entry))]  # fmt: skip
+        if not roles:
+            continue  # joined with another
+        written = [leaf for leaf in signature.leaves(signature.tensors[roles[0]]) if leaf.space in members]
+        table = MOVES[signature.spaces[members[0]].kind] and len(signature.tensors[roles[0]].axes) == 2
+        normed = any(signature.tensors[role].norm for role in roles)
+        if not table or normed or written[0].dual or len(written) > 1 or signature.spaces[written[0].space].batch:
+            continue
+        read = {role: [leaf for leaf in signature.leaves(signature.tensors[role]) if leaf.space in members]
+                for role in roles[1:]}  # fmt: skip
+        if not read or any(len(found) != 1 or not found[0].dual for found in read.values()):
+            continue
+        biases = {role: bias_of(signature, role, tuple(found)) for role, found in read.items()}
+        if None in biases.values() or bias_of(signature, roles[0], (written[0],)):
+            continue
+        for unit in units((signature.sizes[written[0].space],)):
+            found = {roles[0]: torch.zeros_like(tensors[roles[0]])}
+            for view in along(signature, roles[0], found[roles[0]], written[0]):
+                view += unit
+            for role, bias in biases.items():
+                found[bias or ""] = torch.zeros_like(tensors[bias or ""])
+                absorb(signature, {**tensors, **found}, role, bias or "", -unit, (Leaf(read[role][0].space),))
+            yield found
+
+
+def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """All that writes into a sum which only norms read scales together. In post-LN the sum begins with a norm's
+    output, which scales too, against what else reads it."""
+    entries = list(signature.tensors.values())
+    for space in {entry.norm.source for entry in entries if entry.norm}:
+        in_heads = bool(signature.spaces[space].batch) and signature.spaces[space].layer is not None
+        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or in_heads:
+            continue  # see `_branches`
+        stage, inner = entries, set[str]()
+        if sandwiched(signature, space):
+            inner = {writer for entry in entries if returns(signature, entry.role, space)
+                     for writer in branch(signature, entry.role)}  # fmt: skip
+        else:
+            stop = next((i for i, entry in enumerate(entries) if returns(signature, entry.role, space)), None)
+            stage = entries[:stop]
+            if stop is None and signature.spaces[space].output:
+                continue
+        reading = [entry.role for entry in stage if has(signature, entry.role, Leaf(space, dual=True))]
+        if reading and not inner:
+            continue  # see `_starts`
+        writing = [entry.role for entry in stage if has(signature, entry.role, Leaf(space)) and entry.role not in inner]
+        if set(reading) & set(writing) or any("nonlinear" in signature.tensors[r].notes for r in (*reading, *writing)):
+            continue
+        yield {
+            entry.role: _gain(tensors, entry.role, entry.norm)
+            if entry.norm
+            else _part(signature, tensors, entry.role, space)
+            for entry in stage
+            if entry.role in writing and not entry.scaled
+        } | {role: -tensors[role] for role in reading}
+    for outlet in outlets(signature):
+        if outlet.writers:
+            grown = [outlet.role, *([outlet.bias] if outlet.bias else []), *outlet.writers]
+            yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}
+
+
+def _part(signature: Signature, tensors: Tensors, role: str, space: str) -> Tensor:
+    """A tensor without the blocks that write elsewhere, as `[latent | rot']` does."""
+    found = torch.zeros_like(tensors[role])
+    cuts = zip(cut(signature, role, tensors[role]), cut(signature, role, found), strict=True)
+    for (piece, axes), (target, _) in cuts:
+        if Leaf(space) in axes:
+            target += piece
+    return found
+
+
+def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A post-LN stream that begins with a projection, which the first layer reads as it is (ELECTRA). Where the last
+    norm's bias does not `pass`, the layers run again on what it puts out (ALBERT): both beginnings change together."""
+    order = list(signature.tensors)
+    for space in {entry.norm.source for entry in signature.tensors.values() if entry.norm}:
+        leaf, read = Leaf(space), Leaf(space, dual=True)
+        norms = [i for i, role in enumerate(order)
+                 if returns(signature, role, space) and not signature.tensors[role].head]  # fmt: skip
+        if not norms or signature.spaces[space].layer is not None or sandwiched(signature, space):
+            continue
+        reading = [role for role in order[: norms[0]] if has(signature, role, read)]
+        if not reading:
+            continue
+        writing = [role for role in order[: norms[0]] if has(signature, role, leaf)]
+        start = [role for role in writing if order.index(role) < order.index(reading[0])]
+        added = [role for role in writing if role not in start]
+        again = [i for i in norms if "passes" not in _notes(signature, _bias(order[i]))]
+        after = [role for role in order[norms[-1] :] if has(signature, role, read)] if again else []
+        if again not in ([], [norms[-1]]) or (again and signature.spaces[space].output):
+            continue
+        if any("nonlinear" in signature.tensors[role].notes for role in (*reading, *after)):
+            continue
+        last = [order[norms[-1]], _bias(order[norms[-1]])] if again else []
+        grown = [*start, *last, *added]
+        yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in (*reading, *after)}
+
+        biases = {reader: bias_of(signature, reader, (read,)) for reader in (*reading, *after)}
+        shifts = [[role for role in roles if role.endswith("bias")] for roles in (start, last, added)]
+        tables = [role for role in start if not any(x.dual for x in signature.leaves(signature.tensors[role]))]
+        first = [*shifts[0], *tables][:1]  # a bias, or all rows of a table
+        if None in biases.values() or not first or not shifts[2]:
+            continue
+        for unit in units((signature.sizes[space],)):
+            found = {first[0]: torch.zeros_like(tensors[first[0]]), **{role: unit for role in shifts[1]}}
+            found[shifts[2][0]] = -unit
+            for view in along(signature, first[0], found[first[0]], leaf):
+                view += unit
+            for reader, bias in biases.items():
+                found[bias or ""] = torch.zeros_like(tensors[bias or ""])
+                absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (leaf,))
+            yield found
+        # The norm of the sum does not see what is added along ones, whatever it depends on; where the layers run
+        # again it may depend only on what a norm's output does not have.
+        seen = list(units((signature.sizes[space],)))
+        norm = signature.tensors[last[0]].norm if last else None
+        if norm is not None:
+            seen = [1 / _gain(tensors, last[0], norm)]
+            for reader in after if norm.kind == "layernorm" and last[1] in tensors else ():
+                yield from _reading(signature, tensors, reader, biases[reader] or "", read, seen[0], tensors[last[1]])
+        for unit in seen:
+            moved = _lie(signature, tensors, {space: torch.ones_like(unit).unsqueeze(-1) * unit})
+            yield {role: moved[role] for role in (*start, *last[1:], *reading, *after)}
+        if again:
+            continue
+        for direction, constant in _unreached(signature, tensors, start, leaf):
+            for reader, bias in biases.items():
+                yield from _reading(signature, tensors, reader, bias or "", read, direction, constant)
+
+
+def _reading(
+    signature: Signature, tensors: Tensors, reader: str, bias: str, leaf: Leaf, direction: Tensor, constant: Tensor
+) -> Iterator[Tangent]:
+    """What a reader may take along a direction in which it meets only a constant."""
+    for tangent in _along(signature, tensors, reader, leaf, direction):
+        tangent[bias] = torch.zeros_like(tensors[bias])
+        absorb(signature, tangent, reader, bias, -constant, _normed(leaf, constant))
+        yield tangent
+
+
+def _unreached(signature: Signature, tensors: Tensors, start: list[str], leaf: Leaf) -> Iterator[tuple[Tensor, Tensor]]:
+    """Directions that a projection from a normed, narrower space does not write along, but for its constant part."""
+    outlet = next((found for found in outlets(signature) if found.readers == start[:1]), None)
+    if outlet is None or outlet.norm.kind != "layernorm" or len(start) != 2 or outlet.bias is None:
+        return
+    ((matrix, axes),) = cut(signature, start[0], tensors[start[0]])
+    matrix = matrix if axes[0] == leaf else matrix.mT
+    reached = (matrix * _gain(tensors, outlet.role, outlet.norm)) @ complement_of_ones(matrix.shape[1])
+    u, values, _ = torch.linalg.svd(reached)
+    constant = matrix @ tensors[outlet.bias] + tensors[start[1]]
+    for direction in u[:, int((values > SPAN).sum()) :].mT:
+        yield direction, constant
+
+
+def _bias(role: str) -> str:
+    return role.removesuffix("weight") + "bias"
+
+
+def _notes(signature: Signature, role: str) -> Mapping[str, str]:
+    return signature.tensors[role].notes if role in signature.tensors else {}
+
+
+def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What a norm inside a branch reads has no scale; where it normalises each head by itself, no head has one."""
+    for role, entry in signature.tensors.items():
+        norm = entry.norm
+        if norm is None or not norm.writes_back:
+            continue
+        if signature.spaces[norm.source].layer is None and not sandwiched(signature, norm.source):
+            continue
+        members = branch(signature, role)
+        outer = next(
+            [space for space in before if space not in norm.over]
+            for leaf, before in nesting(signature.tensors[members[0]].axes)
+            if leaf.space == norm.source
+        )
+        for unit in units(tuple(signature.sizes[space] for space in outer)):
+            found = {}
+            for writer in members:
+                found[writer] = torch.zeros_like(tensors[writer])
+                pieces = zip(
+                    cut(signature, writer, tensors[writer]), cut(signature, writer, found[writer]), strict=True
+                )
+                for (piece, axes), (target, _) in pieces:
+                    names = [leaf.space for leaf in axes]
+                    if set(norm.parts) & set(names):
+                        front = [names.index(space) for space in outer]
+                        target += piece * spread(unit, front, piece.dim())
+            yield found
+
+
+def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """The weights of the norms of queries and keys scale against each other, as far as rotary embeddings allow."""
+    for key, space in signature.spaces.items():
+        norms = {role: entry for role, entry in signature.tensors.items() if returns(signature, role, key)}
+        moves = MOVES[space.kind]
+        if space.layer is None or len(norms) < 2 or not moves & {"scale", "pair scale", "next scale"}:
+            continue
+        shared = [outer for outer in space.batch if all(outer in {x.space for x in signature.leaves(entry)}
+                                                        for entry in norms.values())]  # fmt: skip
+        groups = torch.eye(space.size, dtype=torch.float64)
+        if "scale" not in moves:
+            first, second = pairs(space.size, interleaved="next scale" in moves)
+            groups = groups[first] + groups[second]
+        for unit in units(tuple(signature.sizes[outer] for outer in shared)):
+            for group in groups:
+                found = {}
+                for role, entry in norms.items():
+                    sign = -1 if has(signature, branch(signature, role)[0], Leaf(key, dual=True)) else 1
+                    assert entry.norm is not None
+                    for name in (role, role.removesuffix("weight") + "bias"):
+                        if name not in tensors:
+                            continue
+                        found[name] = _gain(tensors, role, entry.norm) if name == role else tensors[name].clone()
+                        for view, axes in cut(signature, name, found[name]):
+                            names = [leaf.space for leaf in axes]
+                            if key not in names:
+                                view *= 0
+                                continue
+                            front = [names.index(outer) for outer in (*shared, key)]
+                            view *= sign * spread(unit.unsqueeze(-1) * group, front, view.dim())
+                yield found

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical form: freedom that the function does not see, removed before any search, by exact `rewrites`.
+
+After it any orthogonal O with O 1 = 1 commutes with a stock LayerNorm, and the result is an ordinary model.
+A second run changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tables.signature import MOVES, Signature
+from ..tables.ties import bare, separate, share, tied, with_ties, without_ties
+from .dataflow import joined, outlets
+from .rewrites import Step, steps
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """A model in canonical form. config_updates: what config.json must say. log: what a reader should know."""
+
+    signature: Signature
+    tensors: dict[str, Tensor]
+    config_updates: dict[str, Any] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+
+def canonical(signature: Signature, tensors: Mapping[str, Tensor]) -> Canonical:
+    """The canonical form of a model; the function stays as it is, up to rounding.
+
+    tensors: role -> floating-point tensor, float32 or float64; they are not changed.
+    Where a tied head stands in the way of the stream's rotation it gets a tensor of its own: a new role in the
+    signature, and `tie_word_embeddings: False` in `config_updates`.
+    """
+    form = plan(signature)
+    copies = {role: tensor.clone(memory_format=torch.contiguous_format) for role, tensor in tensors.items()}
+    shared = share(form.whole, copies)
+    for step in form.steps:
+        step.run(shared)
+    return Canonical(form.signature, {role: shared[role] for role in form.signature.tensors}, form.config_updates,
+                     form.log)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model's canonical form is made, known from its signature alone.
+
+    whole: the signature while the steps run, ties included. signature: of the form. untied: tensors that get numbers of
+    their own.
+    """
+
+    whole: Signature
+    signature: Signature
+    untied: list[str]
+
+    @cached_property
+    def steps(self) -> Sequence[Step]:
+        """In order. Finding them takes most of the time, and who only asks for the signature needs none."""
+        return list(steps(joined(self.whole)))
+
+    @property
+    def config_updates(self) -> dict[str, Any]:
+        return {"tie_word_embeddings": False} if self.untied else {}
+
+    @property
+    def log(self) -> list[str]:
+        return [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in self.untied]
+
+    def home(self, role: str) -> str:
+        """The role that holds the numbers of a tied one."""
+        return self.whole.tensors[role].alias or role
+
+    @cached_property
+    def changes(self) -> dict[str, list[tuple[int, Step]]]:
+        found: dict[str, list[tuple[int, Step]]] = {}
+        for number, step in enumerate(self.steps):
+            found.setdefault(self.home(step.role), []).append((number, step))
+        return found
+
+    def tensor(
+        self, role: str, read: Callable[[str], Tensor], kept: dict[tuple[str, int], Tensor], before: int | None = None
+    ) -> Tensor:
+        """The tensor `role` of the form, or as it is before step `before`.
+
+        read: role -> stored tensor, called for every tensor that this one depends on; they are let go, but for vectors,
+        which go into `kept` for the next call.
+        """
+        home = self.home(role)
+        changes = [change for change in self.changes.get(home, []) if before is None or change[0] < before]
+        if (home, len(changes)) in kept:
+            return kept[home, len(changes)]
+        entry = self.whole.tensors[home]
+        tensor = bare(entry) if "bare" in entry.notes else read(home if entry.stored else entry.notes["tied"])
+        tensor = tensor.clone(memory_format=torch.contiguous_format) if changes else tensor
+        for number, step in changes:
+            given = {other: self.tensor(other, read, kept, number) for other in step.given}
+            step.run({**given, step.role: tensor})
+        if tensor.dim() == 1:
+            kept[home, len(changes)] = tensor
+        return tensor
+
+
+def plan(signature: Signature) -> Plan:
+    """The way to the canonical form."""
+    stored, signature = signature, with_ties(signature)
+    untied = _in_the_way(joined(signature))
+    if untied:
+        signature = separate(signature)
+    # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
+    entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
+    whole = replace(signature, tensors=entries)
+    return Plan(whole, without_ties(signature), untied)
+
+
+def _in_the_way(signature: Signature) -> list[str]:
+    """Tied readers of norms that must fold for their space to rotate."""
+    return [
+        role
+        for outlet in outlets(signature)
+        if outlet.free and "ones" in MOVES[signature.kinds[signature.root[outlet.norm.source]]]
+        for role in outlet.readers
+        if tied(signature, role)
+    ]

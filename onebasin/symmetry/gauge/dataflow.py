@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reads and who writes what: a signature as a circuit, and constants that move along it.
+
+The order of a signature's tensors is that of execution, so what stands between two norms is found by it. The canonical
+form, the audit's flat directions and the adapters' factors all ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..tables.axes import Axis, Flat, Leaf, blocks, size
+from ..tables.axes import leaves as leaves_of
+from ..tables.signature import MOVES, Entry, Norm, Signature
+from ..tables.ties import tied
+
+Block = tuple[Tensor, tuple[Leaf, ...]]
+
+
+def joined(signature: Signature) -> Signature:
+    """The signature in which the spaces that a norm takes as one vector, `(band inside)`, are one space, where only
+    their places move. What reads the inner one alone (a grouped convolution) is noted as reading it."""
+    outer: dict[str, tuple[Axis, ...]] = {}
+    for entry in signature.tensors.values():
+        if entry.norm and isinstance(entry.axes[0], Flat) and len(entry.norm.over) > len(entry.norm.parts):
+            root = signature.root[entry.norm.source]
+            if MOVES[signature.kinds[root]] <= {"permute"}:
+                outer |= dict.fromkeys(signature.members[root], entry.axes[0].parts[:-1])
+
+    def one(axis: Axis) -> Axis:
+        if isinstance(axis, Flat) and isinstance(last := axis.parts[-1], Leaf) and last.space in outer:
+            return last
+        return Leaf(str(signature.sizes[axis.space])) if isinstance(axis, Leaf) and axis.space in outer else axis
+
+    tensors = {}
+    for role, entry in signature.tensors.items():
+        axes = tuple(one(axis) for axis in entry.axes)
+        alone = [axis.space for axis in entry.axes if isinstance(axis, Leaf) and axis.space in outer]
+        notes = {**entry.notes, "reads": " ".join(alone)} if alone else entry.notes
+        tensors[role] = replace(entry, axes=axes, notes=notes)
+    spaces = dict(signature.spaces)
+    for key, parts in outer.items():
+        whole = size(Flat((*parts, Leaf(key))), signature.sizes)
+        spaces[key] = replace(signature.spaces[key], size=whole, batch=())
+    return replace(signature, tensors=tensors, spaces=spaces) if outer else signature
+
+
+def cut(signature: Signature, role: str, tensor: Tensor) -> list[Block]:
+    """Views of a tensor with one dimension per leaf."""
+    return blocks(tensor, signature.tensors[role].axes, signature.sizes)
+
+
+def along(signature: Signature, role: str, tensor: Tensor, leaf: Leaf) -> Iterator[Tensor]:
+    """Views of the parts of a tensor that have this leaf, with its dimension last."""
+    for view, axes in cut(signature, role, tensor):
+        if leaf in axes:
+            yield view.movedim(axes.index(leaf), -1)
+
+
+def fed(signature: Signature, outlet: Outlet, reader: str, tensor: Tensor) -> Iterator[Tensor]:
+    """Views of the parts of a reader of a norm's output, with what the norm puts out last: one vector, or several side
+    by side that are normalised together."""
+    for view, axes in cut(signature, reader, tensor):
+        if outlet.source[0] in axes:
+            dim = axes.index(outlet.source[0])
+            if outlet.norm.copies == 1:
+                yield view.movedim(dim, -1)
+            else:
+                yield (pair := view.movedim((dim - 1, dim), (-2, -1))).view(*pair.shape[:-2], -1)
+
+
+def has(signature: Signature, role: str, leaf: Leaf) -> bool:
+    entry = signature.tensors[role]
+    return leaf in signature.leaves(entry) or (leaf.dual and leaf.space in entry.notes.get("reads", "").split())
+
+
+def readers(signature: Signature, space: str) -> list[str]:
+    """Roles of the tensors that read from exactly this space."""
+    return [role for role in signature.tensors if has(signature, role, Leaf(space, dual=True))]
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """Where a norm's output goes.
+
+    readers: what reads it, and nothing else. writers: what is added to it before the next norm (post-LN), with that
+    norm's sum as their only way out. free: nothing but the readers sees it, so the norm's weight, if it has one, can
+    move into them.
+    """
+
+    role: str
+    norm: Norm
+    bias: str | None
+    readers: list[str]
+    writers: list[str]
+    free: bool
+
+    @property
+    def source(self) -> tuple[Leaf]:
+        return (Leaf(self.norm.target, dual=True),)
+
+
+def outlets(signature: Signature) -> Iterator[Outlet]:
+    """The norms whose readers the signature can tell: those with an output space of their own, and those that write
+    back and whose bias `passes`: what they put out is read up to the next norm, and summed there.
+    """
+    order = list(signature.tensors)
+    for role, entry in signature.tensors.items():
+        norm, bias = entry.norm, role.removesuffix("weight") + "bias"
+        if norm is None:
+            continue
+        own = bias if bias in order and has(signature, bias, Leaf(norm.target)) else None
+        start, stop = 0, None
+        if norm.writes_back:
+            if own is None or "passes" not in signature.tensors[own].notes:
+                continue
+            start = order.index(own) + 1
+            stop = next((i for i in range(start, len(order)) if normalises(signature, order[i], norm.target)), None)
+        stage = order[start:stop] if norm.writes_back else order
+        reading = [reader for reader in stage if has(signature, reader, Leaf(norm.target, dual=True))]
+        added = [r for r in stage if has(signature, r, Leaf(norm.target))] if norm.writes_back else []
+        normed = any(n and n.source == norm.target for n in (signature.tensors[r].norm for r in stage))
+        linear = not any("nonlinear" in signature.tensors[reader].notes for reader in reading)
+        if reading and linear and not normed:
+            target = signature.spaces[norm.target]
+            unseen = stop is None and not added and not target.output and bool(MOVES[target.kind])
+            free = unseen and "bare" not in entry.notes
+            yield Outlet(role, norm, own, reading, added, free)
+
+
+def normalises(signature: Signature, role: str, space: str) -> bool:
+    norm = signature.tensors[role].norm
+    return norm is not None and norm.source == space
+
+
+def returns(signature: Signature, role: str, space: str) -> bool:
+    """Whether this is a norm of the space that writes back into it."""
+    norm = signature.tensors[role].norm
+    return norm is not None and norm.writes_back and space in norm.parts
+
+
+def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str | None:
+    """The bias added to what `reader` makes of the leaves `source`, if the reader has one throughout: its own, or one
+    that enters the same sum (the FFN's, where attention beside it has none)."""
+    if {"nonlinear", "glu"} & signature.tensors[reader].notes.keys() or not reader.endswith("weight"):
+        return None
+    named = (role for role, entry in signature.tensors.items() if entry.notes.get("biases") == reader)
+    bias = next(named, reader.removesuffix("weight") + "bias")
+    if bias not in signature.tensors:
+        written = [a for a in signature.tensors[reader].axes if not set(leaves_of(a)) & set(source)]
+        one = written[0] if len(written) == 1 else None
+        summed = beside(signature, reader, one.space) if isinstance(one, Leaf) and not one.dual else []
+        if not summed:
+            return None
+        bias = summed[0]
+    shapes = (torch.empty(signature.tensors[role].shape, device="meta") for role in (reader, bias))
+    weights, biases = (_added(signature, role, shape) for role, shape in zip((reader, bias), shapes, strict=True))
+    whole = all(any(set(out) < set(axes) for _, out in biases) for _, axes in weights if set(source) <= set(axes))
+    return bias if whole else None
+
+
+def _added(signature: Signature, role: str, tensor: Tensor) -> list[Block]:
+    """`cut` without dimensions of one entry, as in BART's `1 vocab`."""
+    one = Leaf("1")
+    return [
+        (view.squeeze([i for i, leaf in enumerate(axes) if leaf == one]), tuple(leaf for leaf in axes if leaf != one))
+        for view, axes in cut(signature, role, tensor)
+    ]
+
+
+def beside(signature: Signature, role: str, space: str) -> list[str]:
+    """The biases that enter the sum in `space` which `role` writes into: no norm, gain or reader stands between."""
+    order = list(signature.tensors)
+    if not any(entry.norm and entry.norm.source == space for entry in signature.tensors.values()):
+        return []
+
+    def added(some: list[str]) -> Iterator[str]:
+        for other in some:
+            entry = signature.tensors[other]
+            found = list(signature.leaves(entry))
+            if Leaf(space, dual=True) in found or (entry.norm and space in (entry.norm.source, entry.norm.target)):
+                return
+            if found == [Leaf(space)] and other.endswith("weight"):
+                return  # a gain, as in wav2vec 2.0's convolutions: what comes before it is normed and scaled
+            normed = signature.tensors.get(other.removesuffix("bias") + "weight", entry).norm is not None
+            if found == [Leaf(space)] and other.endswith("bias") and not normed and "nonlinear" not in entry.notes:
+                yield other
+
+    place = order.index(role)
+    return [*list(added(order[:place][::-1]))[::-1], *added(order[place:])]
+
+
+def traded(signature: Signature) -> Iterator[tuple[str, str]]:
+    """Biases that enter the same sum as an earlier one, after that one."""
+    for role, entry in signature.tensors.items():
+        if len(entry.axes) == 1 and isinstance(entry.axes[0], Leaf) and not tied(signature, role):
+            summed = beside(signature, role, entry.axes[0].space)
+            if role in summed[1:]:
+                yield summed[0], role
+
+
+def absorb(
+    signature: Signature,
+    tensors: Mapping[str, Tensor],
+    reader: str,
+    bias: str,
+    constant: Tensor,
+    leaves: tuple[Leaf, ...],
+) -> None:
+    """bias += W c, where c has one dimension for each of `leaves` (primal)."""
+    source = tuple(dual(signature, leaf) for leaf in leaves)
+    for weight, axes in cut(signature, reader, tensors[reader]):
+        fitting = [(target, out) for target, out in _added(signature, bias, tensors[bias]) if set(out) < set(axes)]
+        for target, out in fitting if set(source) <= set(axes) else ():
+            # In `[ffn | (ffn lift)]` the first part of the bias also fits the second of the weight.
+            if not any(set(out) < set(other) for _, other in fitting):
+                target += contract(weight, axes, constant, source, out)
+
+
+def dual(signature: Signature, leaf: Leaf) -> Leaf:
+    """The leaf of a reader: primed, except for what batches (heads), which reads and writes alike."""
+    batching = {outer for space in signature.spaces.values() for outer in space.batch}
+    return leaf if leaf.space in batching or leaf.constant else Leaf(leaf.space, dual=True)
+
+
+def contract(
+    weight: Tensor, axes: tuple[Leaf, ...], other: Tensor, source: tuple[Leaf, ...], out: tuple[Leaf, ...]
+) -> Tensor:
+    """Einstein sum over all leaves of `weight` and `other` that are not in `out`."""
+    number = {leaf: i for i, leaf in enumerate(dict.fromkeys(axes))}
+    # A constant axis that `other` lacks has no name to be told by: it gets a number of its own and is summed over.
+    alone = [leaf.constant and leaf not in source for leaf in axes]
+    first = [len(number) + i if alone[i] else number[leaf] for i, leaf in enumerate(axes)]
+    return torch.einsum(weight, first, other, [number[leaf] for leaf in source], [number[leaf] for leaf in out])
+
+
+def vanishes(signature: Signature, role: str, space: str) -> bool:
+    """Whether the all-ones direction of what `role` writes into `space` only ever enters LayerNorms.
+
+    The order of the tensors is that of execution. A norm that writes back ends the sum that `role` writes into;
+    where none does, the sum runs through all layers, and all norms and what reads it from here on count.
+    """
+    if "ones" not in MOVES[signature.spaces[space].kind] or "nonlinear" in signature.tensors[role].notes:
+        return False
+    entries = list(signature.tensors.values())
+    norms = {e.role.removesuffix("weight") + "bias" for e in entries if e.norm and e.norm.writes_back}
+    after = entries[list(signature.tensors).index(role) + 1 :]
+    for entry in after:
+        if entry.norm and entry.norm.source == space and entry.norm.writes_back:
+            # What a norm puts out is read or summed before the next: the next is another branch's.
+            return entry.norm.kind == "layernorm" and not entry.norm.beside and role not in norms
+        if has(signature, entry.role, Leaf(space, dual=True)):
+            return False
+    reading = [entry.norm for entry in entries if entry.norm and entry.norm.source == space]
+    # Of several vectors side by side a norm takes one mean, so ones added to one of them are seen.
+    kinds = {norm.kind if norm.copies == 1 else "" for norm in reading if not norm.writes_back}
+    return kinds == {"layernorm"} and not signature.spaces[space].output
+
+
+def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
+    """Tensors (norms left out) and the leaves, parts of one vector, along which their all-ones direction is
+    invisible."""
+    for role, entry in signature.tensors.items():
+        for leaf in signature.leaves(entry):
+            if not entry.diagonal and not leaf.dual and vanishes(signature, role, leaf.space):
+                yield role, (leaf,)
+        norm = entry.norm
+        if norm and norm.kind == "layernorm" and norm.writes_back and norm.over == norm.parts:
+            space = signature.spaces[norm.source]
+            if space.layer is not None and (norm.beside or "ones" not in MOVES[space.kind]):  # queries or keys
+                for writer in branch(signature, role):
+                    found = signature.leaves(signature.tensors[writer])
+                    yield writer, tuple(leaf for leaf in found if leaf.space in norm.parts)
+
+
+def vectors(signature: Signature, role: str, tensor: Tensor, parts: tuple[Leaf, ...]) -> Iterator[tuple[Tensor, ...]]:
+    """Views of a tensor along leaves that are parts of one vector: one view for each, with its dimension last."""
+    yield from zip(*(along(signature, role, tensor, leaf) for leaf in parts), strict=True)
+
+
+def branch(signature: Signature, role: str) -> list[str]:
+    """The tensors that write what the norm `role` normalises, where that is not the sum of all: those since the last
+    norm or reader of the space."""
+    norm, order = signature.tensors[role].norm, list(signature.tensors)
+    assert norm is not None
+    written = {Leaf(norm.source), Leaf(norm.source, dual=bool(signature.spaces[norm.source].batch))}  # keys: qk'
+    found: list[str] = []
+    for other in reversed(order[: order.index(role)]):
+        entry = signature.tensors[other]
+        if entry.norm and norm.source in (entry.norm.source, entry.norm.target):
+            break
+        leaves = set(signature.leaves(entry))
+        if Leaf(norm.source, dual=True) in leaves - written:
+            break
+        if written & leaves:
+            found.append(other)
+    return found[::-1]
+
+
+def noted(signature: Signature, note: str) -> Iterator[tuple[str, str | None]]:
+    """Tensors with this note, and the space it speaks of. On a weight, `passes` and `invisible` speak of the constants
+    that it makes of a norm's bias, not of its own numbers: see `audit`."""
+    for role, entry in signature.tensors.items():
+        if note in entry.notes and not (note in ("passes", "invisible") and role.endswith("weight")):
+            yield role, entry.notes[note] or None
+
+
+def speaks_of(signature: Signature, axes: tuple[Leaf, ...], word: str | None) -> bool:
+    """Whether a block has the space that a note names as in the table: `qk'`."""
+    return word is None or any(
+        not leaf.constant and signature.spaces[leaf.space].name + "'" * leaf.dual == word for leaf in axes
+    )
+
+
+def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> list[tuple[str, str]] | None:
+    """Where a constant that `role` adds can go instead: readers with their biases, and ('', bias) for the bias that
+    is added to the same sum before the next norm. None where part of it has no place to go.
+    """
+    source = tuple(dual(signature, leaf) for leaf in leaves)
+    if "padded" in signature.tensors[role].notes:
+        return None
+    outlet = next((found for found in outlets(signature) if found.bias == role), None)
+    reading = outlet.readers if outlet else readers(signature, leaves[-1].space)
+    biases = [bias_of(signature, reader, source) for reader in reading]
+    summed = [r for r in outlet.writers if len(list(signature.leaves(signature.tensors[r]))) == 1] if outlet else []
+    if not reading or None in biases or (outlet and not outlet.free and not summed):
+        return None
+    norms = [entry.norm for entry in signature.tensors.values() if entry.norm]
+    if not outlet and any(norm.target == leaves[-1].space for norm in norms):
+        return None
+    return [*zip(reading, (b for b in biases if b), strict=True), *(("", bias) for bias in summed[:1])]
+
+
+def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
+    """Where the rows of a summed table can go: tensors that take one of the first rows each, and tensors that take
+    what all other rows share. A tied table cannot take anything; another that is summed with it does instead."""
+    rows = [role for role in entry.notes.get("rows", "").split() if role in signature.tensors]
+    leaf = list(signature.leaves(entry))[-1]
+    rest = [role for role in entry.notes["into"].split() if role in signature.tensors and has(signature, role, leaf)]
+    if any(tied(signature, role) for role in rest):
+        kin = [e.role for e in signature.tensors.values() if e.notes.get("into") == entry.notes["into"]]
+        rest = [] if kin[0] == entry.role else kin[:1]
+    return rows, rest
+
+
+def sharing(signature: Signature, role: str) -> Iterator[Tensor]:
+    """Which entries of the first axis a softmax compares with each other alone: their numbers."""
+    entry = signature.tensors[role]
+    parts = blocks(torch.arange(entry.shape[0]), entry.axes[:1], signature.sizes)
+    for names in entry.notes["softmax"].split(","):
+        yield torch.cat([rows for rows, (leaf, *_) in parts
+                         if not names or signature.spaces[leaf.space].name in names.split()])  # fmt: skip

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps to the canonical form. Each is exact, local to a few tensors, and derived from the signature alone:
+
+    scales    a factor per channel (LayerScale) moves into what writes those channels
+    tables    the mean row of a summed table moves into the table it is summed with
+    norms     weight and bias of a norm move into what reads its output; readers of a LayerNorm lose the all-ones
+              direction, which a centred vector cannot reach
+    passed    a value bias moves through attention into the output bias, a post-LN bias into the biases up to the
+              next norm
+    sums      biases that enter one sum (attention and FFN side by side) move into the first of them
+    unseen    a key bias under softmax is set to zero, the mean of what a softmax runs over (a router's rows), and what
+              a vector has across all that it meets
+    writers   what only ever enters LayerNorms, of the stream or of a head's queries and keys, loses its all-ones
+              direction
+
+A step changes one tensor given a few others, so that any tensor of the form can be made by itself from those that it
+depends on. Nothing is divided by a norm's weight, so a weight of zero is as good as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..tables.axes import Leaf
+from ..tables.signature import Signature
+from ..tables.ties import tied
+from .dataflow import (
+    Outlet,
+    absorb,
+    along,
+    bias_of,
+    cut,
+    downstream,
+    fed,
+    noted,
+    outlets,
+    sharing,
+    speaks_of,
+    summands,
+    traded,
+    vectors,
+    writers,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor changed in place: `role`, by `run`, which is called with it and with the tensors `given`, by role."""
+
+    role: str
+    given: tuple[str, ...]
+    run: Callable[[Mapping[str, Tensor]], None]
+
+
+def steps(signature: Signature) -> Iterator[Step]:
+    """All of them, in order."""
+    for rewrite in (_scales, _tables, _norms, _passed, _sums, _unseen, _writers):
+        yield from rewrite(signature)
+
+
+def _scales(signature: Signature) -> Iterator[Step]:
+    for role, entry in signature.tensors.items():
+        targets = [target for target in entry.scaled if target in signature.tensors]
+        for target in targets:
+            yield Step(target, (role,), partial(_multiply, signature, role, target))
+        if targets:
+            yield Step(role, (), partial(_fill, role, 1.0))
+
+
+def _multiply(signature: Signature, role: str, target: str, tensors: Mapping[str, Tensor]) -> None:
+    for view in along(signature, target, tensors[target], next(signature.leaves(signature.tensors[role]))):
+        view *= tensors[role]
+
+
+def _tables(signature: Signature) -> Iterator[Step]:
+    for role, _ in noted(signature, "into"):
+        rows, rest = summands(signature, signature.tensors[role])
+        for i, target in enumerate(rows):
+            yield Step(target, (role,), partial(_add_mean, signature, role, slice(i, i + 1), target))
+        for target in rest:
+            yield Step(target, (role,), partial(_add_mean, signature, role, slice(len(rows), None), target))
+        yield Step(role, (), partial(_without_mean, signature, role, len(rows), bool(rest)))
+
+
+def _table(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Leaf]:
+    ((table, axes),) = cut(signature, role, tensors[role])
+    return table.reshape(-1, table.shape[-1]), axes[-1]  # (rows, stream)
+
+
+def _add_mean(signature: Signature, role: str, rows: slice, target: str, tensors: Mapping[str, Tensor]) -> None:
+    table, leaf = _table(signature, role, tensors)
+    for view in along(signature, target, tensors[target], leaf):
+        view += table[rows].mean(0)
+
+
+def _without_mean(signature: Signature, role: str, rows: int, rest: bool, tensors: Mapping[str, Tensor]) -> None:
+    table, _ = _table(signature, role, tensors)
+    table[:rows] = 0
+    if rest:
+        table[rows:] -= table[rows:].mean(0)
+
+
+def _norms(signature: Signature) -> Iterator[Step]:
+    for outlet in outlets(signature):
+        role, bias, leaf = outlet.role, outlet.bias, Leaf(outlet.norm.target)
+        layer_norm = outlet.norm.kind == "layernorm"
+        if bias is not None:
+            places = downstream(signature, bias, (leaf,))
+            yield from _moved(signature, bias, None, (leaf,), places)
+            bias = None if places else bias
+        if any(tied(signature, reader) for reader in outlet.readers):
+            continue
+        folds = outlet.free and (bias is None or layer_norm)
+        for reader in outlet.readers if folds else ():
+            given = (role,) if bias is None else (role, bias)
+            yield Step(reader, given, partial(_fold, signature, outlet, reader, bias))
+        if folds:
+            yield Step(role, (), partial(_fill, role, outlet.norm.unit))
+        if folds and bias is not None:
+            yield Step(bias, (), partial(_fill, bias, (outlet.norm.copies * signature.sizes[leaf.space]) ** -0.5))
+        elif layer_norm and (bias is None or "padded" not in signature.tensors[bias].notes):
+            for reader in outlet.readers:
+                yield from _unreach(signature, outlet, reader, bias)
+
+
+def _fold(signature: Signature, outlet: Outlet, reader: str, bias: str | None, tensors: Mapping[str, Tensor]) -> None:
+    """A norm's weight moves into a reader. So does the bias of a LayerNorm, for readers without a bias: the normed
+    vector has no component along ones, so that direction is free to carry constants,
+    (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0."""
+    for view in fed(signature, outlet, reader, tensors[reader]):
+        constant = None if bias is None else view @ tensors[bias]
+        view *= tensors[outlet.role] + (1 - outlet.norm.unit)
+        if constant is not None:
+            view += constant.unsqueeze(-1) * view.shape[-1] ** -0.5 - view.mean(-1, keepdim=True)
+
+
+def _fill(role: str, value: float, tensors: Mapping[str, Tensor]) -> None:
+    tensors[role].fill_(value)
+
+
+def unreached(gain: Tensor) -> Tensor:
+    """The direction h that a LayerNorm's output (less its bias) never has: h D is a multiple of ones, or zero."""
+    least = gain.abs().min()
+    return (gain == 0).to(gain) if least == 0 else least / gain
+
+
+def _unreach(signature: Signature, outlet: Outlet, reader: str, bias: str | None) -> Iterator[Step]:
+    """Take from a reader what it reads along that direction. There it meets only the norm's bias, if any."""
+    target = bias_of(signature, reader, outlet.source)
+    if bias is not None:
+        if target is None:
+            return
+        yield Step(target, (reader, outlet.role, bias), partial(_meet, signature, outlet, reader, bias, target))
+    yield Step(reader, (outlet.role,), partial(_remove, signature, outlet, reader))
+
+
+def _along_unreached(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    h = unreached(tensors[outlet.role] + (1 - outlet.norm.unit)).to(tensors[reader])
+    found = torch.zeros_like(tensors[reader])
+    parts = fed(signature, outlet, reader, found)
+    for view, part in zip(fed(signature, outlet, reader, tensors[reader]), parts, strict=True):
+        part += (view @ h).unsqueeze(-1) * h / (h @ h)
+    return found
+
+
+def _meet(
+    signature: Signature, outlet: Outlet, reader: str, bias: str, target: str, tensors: Mapping[str, Tensor]
+) -> None:
+    removed = {**tensors, reader: _along_unreached(signature, outlet, reader, tensors)}
+    absorb(signature, removed, reader, target, tensors[bias], (Leaf(outlet.norm.target),))
+
+
+def _remove(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> None:
+    tensors[reader].sub_(_along_unreached(signature, outlet, reader, tensors))
+
+
+def _passed(signature: Signature) -> Iterator[Step]:
+    for role, word in noted(signature, "passes"):
+        for number, (_, axes) in enumerate(cut(signature, role, _shape(signature, role))):
+            if speaks_of(signature, axes, word):
+                yield from _moved(signature, role, number, axes, downstream(signature, role, axes))
+
+
+def _shape(signature: Signature, role: str) -> Tensor:
+    return torch.empty(signature.tensors[role].shape, device="meta")
+
+
+def _sums(signature: Signature) -> Iterator[Step]:
+    for first, bias in traded(signature):
+        yield from _moved(signature, bias, None, (), [("", first)])
+
+
+def _moved(
+    signature: Signature,
+    role: str,
+    number: int | None,
+    leaves: tuple[Leaf, ...],
+    places: list[tuple[str, str]] | None,
+) -> Iterator[Step]:
+    """Add what a constant (block `number` of a tensor, or all of it) becomes to the biases in `places`, and set it to
+    zero; leave it where there are none."""
+    for reader, bias in places or ():
+        given = (reader, role) if reader else (role,)
+        yield Step(bias, given, partial(_add_constant, signature, role, number, leaves, reader, bias))
+    if places:
+        yield Step(role, (), partial(_clear, signature, role, number))
+
+
+def _constant(signature: Signature, role: str, number: int | None, tensors: Mapping[str, Tensor]) -> Tensor:
+    return tensors[role] if number is None else cut(signature, role, tensors[role])[number][0]
+
+
+def _add_constant(
+    signature: Signature,
+    role: str,
+    number: int | None,
+    leaves: tuple[Leaf, ...],
+    reader: str,
+    bias: str,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    constant = _constant(signature, role, number, tensors)
+    if reader:
+        absorb(signature, tensors, reader, bias, constant, leaves)
+    else:
+        tensors[bias].add_(constant)
+
+
+def _clear(signature: Signature, role: str, number: int | None, tensors: Mapping[str, Tensor]) -> None:
+    _constant(signature, role, number, tensors).zero_()
+
+
+def _unseen(signature: Signature) -> Iterator[Step]:
+    for role, word in noted(signature, "invisible"):
+        for number, (_, axes) in enumerate(cut(signature, role, _shape(signature, role))):
+            if speaks_of(signature, axes, word):
+                yield Step(role, (), partial(_clear, signature, role, number))
+    for role, entry in signature.tensors.items():
+        if "softmax" in entry.notes:
+            yield Step(role, (), partial(_shift, signature, role))
+        if "against" in entry.notes:
+            yield Step(role, (entry.notes["against"],), partial(_project, role, entry.notes["against"]))
+
+
+def _shift(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> None:
+    for rows in sharing(signature, role):
+        tensors[role][rows] -= tensors[role][rows].mean(0)
+
+
+def differences(table: Tensor) -> Tensor:
+    """(rows, *batch, n) -> (*batch, rows - 1, n), each row less the first."""
+    return (table[1:] - table[:1]).movedim(0, -2)
+
+
+def along_rows(vector: Tensor, rows: Tensor) -> Tensor:
+    """The part of vectors (*batch, n) in the span of some rows (*batch, m, n)."""
+    found: Tensor = (vector.unsqueeze(-2) @ torch.linalg.pinv(rows) @ rows).squeeze(-2)
+    return found
+
+
+def _project(role: str, table: str, tensors: Mapping[str, Tensor]) -> None:
+    tensors[role].copy_(along_rows(tensors[role], differences(tensors[table])))
+
+
+def _writers(signature: Signature) -> Iterator[Step]:
+    for role, parts in writers(signature):
+        if not tied(signature, role):
+            yield Step(role, (), partial(_centre, signature, role, parts))
+
+
+def _centre(signature: Signature, role: str, parts: tuple[Leaf, ...], tensors: Mapping[str, Tensor]) -> None:
+    for views in vectors(signature, role, tensors[role], parts):
+        mean = torch.cat(views, -1).mean(-1, keepdim=True)
+        for view in views:
+            view -= mean

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table meets a checkpoint, and becomes the signature of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .axes import Leaf, leaves, nesting, rename
+from .conditions import holds, lookup, setting
+from .locate import joined, layer_numbers, located, regex, require, role_of, spared, spared_here
+from .signature import Entry, Signature, Space, batches
+from .sizes import Placed, solved
+from .table import Declared, Line, Table, TableError
+
+
+def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Signature:
+    """Fit a table to a checkpoint: every tensor found in it exactly once, every size solved for.
+
+    shapes: tensor name on disk -> shape. config: the model's configuration as a dictionary.
+    Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape, or a configuration
+    that has no table.
+    """
+    for condition, reason in table.refused:
+        if holds(condition, config):
+            asked = dict.fromkeys(part.partition("=")[0].rstrip("!") for part in condition.split(","))
+            given = ", ".join(f"{key} = {setting(config, key)}" for key in asked)
+            raise TableError(f"{table.family}: models with {given} have no table yet: {reason}")
+    lines = [_bent(_counted(line, config), config) for line in table.lines
+             if holds(line.notes.get("when", ""), config)]  # fmt: skip
+    table = replace(table, lines=lines)
+    entries, shapes = _kept(table, shapes)
+    shapes, pieces = joined(table, shapes)
+    prefix = next((p for p in table.prefixes if any(name.startswith(p) for name in shapes)), "")
+    found = located(table, shapes, prefix)
+    numbers = layer_numbers(table, found, config)
+    require(table, found, numbers, prefix)
+
+    found |= {role_of(line.full, where): ("", line, where) for line in table.lines if "bare" in line.notes
+              for where in (numbers[line.heading] if line.heading else [()])}  # fmt: skip
+    found = dict(sorted(found.items(), key=lambda item: _order(table, *item[1][1:])))
+    same = spared(table, found)
+    stages = 1 + max((int(indices[0]) for _, _, indices in found.values() if indices), default=0)
+    placed: dict[str, Placed] = {}
+    following = dict(zip(found, [*list(found)[1:], ""], strict=True))
+    for role, (name, line, indices) in found.items():
+        layer = numbers[line.heading][indices] if line.heading else None
+        here = same | spared_here(table, found, line.heading, indices)
+        keys = {}
+        norm = line.norm
+        mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list(norm.over if norm else ())
+        for space in dict.fromkeys(mentioned):
+            word, _, which = here.get(space, space).partition(".")
+            declaration, stage = table.spaces[word], int(indices[0]) if indices else 0
+            if declaration.per_stage:
+                stage = {"": stage, "next": stage + 1, "first": 0, "last": stages - 1}[which]
+                keys[space], where = f"{word}.{stage}", None
+            elif declaration.per_layer and line.heading:
+                keys[space], where = f"{role_of(line.heading, indices)}.{word}", layer
+            else:
+                keys[space], where = word, None
+            placed[keys[space]] = Placed(word, declaration, where, stage)
+        if norm:
+            over, beside = (tuple(keys[space] for space in spaces) for spaces in (norm.over, norm.beside))
+            norm = replace(norm, source=keys[norm.source], target=keys[norm.target], over=over, beside=beside)
+        notes = dict(line.notes)
+        for word in {"scales", "constant", "against"} & notes.keys():  # in the same block
+            notes[word] = " ".join(f"{role_of(line.heading, indices)}.{other}" for other in notes[word].split())
+        if "over" in notes:
+            notes["over"] = keys[notes["over"]]
+        if "bare" in notes:
+            notes["bare"] = following[role]
+        entries[role] = Entry(role, name, tuple(shapes.get(name, ())), tuple(rename(axis, keys) for axis in line.axes),
+                              layer, norm, None, line.head, notes, stored="bare" not in notes)  # fmt: skip
+
+    bare = {role: entry for role, entry in entries.items() if not entry.stored}
+    entries = {role: entry for role, entry in entries.items() if entry.stored}
+    sizes = solved(entries, placed, table, config)
+    for role, entry in bare.items():
+        assert entry.norm is not None
+        length = sizes.setdefault(entry.norm.target, sizes[entry.norm.source])
+        bare[role] = replace(entry, name=role, shape=(length,))
+    absent = bare | _absent(table, entries, same, placed, config, prefix)
+    root, aliases = _unite(entries, absent, list(placed), config)
+    for role, entry in entries.items():
+        if entry.name in pieces:
+            each = pieces[entry.name]
+            names = tuple(each.names[i] for i in range(len(each.names)))
+            entries[role] = replace(entry, pieces=names, joint=each.joint)
+    for role in aliases:
+        entry = entries[role]
+        entries[role] = Entry(entry.role, entry.name, entry.shape, entry.axes, entry.layer, entry.norm,
+                              entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
+
+    written = _written([*entries.values(), *absent.values()], root)
+    kind = {
+        key: _kind(place.declared, config) if sizes[key] and root[key] in written else "fixed"
+        for key, place in placed.items()
+    }
+    outputs = _outputs(table, [*entries.values(), *absent.values()], same)
+    batch = batches(entries, root)
+    spaces = {
+        key: Space(
+            key, at.name, sizes[key], kind[key], at.declared.part, at.layer, batch.get(root[key], ()), key in outputs
+        )
+        for key, at in placed.items()
+    }
+    return Signature(table.family, entries, spaces, root, absent, table.temperature, table.eps)
+
+
+def _counted(line: Line, config: Mapping[str, Any]) -> Line:
+    """The line with the numbers that its notes `from` and `until` take from the config."""
+    numbers = {word: lookup(config, [line.notes[word]]) for word in ("from", "until") if word in line.notes}
+    lacking = next((word for word, number in numbers.items() if not isinstance(number, int)), None)
+    if lacking:
+        raise TableError(f"the config lacks '{line.notes[lacking]}' (which layers have '{line.full}')")
+    return replace(line, notes={**line.notes, **{word: str(number) for word, number in numbers.items()}})
+
+
+def _bent(line: Line, config: Mapping[str, Any]) -> Line:
+    """The line without the note `nonlinear`, where that has a condition that does not hold."""
+    condition = line.notes.get("nonlinear", "").removeprefix("when ")
+    notes = {word: text for word, text in line.notes.items() if word != "nonlinear" or holds(condition, config)}
+    return replace(line, notes=notes)
+
+
+def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Entry], dict[str, tuple[int, ...]]]:
+    """Entries, on which nothing acts, of the tensors that stand still; and the shapes of all others."""
+    entries, rest = {}, {}
+    for name, shape in shapes.items():
+        found = next(((p, match) for p in table.still if (match := regex(p).match(name))), None)
+        if found is None:
+            rest[name] = tuple(shape)
+            continue
+        role = role_of(found[0], ()) + name[found[1].end() :]
+        entries[role] = Entry(role, name, tuple(shape), tuple(Leaf(str(length)) for length in shape))
+    return entries, rest
+
+
+def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[Any, ...]:
+    """The table's order is that of execution: blocks as they stand, a layer after the other, then line by line. Blocks
+    whose names begin alike take turns, a stage after the other."""
+    number = next(i for i, other in enumerate(table.lines) if other is line)
+    stem, start = line.heading.partition("{}")[0], number
+    while start and table.lines[start - 1].heading.partition("{}")[0] == stem:
+        start -= 1
+    section = number
+    while section and table.lines[section - 1].heading == line.heading:
+        section -= 1
+    where = tuple(map(int, indices))
+    return start, where[:1], section, where, number
+
+
+def _absent(
+    table: Table,
+    entries: Mapping[str, Entry],
+    same: Mapping[str, str],
+    declared: Collection[str],
+    config: Mapping[str, Any],
+    prefix: str,
+) -> dict[str, Entry]:
+    """Tied tensors that the file leaves out, since it holds their numbers under another name: of a head, or `beside`
+    what they are tied to (the encoder's embedding beside the decoder's).
+
+    A weight is there where its bias is stored, and a bias where its weight is. A weight without either is there
+    where the model has a head (its names carry a prefix, or its architecture says so), the config ties, and
+    nothing else reads the space that it would read, or only what stands `beside` it.
+    """
+    architectures = [str(item) for item in config.get("architectures") or ()]
+    headed = bool(prefix) or any("For" in item or "Head" in item for item in architectures)
+    ties = headed and config.get("tie_word_embeddings", True)
+    unread = set(declared) - {leaf.space for entry in entries.values() for leaf in leaves(entry.axes) if leaf.dual}
+    beside = {entry.notes.get(note) for entry in entries.values() for note in ("beside", "biases")}
+    found: dict[str, Entry] = {}
+    for line in table.lines:
+        other = entries.get(line.notes.get("tied", ""))
+        role = role_of(line.full, ()) if "{}" not in line.full else ""
+        if other is None or role in entries or not (line.head or role in beside):
+            continue
+        axes = tuple(rename(axis, same) for axis in line.axes)
+        reads = {leaf.space for leaf in leaves(axes) if leaf.dual}
+        module, _, what = role.rpartition(".")
+        sibling = f"{module}.{'bias' if what == 'weight' else 'weight'}"
+        if (
+            not line.head
+            or sibling in entries
+            or sibling in found
+            or (ties and reads and (reads <= unread or role in beside))
+        ):
+            found[role] = Entry(role, role, other.shape, axes, None, None, other.role, line.head, line.notes, False)
+    return found
+
+
+def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set[str]:
+    """Spaces that leave the model: nothing reads them, or only a head would and there is none."""
+    inner = {name for entry in entries for _, outer in nesting(entry.axes) for name in outer}
+    inner |= {entry.notes["over"] for entry in entries if "over" in entry.notes}
+    written = {leaf.space for entry in entries for leaf in leaves(entry.axes)}
+    found = written - inner - _read(entries)
+    if not any(entry.head for entry in entries):
+        heads = [line for line in table.lines if line.head]
+        read = {leaf.space for line in heads for leaf in leaves(line.axes) if leaf.dual}
+        read |= {line.norm.source for line in heads if line.norm}  # BEiT puts its stream out as it is; a head norms it
+        found |= {same.get(space, space) for space in read}
+    around = (outer for entry in entries for leaf, outer in nesting(entry.axes) if leaf.space in found)
+    return found.union(*around)
+
+
+def _written(entries: Collection[Entry], root: Mapping[str, str]) -> set[str]:
+    """Roots of the spaces that a tensor writes into. What enters the model from outside is only read."""
+    return {root[leaf.space] for entry in entries for leaf in leaves(entry.axes) if not leaf.dual and not leaf.constant}
+
+
+def _read(entries: Collection[Entry]) -> set[str]:
+    """Spaces that a tensor or a norm reads."""
+    found = {leaf.space for entry in entries for leaf in leaves(entry.axes) if leaf.dual}
+    return found | {entry.norm.source for entry in entries if entry.norm}
+
+
+def _unite(
+    entries: Mapping[str, Entry], absent: Mapping[str, Entry], keys: list[str], config: Mapping[str, Any]
+) -> tuple[dict[str, str], list[str]]:
+    """Which spaces share one element (norm source and target, tied axes), and which tensors are aliases."""
+    parent = {key: key for key in keys}
+
+    def top(key: str) -> str:
+        while parent[key] != key:
+            key = parent[key]
+        return key
+
+    for entry in (*entries.values(), *absent.values()):
+        if entry.norm:
+            parent[top(entry.norm.target)] = top(entry.norm.source)
+    ties = config.get("tie_word_embeddings", True)
+    tied = [entry for entry in entries.values() if ties and entry.notes.get("tied") in entries]
+    for entry in (*tied, *(entry for entry in absent.values() if "tied" in entry.notes)):
+        for mine, theirs in zip(entry.axes, entries[entry.notes["tied"]].axes, strict=True):
+            for a, b in zip(leaves(mine), leaves(theirs), strict=True):
+                if not a.constant:
+                    parent[top(a.space)] = top(b.space)
+    return {key: top(key) for key in keys}, [entry.role for entry in tied]
+
+
+def _kind(declared: Declared, config: Mapping[str, Any]) -> str:
+    kind = next((kind for condition, kind in declared.other if holds(condition, config)), declared.kind)
+    if not kind.startswith("act "):
+        return kind
+    activation = str(lookup(config, kind.removeprefix("act ").split("|")))
+    return {"relu": "relu", "tanh": "odd"}.get(activation, "permutation")
