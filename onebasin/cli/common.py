@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -211,16 +212,21 @@ def datasets(text: str | None) -> str | list[str] | None:
 
 def numbers(text: str | None, option: str) -> list[int] | None:
     """`0-4,11` -> [0, 1, 2, 3, 4, 11]. option: what the text was given to. Raises ValueError quoting the piece that is
-    neither a number nor a range, or runs backwards."""
+    neither a number nor a range, runs backwards, or goes beyond 999999."""
     if text is None:
         return None
-    found: list[int] = []
+    found: dict[int, None] = {}
     for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+        matched = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", piece.strip())
+        if matched is None:
             raise ValueError(f"{option}: '{piece.strip()}' is neither a number nor a range such as 0-4")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        if max(map(len, matched.groups(""))) > 6:
+            raise ValueError(f"{option}: '{piece.strip()}' goes beyond 999999")
+        first, last = int(matched[1]), int(matched[2] or matched[1])
+        if last < first:
+            raise ValueError(f"{option}: '{piece.strip()}' is neither a number nor a range such as 0-4")
+        found.update(dict.fromkeys(range(first, last + 1)))
+    return list(found)
 
 
 def weights(text: str | None) -> list[float] | None:

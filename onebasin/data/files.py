@@ -122,7 +122,7 @@ def read_sentences(
 def _object(file: str | Path, number: int, line: str) -> Row:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"line {number} of '{file}' is not valid JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"line {number} of '{file}' is not a JSON object")

@@ -47,7 +47,7 @@ def read_vocabulary(file: str | Path) -> dict[str, int]:
     """Character -> id, from a JSON object, or a JSON list whose positions are the ids. Raises ValueError."""
     try:
         stored = json.loads(Path(file).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read the vocabulary '{file}': {error}") from None
     vocabulary = dict(zip(stored, range(len(stored)), strict=True)) if _characters(stored) else stored
     good = isinstance(vocabulary, dict) and _characters(list(vocabulary))

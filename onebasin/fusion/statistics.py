@@ -66,9 +66,12 @@ class Statistics:
             raise ValueError(f"cannot read the statistics '{path}': {error}") from None
         if metadata.get("format") != FORMAT:
             raise ValueError(f"'{path}' holds no statistics of this version ({FORMAT})")
-        facts = json.loads(metadata["facts"])
-        marks = {role: (float(x), float(y)) for role, (x, y) in facts["marks"].items()}
-        return cls(metadata["kind"], tensors, facts["samples"], frozenset(facts["columns"]), facts["model"], marks)
+        try:
+            facts = json.loads(metadata["facts"])
+            marks = {role: (float(x), float(y)) for role, (x, y) in facts["marks"].items()}
+            return cls(metadata["kind"], tensors, facts["samples"], frozenset(facts["columns"]), facts["model"], marks)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise ValueError(f"'{path}' holds no statistics that can be read; measure them anew") from None
 
     def of(self, model: Checkpoint) -> Statistics:
         """These statistics, which are `model`'s. Raises ValueError, naming a tensor, where they are another model's."""

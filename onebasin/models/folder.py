@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig
 
 from onebasin.families import named_table, table_for
+from onebasin.settings import refuse_vast
 from onebasin.symmetry import Signature, resolve
 
 from .shards import CODES, Place, mapped, pages_of, places
@@ -48,7 +49,9 @@ def one_line(error: Exception) -> str:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
+        refuse_vast(content)
+        return content
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

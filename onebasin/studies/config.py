@@ -9,11 +9,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from onebasin.fusion import MERGE_METHODS
 from onebasin.jobs.options import Fusion, Options
+from onebasin.settings import read_yaml
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
 MATCHING = frozenset(field.name for field in fields(Options))
@@ -106,12 +106,9 @@ def read_config(file: str | Path, **defaults: Any) -> Config:
 
     Raises ValueError naming the first key that is unknown (and the nearest known one), missing, or of a wrong kind.
     """
-    try:
-        found = yaml.safe_load(Path(file).read_text("utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no study file '{file}'") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read '{file}' as YAML: {' '.join(str(error).split())}") from None
+    if not Path(file).is_file():
+        raise ValueError(f"there is no study file '{file}'")
+    found, _ = read_yaml(file)
     if not isinstance(found, dict):
         raise ValueError(f"'{file}' is no study: it needs keys such as task, models and corpora")
     try:

@@ -70,7 +70,10 @@ def read_all(folder: Path) -> list[Results]:
     """Every study that was written into a folder, in the order of their names; other files are passed over."""
     found = []
     for file in sorted(folder.glob("*.json")):
-        facts = json.loads(file.read_text("utf-8"))
+        try:
+            facts = json.loads(file.read_text("utf-8"))
+        except (ValueError, RecursionError):
+            continue
         if isinstance(facts, dict) and {"study", "tables", "charts"} <= facts.keys():
             facts["tables"] = [Table(**table) for table in facts["tables"]]
             facts["charts"] = [Chart(**chart) for chart in facts["charts"]]

@@ -98,13 +98,16 @@ class Alignment:
             raise ValueError(f"cannot read the alignment '{path}': {error}") from None
         if metadata.get("format") != FORMAT:
             raise ValueError(f"'{path}' is not an alignment of this version ({FORMAT})")
-        batch = {key: tuple(outer) for key, outer in json.loads(metadata["batch"]).items()}
-        elements: dict[str, Element] = {}
-        for key in batch:
-            if f"{key}.index" in tensors:
-                elements[key] = Monomial(tensors[f"{key}.index"], tensors.get(f"{key}.scale"))
-            else:
-                elements[key] = Linear(tensors[f"{key}.matrix"], tensors.get(f"{key}.dual"))
+        try:
+            batch = {key: tuple(outer) for key, outer in json.loads(metadata["batch"]).items()}
+            elements: dict[str, Element] = {}
+            for key in batch:
+                if f"{key}.index" in tensors:
+                    elements[key] = Monomial(tensors[f"{key}.index"], tensors.get(f"{key}.scale"))
+                else:
+                    elements[key] = Linear(tensors[f"{key}.matrix"], tensors.get(f"{key}.dual"))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise ValueError(f"'{path}' is not an alignment that can be read") from None
         return cls(elements, batch)
 
 

@@ -211,6 +211,28 @@ def test_a_model_that_differs_is_refused(
     assert (tmp_path / "out").is_dir()
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("depth", [500, 100_000])
+def test_json_that_is_nested_too_deeply(
+    refused: Any, a: Path, damaged: Path, tmp_path: Path, name: str, depth: int
+) -> None:
+    if name == "model.safetensors.index.json":
+        (damaged / "model.safetensors").unlink()
+    (damaged / name).write_text('{"a_config": ' * depth + "1" + "}" * depth)
+    line = refused("match", damaged, a, "-o", tmp_path / "out")
+    assert str(damaged / name) in line and "valid JSON" in line
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "[]", "{}"])
+def test_our_own_files_with_notes_that_say_nothing(refused: Any, a: Path, b: Path, tmp_path: Path, text: str) -> None:
+    maps, statistics = tmp_path / "maps.safetensors", tmp_path / "statistics.safetensors"
+    save_file({}, maps, {"format": "onebasin-alignment-1", "batch": text if text != "{}" else "[1]"})
+    save_file({}, statistics, {"format": "onebasin-statistics-1", "facts": text})
+    assert str(maps) in refused("verify", a, a, "--tensors", "--alignment", maps)
+    given = ("--method", "fisher", "--match", "none", "--statistics", f"{statistics},{statistics}")
+    assert str(statistics) in refused("merge", a, b, "-o", tmp_path / "out", *given)
+
+
 # --- the options ------------------------------------------------------------------------------------------------
 
 
@@ -221,6 +243,7 @@ def test_a_model_that_differs_is_refused(
         (("--layers", "0-7"), ["no layer 2", "0 to 1"]),
         (("--layers", "one"), ["'one'", "0-4"]),
         (("--layers", "3-1"), ["'3-1'"]),
+        (("--layers", "0-9999999999"), ["'0-9999999999'", "999999"]),
         (("--parts", "attention,mlp"), ["unknown part 'mlp'", "attention, ffn"]),
         (("--rescale", "twice"), ["unknown rescale 'twice'", "none, after, joint"]),
         (("--dtype", "int8"), ["'int8'", "float32, float16, bfloat16, float64"]),

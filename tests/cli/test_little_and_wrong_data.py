@@ -49,6 +49,7 @@ def test_a_single_example(ask, models, one, tmp_path, words):
     [
         ("rows.jsonl", "", [], "is empty"),
         ("rows.jsonl", "\n\n", [], "is empty"),
+        ("rows.jsonl", "[" * 100_000, [], "is not valid JSON"),
         ("rows.jsonl", '{"words": "a"}\n', [], "has no text in the column 'text'"),
         ("rows.jsonl", '{"input_ids": []}\n', [], "has no list of token ids"),
         ("rows.jsonl", '{"input_ids": [99]}\n', [], "token id 99, but the model's vocabulary has 23"),

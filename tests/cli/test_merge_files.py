@@ -72,6 +72,42 @@ def test_slices_that_do_not_exist(refused: Run, tmp_path: Path, a: Path) -> None
     assert "has 2 layers, and 9 are wanted" in refused("merge", "--config", file, "-o", tmp_path / "out")
 
 
+@pytest.mark.parametrize("method", ["linear", "passthrough"])
+@pytest.mark.parametrize("block", ["", "modules: {default: "])
+def test_layers_without_end(method: str, block: str, refused: Run, tmp_path: Path, a: Path) -> None:
+    """Nobody counts them, neither we nor mergekit."""
+    if method != "linear":
+        pytest.importorskip("mergekit")
+    file = tmp_path / "recipe.yml"
+    slices = f"slices: [{{sources: [{{model: {a}, layer_range: [0, 1000000000]}}]}}]"
+    file.write_text(f"merge_method: {method}\n{block}{'{' if block else ''}{slices}{'}}' if block else ''}\n")
+    assert "has 2 layers, and 1000000000 are wanted" in refused("merge", "--config", file, "-o", tmp_path / "out")
+
+
+NESTED = "a: " + "[" * 20_000 + "]" * 20_000
+ALIASES = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9 if i else ['x'] * 9)}]" for i in range(9))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (NESTED, "nested too deeply"),
+        ("a: " + "[" * 150 + "]" * 150, "nested more than 100 deep"),
+        (ALIASES, "more than 100,000 values"),
+        ("a: &a [*a]", "nested more than 100 deep"),
+        ("a: 2001-99-99", "not valid YAML"),
+        (f"a: {'9' * 5000}", "not valid YAML"),
+    ],
+    ids=["nested", "deep", "aliases", "itself", "date", "number"],
+)
+def test_yaml_that_no_reader_bears(text: str, words: str, refused: Run, tmp_path: Path) -> None:
+    file = tmp_path / "file.yml"
+    file.write_text(f"merge_method: linear\n{text}\n")
+    for command in (("merge",), ("study", "distance")):
+        line = refused(*command, "--config", file, "-o", tmp_path / "out")
+        assert words in line and str(file) in line and len(line) < 600
+
+
 def test_own_methods_run_here(write: Any, ask: Run, tmp_path: Path, a: Path, b: Path) -> None:
     ask("merge", "--config", write("merge_method: average", settings="{weight: 3}"), "-o", tmp_path / "out")
     ask("merge", a, b, "--match", "none", "-o", tmp_path / "plain")

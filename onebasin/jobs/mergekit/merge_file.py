@@ -28,7 +28,7 @@ from ..options import Options, Tell, Written
 from ..writing import Record, hashed, moved, rewritten
 from .run import merge_in_mergekit, parameters_of
 from .schema import Recipe, Reference, parameter_names, read_recipe
-from .stacking import config_of, stacked
+from .stacking import config_of, refuse_missing_layers, stacked
 
 
 def merge_config(
@@ -69,6 +69,7 @@ def merge_config(
         sources = stack.enter_context(opened(folders, family))
         for checkpoint, name in zip(sources, names, strict=True):
             checkpoint.given = name
+        refuse_missing_layers(recipe, dict(zip(names, sources, strict=True)))
         base = names.index(str(recipe.base_model)) if recipe.base_model else 0
         if recipe.merge_method in MERGE_METHODS:
             result = merge(sources, output, **_whole(recipe, names, base), **common, **vars(look), overwrite=overwrite,

@@ -8,10 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from onebasin.settings import Seed
+from onebasin.settings import Seed, read_yaml
 
 Scalar = bool | int | float | str
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
@@ -163,7 +162,7 @@ class Recipe(Strict):
         for source in self.models or []:
             if source.layer_range is not None:
                 raise ValueError("layer_range belongs to the sources of slices, not to models")
-        for piece in self.slices or []:
+        for piece in self.pieces:
             ranges = [source.layer_range for source in piece.sources]
             if not ranges or any(pair is None or not 0 <= pair[0] < pair[1] for pair in ranges):
                 raise ValueError("every source of a slice needs a layer_range [first, one after the last]")
@@ -181,10 +180,15 @@ class Recipe(Strict):
         return self.random_seed or (self.align and self.align.seed) or 0
 
     @property
+    def pieces(self) -> list[Slice]:
+        """Every slice of the file, those of its modules among them."""
+        owners: list[Recipe | Module] = [self, *(self.modules or {}).values()]
+        return [piece for owner in owners for piece in owner.slices or []]
+
+    @property
     def references(self) -> list[Reference]:
         """Every model that is named, in the order of the file, once; the base model of the whole merge first."""
-        modules = list((self.modules or {}).values())
-        pieces = [*(self.slices or []), *(piece for module in modules for piece in module.slices or [])]
+        modules, pieces = list((self.modules or {}).values()), self.pieces
         sources = [*(self.models or []), *(source for module in modules for source in module.models or [])]
         sources += [source for piece in pieces for source in piece.sources]
         bases = [self.base_model, *(piece.base_model for piece in pieces)]
@@ -198,13 +202,7 @@ def read_recipe(path: str | Path) -> tuple[Recipe, str]:
     Raises ValueError with one sentence for what is no YAML, an unknown key (with the nearest known one), and a value
     of a wrong type.
     """
-    try:
-        text = Path(path).read_text("utf-8")
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise ValueError(f"the config '{path}' cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from None
+    content, text = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"'{path}' is not a merge file: it must hold keys such as merge_method and models")
     try:

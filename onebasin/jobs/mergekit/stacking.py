@@ -75,6 +75,15 @@ def stacked(
         yield from zip(slot.names, _parts(slot.entry, merged), strict=True)
 
 
+def refuse_missing_layers(recipe: Recipe, models: Mapping[str, Checkpoint]) -> None:
+    """Raise ValueError for a layer_range beyond its model's layers. models: name in the file -> model."""
+    for piece in recipe.pieces:
+        for source in piece.sources:
+            layers, (_, end) = len(models[str(source.model)].signature.layers), source.layer_range or (0, 0)
+            if end > layers:
+                raise ValueError(f"layer_range: '{source.model}' has {layers} layers, and {end} are wanted")
+
+
 def config_of(recipe: Recipe, models: Mapping[str, Checkpoint], layout: Checkpoint) -> dict[str, Any]:
     """What the config must say: another number of layers, and lists with one value per layer."""
     if not recipe.slices:
@@ -119,10 +128,6 @@ def _slots(recipe: Recipe, models: Mapping[str, Checkpoint], layout: Checkpoint)
     above = 0
     for piece in pieces:
         ranges = [source.layer_range or (0, 0) for source in piece.sources]
-        for source, (_, end) in zip(piece.sources, ranges, strict=True):
-            layers = len(models[str(source.model)].signature.layers)
-            if end > layers:
-                raise ValueError(f"layer_range: '{source.model}' has {layers} layers, and {end} are wanted")
         count = ranges[0][1] - ranges[0][0]
         for i in range(count):
             for role in first:
