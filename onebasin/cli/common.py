@@ -185,8 +185,10 @@ def push(output: str, repository: str | None, result: dict[str, Any], tell: Call
 
 
 def command_line() -> str:
-    """The command as the user typed it, for the model card."""
-    return shlex.join(["onebasin", *sys.argv[1:]])
+    """The command as the user typed it, with names instead of paths, for what may be published."""
+    from onebasin.models.published import words
+
+    return shlex.join(["onebasin", *map(words, sys.argv[1:])])
 
 
 def print_json(value: Any) -> None:

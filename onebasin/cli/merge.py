@@ -138,8 +138,11 @@ def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: boo
     if json:
         c.print_json(result)
     elif not quiet:
+        matched = result["match"] != "none"
         others = [name for i, name in enumerate(models) if i != result.get("anchor")]
         for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=False):
-            print(f"{name}: distance to {models[result['anchor']]} {before:.6g} -> {after:.6g}")
-        print(f"{result['output']}: {result['method']} of {len(models)} models, matched at level {result['match']}")
+            moved = f" -> {after:.6g}" if matched else ""
+            print(f"{name}: distance to {models[result['anchor']]} {before:.6g}{moved}")
+        how = f"matched at level {result['match']}" if matched else "not matched"
+        print(f"{result['output']}: {result['method']} of {len(models)} models, {how}")
         c.print_effort(result)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from onebasin.models import Checkpoint
+from onebasin.models.published import public_name
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.groups.elements import Monomial
 from onebasin.symmetry.tables.axes import Axis, Flat, Leaf, size
@@ -127,7 +128,7 @@ def measured(
     kind: str, tensors: Mapping[str, Tensor], samples: int, columns: Collection[str], model: Checkpoint
 ) -> Statistics:
     """Statistics of `model`, and what it is known by."""
-    return Statistics(kind, tensors, samples, frozenset(columns), model.given, marks(model))
+    return Statistics(kind, tensors, samples, frozenset(columns), public_name(model.given), marks(model))
 
 
 def marks(model: Checkpoint) -> dict[str, tuple[float, float]]:

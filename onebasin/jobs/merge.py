@@ -95,7 +95,7 @@ def merge(
             "output": None if output is None else str(output),
             "anchor": frame.centre,
             "method": chosen.method,
-            "match": match,
+            "match": match if any(item.alignment.elements for item in frame.found) else "none",
             "weights": plan.shares,
             "distance_before": [item.before.distance for item in frame.found],
             "distance_after": [item.after.distance for item in frame.found],

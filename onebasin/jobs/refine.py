@@ -15,6 +15,8 @@ from onebasin.data.calibration import recut
 from onebasin.fusion.refine import Refined, check
 from onebasin.fusion.refine import refine as distil
 from onebasin.models import Checkpoint, provenance, write_model
+from onebasin.models.card import front_matter, paths_of
+from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
 
 from .aligning import calibration
@@ -124,13 +126,13 @@ def rewritten(like: Checkpoint, found: Refined) -> Iterator[tuple[str, Tensor]]:
 def _card(
     name: str, merged: Checkpoint, teachers: Sequence[Checkpoint], result: dict[str, Any], command: str | None
 ) -> str:
-    models = [merged.given, *(teacher.given for teacher in teachers)]
-    lines = ["---", "library_name: transformers", "base_model:", *(f"- {json.dumps(model)}" for model in models)]
-    lines += ["tags:", "- onebasin", "- distillation", "---", "", f"# {name}", ""]
-    lines += [f"`{merged.given}` after {result['step']} steps of distillation. This is training, not alignment: the "
-              "teachers are", "", *(f"- `{teacher.given}`" for teacher in teachers), ""]  # fmt: skip
+    models = [merged, *teachers]
+    names = [public_name(model.given) for model in models]
+    lines = [*front_matter(names, ["onebasin", "distillation"]), f"# {prose(name)}", ""]
+    lines += [f"{code(names[0])} after {result['step']} steps of distillation. This is training, not alignment: the "
+              "teachers are", "", *(f"- {code(teacher)}" for teacher in names[1:]), ""]  # fmt: skip
     lines += ["| KL divergence from the teachers, on data held back | before | after |", "|---|---:|---:|"]
-    rows = [(merged.given, result), *((c["model"], c) for c in [result["control"]] if c)]
-    lines += [f"| {model} | {row['loss_before']:.6g} | {row['loss_after']:.6g} |" for model, row in rows]
-    lines += ["", "Made with onebasin:", "", "```sh", command or CALL, "```", ""]
+    rows = [(names[0], result), *((public_name(c["model"]), c) for c in [result["control"]] if c)]
+    lines += [f"| {prose(model)} | {row['loss_before']:.6g} | {row['loss_after']:.6g} |" for model, row in rows]
+    lines += ["", "Made with onebasin:", "", *block(without_paths(command or CALL, paths_of(models)), "sh"), ""]
     return "\n".join(lines)

@@ -19,11 +19,9 @@ import transformers
 
 from .distance import Distances
 from .folder import Checkpoint
+from .published import block, code, plain, prose, public_name, without_paths
 
-_INTRODUCTION = {
-    "match": "A functionally identical copy of the first model below, rewritten to lie close to the second.",
-    "merge": "One model made of those below, after each was rewritten to lie close to the anchor.",
-}
+_MATCHED = "The first model below, rewritten to lie close to the second by changes that its function does not see"
 
 
 def model_card(
@@ -36,41 +34,60 @@ def model_card(
 ) -> str:
     """The text of README.md, with the front matter that the hub reads.
 
-    inputs: the models, named as the user wrote them. result: what the job returns; `output` gives the title,
-    `method` tells a merge from a match, `notes` are listed. before, after: distances of every rewritten model
-    to the anchor, in one order.
+    inputs: the models, of which names are published, not paths. result: what the job returns; `output` gives the
+    title, `method` tells a merge from a match, `match` what came before it, `notes` are listed. before, after:
+    distances of every model but the anchor to it, in one order.
     """
     kind = "merge" if "method" in result else "match"
+    known, names = paths_of(inputs), [public_name(model.given) for model in inputs]
     title = Path(str(result.get("output") or "")).name or f"onebasin {kind}"
-    models = [model.given for model in inputs]
-    lines = [
-        "---",
-        "library_name: transformers",
-        "base_model:",
-        *(f"- {json.dumps(name)}" for name in models),
-    ]
     tags = ["onebasin", kind, *(["mergekit"] if "models" in result else [])]  # a merge file, see `merge_config`
-    lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {title}", "", _INTRODUCTION[kind], ""]
-    lines += [*(f"{number}. `{name}`" for number, name in enumerate(models)), ""]
-    lines += ["Made with onebasin:", "", "```sh", command, "```", ""]
+    lines = [*front_matter(names, tags), f"# {prose(title)}", "", _introduction(kind, result), ""]
+    lines += [*(f"{number}. {code(name)}" for number, name in enumerate(names)), ""]
+    lines += ["Made with onebasin:", "", *block(without_paths(command, known), "sh"), ""]
     if after:
-        lines += [*_table(before, after), ""]
+        lines += [*_table(before, after, result.get("match") != "none"), ""]
     if result.get("notes"):
-        lines += [*(f"- {note}" for note in result["notes"]), ""]
-    lines += ["`onebasin.json` holds the exact inputs, options, versions and the distances per layer.", ""]
+        lines += [*(f"- {prose(note)}" for note in without_paths(result["notes"], known)), ""]
+    lines += ["`onebasin.json` holds the inputs' hashes, options, versions and the distances per layer.", ""]
     return "\n".join(lines)
 
 
-def _table(before: Sequence[Distances], after: Sequence[Distances]) -> list[str]:
-    """Distances before and after, whole and per part, as Markdown."""
+def front_matter(names: Sequence[str], tags: Sequence[str]) -> list[str]:
+    """The lines that the hub reads. JSON's strings are YAML's, too, once nothing but what can be printed is in them."""
+    models = [f"- {json.dumps(plain(name), ensure_ascii=False)}" for name in names]
+    return ["---", "library_name: transformers", "base_model:", *models, "tags:", *(f"- {tag}" for tag in tags), "---",
+            ""]  # fmt: skip
+
+
+def paths_of(inputs: Sequence[Checkpoint]) -> list[str]:
+    """Where the models lie, which is not published."""
+    return [place for model in inputs for place in (model.given, str(model.folder))]
+
+
+def _introduction(kind: str, result: Mapping[str, Any]) -> str:
+    """What happened, and nothing else."""
+    if kind == "match":
+        compared = result.get("max_output_difference")
+        if compared is None:
+            return f"{_MATCHED}. Their outputs were not compared."
+        return f"{_MATCHED}: on random inputs, its outputs differ by at most {compared:.3g}."
+    made = f"One model made of those below by the method {code(str(result['method']))}"
+    if result.get("match") == "none":
+        return f"{made}. They were not matched first."
+    return f"{made}, after all but the anchor were rewritten to lie close to it."
+
+
+def _table(before: Sequence[Distances], after: Sequence[Distances], matched: bool) -> list[str]:
+    """Distances before and after matching, whole and per part, as Markdown; where nothing was matched, they are one."""
     lines = ["Euclidean distance to the anchor, over the shared parameters:", ""]
-    lines += ["| | before | after |", "|---|---:|---:|"]
+    lines += ["| | before | after |", "|---|---:|---:|"] if matched else ["| | distance |", "|---|---:|"]
     for number, (old, new) in enumerate(zip(before, after, strict=True), 1):
         source = f"source {number}, " if len(after) > 1 else ""
-        lines.append(f"| {source}whole | {old.distance:.6g} | {new.distance:.6g} |")
-        for part, value in old.parts.items():
-            if value or new.parts[part]:
-                lines.append(f"| {source}{part} | {value:.6g} | {new.parts[part]:.6g} |")
+        rows = {"whole": (old.distance, new.distance)}
+        rows |= {part: (value, new.parts[part]) for part, value in old.parts.items() if value or new.parts[part]}
+        for part, (first, second) in rows.items():
+            lines.append(f"| {source}{prose(part)} | {first:.6g} |" + (f" {second:.6g} |" if matched else ""))
     return lines
 
 
@@ -86,17 +103,21 @@ def provenance(
 ) -> dict[str, Any]:
     """The contents of onebasin.json: what made this model, exactly, in plain JSON values.
 
-    Models are named as the user wrote them. sha256: `hashes` of every input, where they are known already.
+    It names models and files without saying where they lie, since it is published with the model. sha256: `hashes` of
+    every input, where they are known already.
     """
     sha256 = [hashes(model) for model in inputs] if sha256 is None else sha256
-    return {
+    named = zip(map(public_name, (model.given for model in inputs)), sha256, strict=True)
+    facts = {
         "command": command,
-        "inputs": [{"model": model.given, "sha256": dict(found)} for model, found in zip(inputs, sha256, strict=True)],
+        "inputs": [{"model": name, "sha256": dict(found)} for name, found in named],
         "options": _plain(options),
         "result": _plain(result),
         "versions": versions(),
         "distances": [{"before": asdict(old), "after": asdict(new)} for old, new in zip(before, after, strict=True)],
     }
+    cleared: dict[str, Any] = without_paths(facts, paths_of(inputs))
+    return cleared
 
 
 def hashes(model: Checkpoint, stop: Event | None = None) -> dict[str, str]:

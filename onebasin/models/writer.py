@@ -20,6 +20,7 @@ from torch import Tensor
 from onebasin.engine import discard, missing_parents
 
 from .folder import Checkpoint, CheckpointError
+from .published import public_name
 from .weight_files import Target, clearly, name_of, write_weights
 
 # What a model folder holds besides weights and config.json. Code (*.py) and other weights are never copied.
@@ -126,6 +127,8 @@ def _companions(
 ) -> None:
     copy_companions(like.folder, folder, tokenizer)
     config = {**like.raw_config, **updates}
+    if isinstance(origin := config.get("_name_or_path"), str):  # as older versions of transformers wrote it
+        config["_name_or_path"] = public_name(origin)
     if dtype is not None:
         name = name_of(dtype)
         config = _with_dtype(config, name)

@@ -48,7 +48,7 @@ def test_names_survive_the_front_matter(make, tmp_path: Path, monkeypatch: pytes
     (tmp_path / name).parent.mkdir(exist_ok=True)
     make(name=name)
     text = model_card([Checkpoint(name)], command=COMMAND, result={"output": None})
-    assert ModelCard(text).data.base_model == [name]
+    assert ModelCard(text).data.base_model == [Path(name).name]
 
 
 def test_the_record(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -134,10 +135,54 @@ def test_overwrite(ask: Any, run: Any, a: Path, b: Path, tmp_path: Path) -> None
 def test_what_lies_beside_the_weights(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
     ask("match", b, a, "-o", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith("---\n") and str(a) in card and str(b) in card
+    assert card.startswith("---\n") and f'- "{b.name}"\n- "{a.name}"' in card
     facts = json.loads((tmp_path / "out" / "onebasin.json").read_text())
     assert facts["options"]["symmetry"] == "paper"
     assert set(ask("distance", a, b)["layers"]) == {"0", "1"}
+
+
+def test_what_is_written_says_nothing_of_where_the_models_lie(
+    ask: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever publishes the folder publishes names."""
+    home = tmp_path / "my home"
+    for place in (a, b):
+        shutil.copytree(place, home / place.name)
+    edit = home / "b" / "config.json"
+    edit.write_text(json.dumps({**json.loads(edit.read_text()), "_name_or_path": str(home / "b")}))
+    out = tmp_path / "results" / "out"
+    file = tmp_path / "recipe.yml"
+    file.write_text(f"merge_method: linear\nmodels: [{{model: '{home / 'a'}'}}, {{model: '{home / 'b'}'}}]\n"
+                    "parameters: {weight: 1}\nalign: {symmetry: paper}\n")  # fmt: skip
+    maps = out / "maps.safetensors"
+    for words in (
+        ("match", home / "b", home / "a", "-o", out, "--alignment", home / "maps.safetensors"),
+        ("merge", home / "a", home / "b", "-o", out),
+        ("merge", "--config", file, "-o", out),
+    ):
+        monkeypatch.setattr(sys, "argv", ["onebasin", *map(str, words)])
+        ask(*words, "--overwrite")
+        if (home / "maps.safetensors").exists():
+            (home / "maps.safetensors").rename(maps)
+        for written in out.iterdir():
+            found = written.read_bytes()
+            assert not any(word in found for word in (b"home", b"results", str(tmp_path).encode())), written
+
+
+def test_cards_state_what_happened(ask: Any, run: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    def card(*words: object) -> str:
+        printed = run(*words, "-o", tmp_path / "out", "--overwrite").stdout
+        return str((tmp_path / "out" / "README.md").read_text() + printed)
+
+    file = tmp_path / "recipe.yml"
+    file.write_text(f"merge_method: linear\nmodels: [{{model: {a}}}, {{model: {b}}}]\nparameters: {{weight: 1}}\n")
+    for plain in (card("merge", a, b, "--match", "none"), card("merge", "--config", file)):
+        assert "They were not matched first." in plain and "2 models, not matched" in plain
+        assert "lie close" not in plain and "->" not in plain and "before" not in plain
+    for matched in (card("merge", a, b), card("merge", a, b, "--quality", "fast")):
+        assert "lie close" in matched and "matched at level" in matched and "| before | after |" in matched
+    assert "on random inputs, its outputs differ by at most" in card("match", b, a)
+    assert "outputs were not compared" in card("match", b, a, "--no-verify")
 
 
 # --- merge ----------------------------------------------------------------------------------------------------

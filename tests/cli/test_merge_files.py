@@ -123,7 +123,8 @@ def test_the_folder_is_what_users_of_mergekit_expect(write: Any, ask: Run, tmp_p
     shards = sorted(path.name for path in out.glob("*.safetensors"))
     assert len(shards) > 1 and set(index["weight_map"].values()) == set(shards)
     assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
-    assert (out / "mergekit_config.yml").read_text() == file.read_text()
+    named = file.read_text().replace(str(a), a.name).replace(str(b), b.name)
+    assert (out / "mergekit_config.yml").read_text() == named
     front = (out / "README.md").read_text().split("---")[1]
     for line in ("library_name: transformers", "base_model:", "tags:", "- merge", "- mergekit"):
         assert line in front.splitlines(), line

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from onebasin.engine import peak_memory
 from onebasin.fusion import MERGE_METHODS
 from onebasin.models import DTYPES, Checkpoint, write_model
 from onebasin.models.adapted import write_adapted
+from onebasin.models.card import paths_of
 from onebasin.models.folder import locate
 from onebasin.models.lora import CONFIG, WEIGHTS, Adapter
+from onebasin.models.published import without_paths
 from onebasin.running import load_model
 from onebasin.symmetry import Alignment
 
@@ -49,16 +52,16 @@ def merge_config(
 
     `linear` and the methods of `onebasin.merge` run here, tensor by tensor; every other method runs in mergekit, on the
     models as they are or, with `align`, on their matched copies, the base model's among them. The file is saved beside
-    the weights as mergekit_config.yml. seed: of methods that draw random numbers and of the search's starts [default:
-    the file's `random_seed`, or 0]. The other parameters are those of `merge`; options: fields of `Written`.
+    the weights as mergekit_config.yml, with the models' names instead of paths. seed: of methods that draw random
+    numbers and of the search's starts [default: the file's `random_seed`, or 0]. The other parameters are those of
+    `merge`; options: fields of `Written`.
 
     Returns as `merge` does. Raises ValueError with one clear sentence for a file that says what cannot be.
     """
     started = time.perf_counter()
     recipe, text = read_recipe(config)
     refuse_unknown(recipe)
-    files = {"mergekit_config.yml": text} if options.get("write_model_card", True) else {}
-    look = Written(**options, files=files)
+    look = Written(**options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {})
     seed = recipe.seed if seed is None else seed
     common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
     with ExitStack() as stack:
@@ -70,6 +73,8 @@ def merge_config(
         for checkpoint, name in zip(sources, names, strict=True):
             checkpoint.given = name
         refuse_missing_layers(recipe, dict(zip(names, sources, strict=True)))
+        files = {name: without_paths(content, paths_of(sources)) for name, content in look.files.items()}
+        look = replace(look, files=files)
         base = names.index(str(recipe.base_model)) if recipe.base_model else 0
         if recipe.merge_method in MERGE_METHODS:
             result = merge(sources, output, **_whole(recipe, names, base), **common, **vars(look), overwrite=overwrite,
