@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 def draw(chart: Chart) -> Figure:
     """The chart as a figure. Raises ValueError where matplotlib is not installed, KeyError for an unknown kind."""
     require_matplotlib()
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -32,8 +33,9 @@ def draw(chart: Chart) -> Figure:
     )
     figure = Figure(figsize=(min(wide, 14.0), 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    kind(figure, chart)
-    figure.suptitle(chart.title, fontsize=11)
+    with matplotlib.rc_context({"text.parse_math": False}):  # a name with two dollar signs is no formula
+        kind(figure, chart)
+        figure.suptitle(chart.title, fontsize=11)
     return figure
 
 

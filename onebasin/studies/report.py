@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from onebasin.landscape.plots import require_matplotlib
 
 from .charts import draw, save, svg
 from .results import Results, Table, read_all, shown
@@ -59,8 +62,8 @@ def report(studies: Sequence[Results]) -> str:
 
     It holds its style, script and pictures itself, and follows the reader's light or dark setting.
     """
-    links = "".join(f'<a href="#{s.study}">{escape(s.title)}</a>' for s in studies)
-    parts = "".join(map(_part, studies))
+    links = "".join(f'<a href="#{_anchor(s)}">{_text(s.title)}</a>' for s in studies)
+    parts = "".join(map(_shown, studies))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
@@ -69,26 +72,47 @@ def report(studies: Sequence[Results]) -> str:
     )
 
 
+def _text(value: object) -> str:
+    """Foreign words, in text and in attributes."""
+    return escape(str(value))
+
+
+def _anchor(study: Results) -> str:
+    return re.sub(r"[^\w-]+", "-", str(study.study))
+
+
+def _shown(study: Results) -> str:
+    """The part of a study; a word instead where somebody's file holds what no study writes."""
+    if study.charts:
+        require_matplotlib()
+    try:
+        return _part(study)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        return (f'<section id="{_anchor(study)}">\n<h2>{_text(study.title)}</h2>\n<p>This study cannot be shown '
+                f"({_text(why)}).</p>\n</section>\n")  # fmt: skip
+
+
 def _part(study: Results) -> str:
     charts = "".join(
-        f'<figure role="img" aria-label="{escape(chart.title)}">{svg(draw(chart))}</figure>\n' for chart in study.charts
+        f'<figure role="img" aria-label="{_text(chart.title)}">{svg(draw(chart))}</figure>\n' for chart in study.charts
     )
     tables = "".join(map(_table, study.tables))
-    notes = "".join(f"<li>{escape(note)}</li>" for note in study.notes)
-    asked = escape(json.dumps(study.config, indent=2))
+    notes = "".join(f"<li>{_text(note)}</li>" for note in study.notes)
+    asked = _text(json.dumps(study.config, indent=2))
     return (
-        f'<section id="{study.study}">\n<h2>{escape(study.title)}</h2>\n<p>{escape(study.text)}</p>\n{tables}{charts}'
+        f'<section id="{_anchor(study)}">\n<h2>{_text(study.title)}</h2>\n<p>{_text(study.text)}</p>\n{tables}{charts}'
         + (f"<ul>{notes}</ul>\n" if notes else "")
-        + (f"<pre>{escape(study.command)}</pre>\n" if study.command else "")
+        + (f"<pre>{_text(study.command)}</pre>\n" if study.command else "")
         + f"<details><summary>Settings ({study.seconds:.0f} s)</summary><pre>{asked}</pre></details>\n</section>\n"
     )
 
 
 def _table(table: Table) -> str:
-    heads = "".join(f'<th scope="col"><button type="button">{escape(name)}</button></th>' for name in table.columns)
+    heads = "".join(f'<th scope="col"><button type="button">{_text(name)}</button></th>' for name in table.columns)
     rows = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>\n" for row in table.rows)
     return (
-        f'<div class="wide"><table><caption>{escape(table.caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n'
+        f'<div class="wide"><table><caption>{_text(table.caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n'
         f"<tbody>\n{rows}</tbody></table></div>\n"
     )
 
@@ -96,4 +120,4 @@ def _table(table: Table) -> str:
 def _cell(cell: Any) -> str:
     value = cell[0] if isinstance(cell, list | tuple) else cell
     number = f' data-value="{value}"' if isinstance(value, int | float) else ""
-    return f"<td{number}>{escape(shown(cell))}</td>"
+    return f"<td{number}>{_text(shown(cell))}</td>"

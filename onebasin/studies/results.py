@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from onebasin.models.published import prose
+
 Cell = str | float | int | None
 
 
@@ -72,19 +74,21 @@ def read_all(folder: Path) -> list[Results]:
     for file in sorted(folder.glob("*.json")):
         try:
             facts = json.loads(file.read_text("utf-8"))
-        except (ValueError, RecursionError):
+            if isinstance(facts, dict) and {"study", "tables", "charts"} <= facts.keys():
+                # Half a character of two (a lone surrogate), which JSON can hold and a page cannot, becomes "?".
+                facts = json.loads(json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace"))
+                facts["tables"] = [Table(**table) for table in facts["tables"]]
+                facts["charts"] = [Chart(**chart) for chart in facts["charts"]]
+                found.append(Results(**facts))
+        except (ValueError, TypeError, RecursionError):
             continue
-        if isinstance(facts, dict) and {"study", "tables", "charts"} <= facts.keys():
-            facts["tables"] = [Table(**table) for table in facts["tables"]]
-            facts["charts"] = [Chart(**chart) for chart in facts["charts"]]
-            found.append(Results(**facts))
     return found
 
 
 def markdown(table: Table) -> str:
     """The table in Markdown, numbers with three significant decimals."""
-    lines = ["| " + " | ".join(table.columns) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
-    lines += ["| " + " | ".join(shown(cell) for cell in row) + " |" for row in table.rows]
+    lines = ["| " + " | ".join(map(prose, table.columns)) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
+    lines += ["| " + " | ".join(prose(shown(cell)) for cell in row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"
 
 
