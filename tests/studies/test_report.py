@@ -80,8 +80,11 @@ def test_files_that_are_no_studies_are_passed_over(tmp_path: Path, text: str) ->
     assert (tmp_path / "report.html").read_text("utf-8").count("<section") == 1
 
 
-@pytest.mark.parametrize("wrong", [{"tables": [{"caption": 1, "columns": 2, "rows": 3}]}, {"seconds": "long"},
-                                   {"charts": [{"name": "x", "title": "x", "kind": "pie", "x": [], "series": {}}]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tables": [{"caption": 1, "columns": 2, "rows": 3}]}, {"seconds": "long"},
+     {"charts": [{"name": "x", "title": "x", "kind": "pie", "x": [], "series": {}}]}],
+)  # fmt: skip
 def test_a_study_that_cannot_be_shown_says_so(tmp_path: Path, wrong: dict[str, Any]) -> None:
     mine = Results("mine", "Mine", "", {}, [], [])
     (tmp_path / "left.json").write_text(json.dumps({**asdict(mine), "title": "Left", **wrong}))
