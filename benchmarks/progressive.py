@@ -25,7 +25,6 @@ from onebasin.fusion.progressive import RIDGES, merge_progressively
 from onebasin.models import Checkpoint
 from onebasin.running.loaded import stock_model
 from onebasin.running.trace import Batch, run
-from onebasin.symmetry import Alignment
 
 OUTPUT = Path("build/bench/progressive.json")
 TARGET = 2.5  # at most
@@ -67,7 +66,7 @@ def measure(layers: int, sequences: int, tokens: int) -> dict[str, Any]:
         for ridges in (RIDGES[1:2], RIDGES):
             taken = _seconds(
                 lambda ridges=ridges: merge_progressively(  # type: ignore[misc]
-                    models, [Alignment()] * 2, [0.5, 0.5], 0, shared, batches, ridge=ridges
+                    models, [0.5, 0.5], 0, shared, batches, ridge=ridges
                 )
             )
             passes = 3 + (4 / len(batches) if len(ridges) > 1 else 0)  # of four batches one is held back

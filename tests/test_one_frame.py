@@ -11,10 +11,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import onebasin
+from onebasin.jobs.aligning import align_all
 from onebasin.jobs.frame import in_one_frame
 from onebasin.jobs.options import Options
-from onebasin.jobs.writing import rewritten, verified
-from onebasin.models import Checkpoint, CheckpointError
+from onebasin.jobs.writing import verified
+from onebasin.models import Checkpoint, CheckpointError, Rewritten, View
 from onebasin.running import compare_rewritten
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.groups.elements import Monomial
@@ -43,8 +44,9 @@ def test_the_widest_model_is_the_anchor(widths: list[Checkpoint], order: tuple[i
     assert frame.common.roles
     for role in frame.common.roles:
         assert len({model.signature.tensors[role].shape for model in frame.models}) == 1
-    differences = frame.differences(Options(), None)
-    assert len(differences) == len(frame.found) == len(frame.others) == len(models) - 1
+    aligned = align_all(frame.models, frame.centre, "orthogonal", Options(symmetry="orthogonal", max_sweeps=2), None)
+    differences = frame.differences(aligned.models, Options(), None)
+    assert len(differences) == len(aligned.found) == len(frame.others) == len(models) - 1
     assert all(difference is not None and difference < 1e-3 for difference in differences)
 
 
@@ -58,7 +60,8 @@ def test_a_merge_file_takes_the_widest_model_as_its_anchor(widths: list[Checkpoi
 def test_without_matching_nothing_moves(widths: list[Checkpoint]) -> None:
     frame = in_one_frame([widths[0], widths[2]], 1, "none", Options(), None)
     assert frame.models == [widths[0], widths[2]] and frame.centre == 1
-    assert frame.differences(Options(), None) == [None] and not frame.alignments[0].elements
+    aligned = align_all(frame.models, frame.centre, "none", Options(), None)
+    assert frame.differences(aligned.models, Options(), None) == [None] and not aligned.found[0].alignment.elements
 
 
 def test_what_is_not_the_same_function_is_refused(widths: list[Checkpoint]) -> None:
@@ -66,15 +69,16 @@ def test_what_is_not_the_same_function_is_refused(widths: list[Checkpoint]) -> N
     torch.manual_seed(0)
     ffn = next(root for root in model.signature.spaces if root.endswith("ffn"))
     right = Alignment({ffn: Monomial(torch.randperm(64))})
-    assert (verified(model, model, right, Options(), None) or 0) < 1e-4
+    assert (verified(model, Rewritten(model, right), Options(), None) or 0) < 1e-4
     wrong = Alignment({ffn: Monomial(torch.randperm(64), torch.full((64,), 2.0))})  # GELU does not scale
     with pytest.raises(CheckpointError, match="differs from the original"):
-        verified(model, model, wrong, Options(), None)
+        verified(model, Rewritten(model, wrong), Options(), None)
 
 
 def test_a_copy_that_lacks_a_tensor_is_refused(widths: list[Checkpoint]) -> None:
     model = widths[0]
-    whole = rewritten(model, Alignment(), Options())
-    assert compare_rewritten(model, whole, {}).max_difference == 0
+    assert compare_rewritten(model, Rewritten(model, Alignment())).max_difference == 0
+    *kept, _ = model.signature.tensors
+    short = replace(model.signature, tensors={role: model.signature.tensors[role] for role in kept})
     with pytest.raises(CheckpointError, match="lack"):
-        compare_rewritten(model, replace(whole, groups=whole.groups[:-1]), {})
+        compare_rewritten(model, View(model, short))

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from onebasin.models import Checkpoint, Making
+from onebasin.models import Making, Model
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.tables.axes import Leaf, blocks
 
@@ -82,15 +81,8 @@ COMBINE: Mapping[str, Combine] = {
 METHODS = (*COMBINE, "circuit")
 
 
-class Rewrites(Protocol):
-    """An alignment, exact or softened."""
-
-    def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor: ...
-
-
 def merged_tensors(
-    models: Sequence[Checkpoint],
-    alignments: Sequence[Rewrites],
+    models: Sequence[Model],
     weights: Sequence[float],
     layout: int,
     shared: Collection[str],
@@ -104,8 +96,8 @@ def merged_tensors(
 ) -> Making:
     """The merged model's tensors under the names of `models[layout]`, one at a time.
 
-    Roles in `shared` are combined by `method`, or by `combine` where it is given, after each model's alignment acted
-    on them. All others come from `models[layout]` alone, likewise aligned. Where position tables differ in length, the
+    Roles in `shared` are combined by `method`, or by `combine` where it is given. All others come from
+    `models[layout]` alone. Where position tables differ in length, the
     common rows are combined and the rest are the layout's. workers, ray: as of `Making`.
     """
     signature = models[layout].signature
@@ -114,12 +106,12 @@ def merged_tensors(
     for root in circuit_roots(signature) if method == "circuit" else ():
         circuits.setdefault(signature.spaces[root].layer, []).append(root)
 
-    def aligned(role: str) -> list[Tensor]:
+    def read(role: str) -> list[Tensor]:
         """The tensor of every model, in the layout's place for it."""
         found = []
-        for model, alignment in zip(models, alignments, strict=True):
+        for model in models:
             own = role if role in model.signature.tensors else str(signature.tensors[role].alias)
-            found.append(alignment.apply(model.signature, own, model.read(own, dtype, device)))
+            found.append(model.read(own, dtype, device))
         return found
 
     def merged(role: str, tensors: list[Tensor]) -> Tensor:
@@ -134,12 +126,12 @@ def merged_tensors(
 
     def single(role: str) -> Tensor:
         if role in shared or signature.tensors[role].alias in shared:
-            return merged(role, aligned(role))
-        return alignments[layout].apply(signature, role, models[layout].read(role, dtype, device))
+            return merged(role, read(role))
+        return models[layout].read(role, dtype, device)
 
     def heads(layer: int | None, roles: Sequence[str]) -> dict[str, Tensor]:
         """The tensors of a layer's heads, which are merged together."""
-        every = {role: aligned(role) for role in roles}
+        every = {role: read(role) for role in roles}
         mean = {role: merged(role, tensors) for role, tensors in every.items()}
         for root in circuits[layer]:
             parts = [{role: tensors[i] for role, tensors in every.items()} for i in range(len(models))]
@@ -162,7 +154,7 @@ def merged_tensors(
     return Making(signature, make, [*groups], workers, ray)
 
 
-def nearest_to_mean(models: Sequence[Checkpoint], shared: Sequence[str], weights: Sequence[float]) -> int:
+def nearest_to_mean(models: Sequence[Model], shared: Sequence[str], weights: Sequence[float]) -> int:
     """The model whose weights lie closest to the weighted mean of all, over the shared tensors: the natural anchor."""
     if len(models) == 2 and abs(sum(weights) - 1) < 1e-9:  # |t_0 - mean| = |w_1| |t_0 - t_1|: nothing need be read
         return int(abs(weights[1]) > abs(weights[0]))

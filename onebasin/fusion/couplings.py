@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from onebasin.engine import Tell
-from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models import CheckpointError, Model
 from onebasin.running.loaded import stock_model
 from onebasin.running.trace import Batch
-from onebasin.symmetry import Alignment, Signature
+from onebasin.symmetry import Signature
 from onebasin.symmetry.coupling import Blend, Coupling
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.elements import Acts, Monomial
@@ -51,9 +51,8 @@ class Unit:
 
 
 def transport(
-    source: Checkpoint,
-    anchor: Checkpoint,
-    alignment: Alignment | None = None,
+    source: Model,
+    anchor: Model,
     *,
     ground: str = "wts",
     entropy: float = 0.0,
@@ -63,7 +62,7 @@ def transport(
     device: str = "cpu",
     tell: Tell | None = None,
 ) -> Transport:
-    """How to carry `source`, which `alignment` has rewritten, among the neurons of `anchor`.
+    """How to carry `source` among the neurons of `anchor`.
 
     The two may differ in width: neurons, stream, inside of heads. entropy: see `plan`. batches: for `acts`.
     Raises ValueError for unknown words, `acts` without data, and spaces of different size between which nothing can be
@@ -80,9 +79,9 @@ def transport(
     mine, theirs = anchor.signature, source.signature
     if mine.family != theirs.family or mine.layers != theirs.layers:
         raise CheckpointError(f"'{source.given}' and '{anchor.given}' differ in family or number of layers")
-    finder = _Finder(source, anchor, alignment or Alignment(), entropy, {"dtype": dtype, "device": device})
+    finder = _Finder(source, anchor, entropy, {"dtype": dtype, "device": device})
     if ground == "acts":
-        ours, moved = stock_model(anchor, **finder.how), stock_model(source, finder.alignment, **finder.how)
+        ours, moved = stock_model(anchor, **finder.how), stock_model(source, **finder.how)
         finder.measured = of_activations(ours, moved, batches, finder.target.sizes, tell)
     if residual == "one":
         finder.all_at_once(tell)
@@ -117,10 +116,8 @@ def outer_spaces(signature: Signature) -> set[str]:
 class _Finder:
     """maps: space -> plan, as far as found. own: role -> its own maps, where the stream has several."""
 
-    def __init__(
-        self, source: Checkpoint, anchor: Checkpoint, alignment: Alignment, entropy: float, how: dict[str, Any]
-    ) -> None:
-        self.source, self.anchor, self.alignment, self.entropy, self.how = source, anchor, alignment, entropy, how
+    def __init__(self, source: Model, anchor: Model, entropy: float, how: dict[str, Any]) -> None:
+        self.source, self.anchor, self.entropy, self.how = source, anchor, entropy, how
         self.signature = source.signature
         kept = ("rows", "labels")
         sizes = {key: space.size for key, space in anchor.signature.spaces.items() if space.kind not in kept}
@@ -165,7 +162,7 @@ class _Finder:
         partly = resized(self.target, {key: self.signature.sizes[key] for root in unit.roots for key in members[root]})
         for role in wanted:
             maps = {root: act for root, act in self.of(role).items() if root not in unit.roots}
-            tensor = self.alignment.apply(self.signature, role, self.source.read(role, **self.how))
+            tensor = self.source.read(role, **self.how)
             moved, fixed = carried(self.signature, partly, role, tensor, maps), self.anchor.read(role, **self.how)
             of = inner or unit.root
             pairs = zip(self.target.views(role, fixed, of), partly.views(role, moved, of), strict=True)

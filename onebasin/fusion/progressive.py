@@ -39,10 +39,9 @@ from torch import Tensor, nn
 
 from onebasin.data.teaching import Teachers, divergence, forward_of, held_out, mean_loss
 from onebasin.engine import Tell
-from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models import CheckpointError, Model
 from onebasin.running.loaded import Stock, stock_model
 from onebasin.running.trace import Batch, Call, hooks, linear_calls, run, samples
-from onebasin.symmetry import Alignment
 from onebasin.symmetry.tables.axes import leaves
 
 from .average import merged_tensors
@@ -71,8 +70,7 @@ class Progressive:
 
 
 def merge_progressively(
-    models: Sequence[Checkpoint],
-    alignments: Sequence[Alignment],
+    models: Sequence[Model],
     weights: Sequence[float],
     layout: int,
     shared: Collection[str],
@@ -101,12 +99,12 @@ def merge_progressively(
     if not batches:
         raise ValueError("progressive merging needs calibration data")
     fit, held = held_out(batches, held_back) if len(ridges) > 1 else (list(batches), [])
-    teachers = [stock_model(m, a, dtype=dtype, device=device) for m, a in zip(models, alignments, strict=True)]
+    teachers = [stock_model(model, dtype=dtype, device=device) for model in models]
     student = stock_model(models[layout], dtype=dtype, device=device)
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     average = {
         by_name[name]: tensor
-        for name, tensor in merged_tensors(models, alignments, weights, layout, shared, dtype=dtype, device=device)
+        for name, tensor in merged_tensors(models, weights, layout, shared, dtype=dtype, device=device)
     }
     student.fill(average.__getitem__)
     student.fill_buffers(average.__getitem__)

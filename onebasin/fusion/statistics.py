@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebasin.models import Checkpoint
+from onebasin.models import Model
 from onebasin.models.published import public_name
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.groups.elements import Monomial
@@ -74,7 +74,7 @@ class Statistics:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise ValueError(f"'{path}' holds no statistics that can be read; measure them anew") from None
 
-    def of(self, model: Checkpoint) -> Statistics:
+    def of(self, model: Model) -> Statistics:
         """These statistics, which are `model`'s. Raises ValueError, naming a tensor, where they are another model's."""
         mine = marks(model)
         for role, (norm, look) in self.marks.items():
@@ -125,13 +125,13 @@ class Statistics:
 
 
 def measured(
-    kind: str, tensors: Mapping[str, Tensor], samples: int, columns: Collection[str], model: Checkpoint
+    kind: str, tensors: Mapping[str, Tensor], samples: int, columns: Collection[str], model: Model
 ) -> Statistics:
     """Statistics of `model`, and what it is known by."""
     return Statistics(kind, tensors, samples, frozenset(columns), public_name(model.given), marks(model))
 
 
-def marks(model: Checkpoint) -> dict[str, tuple[float, float]]:
+def marks(model: Model) -> dict[str, tuple[float, float]]:
     """Role -> its norm, and a fixed combination of its leading entries, which changes when they change places."""
     found = {}
     for role, entry in model.signature.tensors.items():

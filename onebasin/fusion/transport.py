@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from onebasin.models import Checkpoint
-from onebasin.symmetry import Alignment, Signature
+from onebasin.models import Model, View
+from onebasin.models.widened import sizes_of
+from onebasin.symmetry import Signature
 from onebasin.symmetry.coupling import Blend, Coupling
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.elements import Acts, Linear, Monomial, act_on
@@ -126,22 +127,19 @@ def carried(signature: Signature, target: Signature, role: str, tensor: Tensor, 
     return out
 
 
-class Transported(Checkpoint):
-    """A model carried among the neurons of an anchor; reads like a checkpoint of the anchor's widths.
+class Transported(View):
+    """A model carried among the neurons of an anchor, in the anchor's widths.
 
-    alignment: acts first, exactly.
+    Args:
+        base: the model, aligned.
+        transport: what carries it.
+        anchor: the model whose sizes the result has.
     """
 
-    def __init__(self, source: Checkpoint, alignment: Alignment, transport: Transport, anchor: Checkpoint) -> None:
-        super().__init__(source.folder, source._family)
-        self.given, self.notes, self.config_updates = source.given, list(source.notes), dict(source.config_updates)
-        self.source, self.alignment, self.transport = source, alignment, transport
-        self.__dict__["signature"] = transport.target
-        if transport.target.sizes != source.signature.sizes:
-            sizes = {key: value for key, value in anchor.raw_config.items() if isinstance(value, int)}
-            self.config_updates = {**sizes, **self.config_updates}
+    def __init__(self, base: Model, transport: Transport, anchor: Model) -> None:
+        sizes = sizes_of(anchor.raw_config) if transport.target.sizes != base.signature.sizes else {}
+        super().__init__(base, transport.target, sizes)
+        self.transport = transport
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-        signature = self.source.signature
-        tensor = self.alignment.apply(signature, role, self.source.read(role, dtype, device))
-        return self.transport.apply(signature, role, tensor)
+        return self.transport.apply(self.base.signature, role, self.base.read(role, dtype, device))

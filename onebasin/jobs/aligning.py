@@ -16,7 +16,7 @@ from onebasin.data.teaching import HELD_BACK, LOSSES, Forward, forward_of, held_
 from onebasin.matching import Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
-from onebasin.models import Checkpoint, Distances, before_and_after, read_pair, shared_roles
+from onebasin.models import Distances, Model, Rewritten, before_and_after, read_pair, shared_roles
 from onebasin.running import stock_model
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment
@@ -44,21 +44,29 @@ class Found:
     losses: dict[int, float] = field(default_factory=dict)
 
 
-def align(source: Checkpoint, anchor: Checkpoint, opt: Options, tell: Tell | None) -> Found:
+@dataclass(frozen=True)
+class Aligned:
+    """Every model rewritten by its alignment, and what was found for those that are not the anchor."""
+
+    models: list[Rewritten[Alignment]]
+    found: list[Found]
+
+
+def align(source: Model, anchor: Model, opt: Options, tell: Tell | None) -> Found:
     """Align one model to another."""
-    return align_all([anchor, source], 0, opt.symmetry, opt, tell)[0][0]
+    return align_all([anchor, source], 0, opt.symmetry, opt, tell).found[0]
 
 
 def align_all(
-    models: Sequence[Checkpoint],
+    models: Sequence[Model],
     centre: int,
     level: str,
     opt: Options,
     tell: Tell | None,
     batches: Sequence[Batch] | None = None,
     held_back: Sequence[Batch] | None = None,
-) -> tuple[list[Found], list[Alignment]]:
-    """Align all models to `models[centre]`: what was found for the others, and every model's alignment.
+) -> Aligned:
+    """Align all models to `models[centre]`.
 
     level: of symmetry, or `none`. batches: calibration data (default: what `opt` asks for, where matching measures).
     held_back: those that learning chooses its step by (default: a share of `batches`).
@@ -95,11 +103,11 @@ def align_all(
                 learned.losses if learned is not None else {},
             )
         )
-    return found, alignments
+    return Aligned([Rewritten(*pair, opt.dtype) for pair in zip(models, alignments, strict=True)], found)
 
 
 def starts(
-    models: Sequence[Checkpoint],
+    models: Sequence[Model],
     centre: int,
     match_with: str,
     opt: Options,
@@ -130,7 +138,7 @@ def starts(
 
 
 def learn(
-    models: Sequence[Checkpoint],
+    models: Sequence[Model],
     centre: int,
     alignments: Sequence[Alignment],
     opt: Options,
@@ -181,10 +189,10 @@ def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: 
     return min(max(PER_STEP // predictions, EXAMPLES[0]), EXAMPLES[1], max(count // 8, 1))
 
 
-def align_together(models: Sequence[Checkpoint], centre: int, opt: Options, tell: Tell | None) -> Universe:
+def align_together(models: Sequence[Model], centre: int, opt: Options, tell: Tell | None) -> Universe:
     """Match three or more models to one another by their weights, over the rows that all have."""
 
-    def read(model: Checkpoint, role: str) -> Tensor:
+    def read(model: Model, role: str) -> Tensor:
         shapes = [each.signature.tensors[role].shape for each in models]
         return model.read(role, opt.dtype, opt.device)[tuple(map(slice, map(min, zip(*shapes, strict=True))))]
 
@@ -201,9 +209,7 @@ def align_together(models: Sequence[Checkpoint], centre: int, opt: Options, tell
     )
 
 
-def calibration(
-    models: Sequence[Checkpoint], opt: Options, tell: Tell | None, labels: bool | None = None
-) -> list[Batch]:
+def calibration(models: Sequence[Model], opt: Options, tell: Tell | None, labels: bool | None = None) -> list[Batch]:
     """Inputs to measure on: what the models write themselves, or files, each with its share of the samples.
 
     labels: whether to keep them (default: where learning needs them). Masked language models always keep theirs, which
@@ -227,7 +233,7 @@ def calibration(
             task = opt.task or task_of(models[0])
             size = max(1, min(32, int(HELD_BACK * share)))  # so that a sixteenth can be held back of few examples, too
             kept = labels or (task == "masked-lm" and all(is_for(model, task) for model in models))
-            found.append(from_file(file, models[0].folder, task, share, batch=size, labels=kept, **given))
+            found.append(from_file(file, models[0].origin.folder, task, share, batch=size, labels=kept, **given))
     return spread_evenly(found)
 
 
@@ -247,7 +253,7 @@ def noised(batches: list[Batch], opt: Options) -> tuple[list[Batch], list[Batch]
     return [*noisy(fit, opt.noise, opt.seed)], [*noisy(held, opt.noise, opt.seed + 1)]
 
 
-def task_of(model: Checkpoint) -> str:
+def task_of(model: Model) -> str:
     """The task that a model's class is for. Raises ValueError where it has no head."""
     names = " ".join(model.config.get("architectures") or [])
     if "SequenceClassification" in names and len(model.config.get("id2label") or "two") == 1:
@@ -264,7 +270,7 @@ def task_of(model: Checkpoint) -> str:
     raise ValueError(f"'{model.given}': its class does not name the task of the calibration data; say --task")
 
 
-def is_for(model: Checkpoint, task: str) -> bool:
+def is_for(model: Model, task: str) -> bool:
     """Whether a model's class is for this task."""
     try:
         return task_of(model) == task
@@ -272,11 +278,8 @@ def is_for(model: Checkpoint, task: str) -> bool:
         return False
 
 
-def softened(
-    source: Checkpoint, anchor: Checkpoint, alignment: Alignment, temperature: float, opt: Options
-) -> Softened:
+def softened(source: Rewritten[Alignment], anchor: Model, temperature: float, opt: Options) -> Softened:
     def read(role: str) -> tuple[Tensor, Tensor]:
-        fixed, moving = read_pair(anchor, source, role, opt.dtype, opt.device)
-        return fixed, alignment.apply(source.signature, role, moving)
+        return read_pair(anchor, source, role, opt.dtype, opt.device)
 
-    return Softened(alignment, soft_couplings(source.signature, read, groups_of(source, opt), temperature))
+    return Softened(source.alignment, soft_couplings(source.signature, read, groups_of(source, opt), temperature))

@@ -11,12 +11,12 @@ from onebasin.engine import peak_memory
 from onebasin.models import Canonical
 
 from .folders import opened, refuse_existing
-from .options import Model, Options, verification
+from .options import ModelSource, Options, verification
 from .writing import refuse_unverifiable, write_canonical
 
 
 def canonical(
-    model: Model,
+    model: ModelSource,
     output: str | Path,
     *,
     dtype: str | None = None,

@@ -12,12 +12,12 @@ from onebasin.models.preflight import peek as peeked
 from onebasin.symmetry import LEVELS, acting_groups
 
 from .folders import opened
-from .options import STREAM_LEVELS, Model, Options
+from .options import STREAM_LEVELS, ModelSource, Options
 
 
 def check(
-    a: Model,
-    b: Model,
+    a: ModelSource,
+    b: ModelSource,
     *,
     symmetry: str = "paper",
     peek: bool = False,

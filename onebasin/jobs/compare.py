@@ -12,12 +12,12 @@ from onebasin.running import Verification, compare
 from onebasin.symmetry import Alignment
 
 from .folders import opened
-from .options import Model, refuse_device
+from .options import ModelSource, refuse_device
 
 
 def verify(
-    a: Model,
-    b: Model,
+    a: ModelSource,
+    b: ModelSource,
     *,
     tensors: bool = False,
     alignment: str | Path | None = None,
@@ -39,7 +39,7 @@ def verify(
         return compare(first.folder, second.folder, **how)
 
 
-def distance(a: Model, b: Model, *, family: str | None = None) -> Distances:
+def distance(a: ModelSource, b: ModelSource, *, family: str | None = None) -> Distances:
     """Euclidean distance over the parameters that two models share: whole, per part, per layer."""
     with opened([a, b], family) as (first, second):
         return distances(first, second)

@@ -15,16 +15,16 @@ from torch import nn
 
 from onebasin.data.models import quiet
 from onebasin.engine import kept
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Widened, shared_roles
+from onebasin.models import Canonical, Checkpoint, CheckpointError, Model, Widened, shared_roles
 from onebasin.models.folder import link, refuse_links_out
 from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.models.writer import copy_companions
 from onebasin.symmetry.gauge.widening import widening
 
-from .options import STREAM_LEVELS, Model, Options, StateDict, Tell
+from .options import STREAM_LEVELS, ModelSource, Options, StateDict, Tell
 
 
-def placed(model: Model, folder: Path) -> tuple[str | Path, str]:
+def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
     """Where a model lies, and what to call it; one that lies in no folder of its own is written to `folder`."""
     if isinstance(model, nn.Module):
         from transformers import PreTrainedModel  # slow to load, where no such model has loaded it
@@ -51,7 +51,7 @@ def placed(model: Model, folder: Path) -> tuple[str | Path, str]:
 
 
 @contextmanager
-def opened(models: Sequence[Model], family: str | None) -> Iterator[list[Checkpoint]]:
+def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[Checkpoint]]:
     """Open every model; what is no folder goes through a temporary one. All are closed afterwards."""
     with tempfile.TemporaryDirectory() as temporary:
         checkpoints: list[Checkpoint] = []
@@ -121,7 +121,7 @@ def refuse_existing(output: Path, inputs: Sequence[Checkpoint], overwrite: bool)
         raise CheckpointError(f"the output folder '{output}' exists; choose another or pass --overwrite")
 
 
-def gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoint:
+def gauge(checkpoint: Model, opt: Options, tell: Tell | None) -> Model:
     """The model in canonical form where the level rotates the residual stream, else as it is."""
     if opt.symmetry not in STREAM_LEVELS:
         return checkpoint
@@ -130,14 +130,14 @@ def gauge(checkpoint: Checkpoint, opt: Options, tell: Tell | None) -> Checkpoint
     return Canonical(checkpoint, opt.dtype)
 
 
-def widened(model: Checkpoint, wide: Checkpoint) -> Checkpoint:
+def widened(model: Model, wide: Model) -> Model:
     """The model in the shapes of a wider one, where the two differ in widths that can be made up exactly."""
     if not isinstance(model, Canonical) or model.signature.family != wide.signature.family:
         return model
     return Widened(model, wide) if widening(model.signature, wide.signature) else model
 
 
-def numel(model: Checkpoint) -> int:
+def numel(model: Model) -> int:
     return sum(prod(entry.shape) for entry in model.signature.tensors.values())
 
 
@@ -147,7 +147,7 @@ class Common:
     differing: list[str]
 
 
-def common_roles(models: Sequence[Checkpoint]) -> Common:
+def common_roles(models: Sequence[Model]) -> Common:
     """Roles that all models share, and those that only some have or that differ in their labels."""
     pairs = [shared_roles(model, models[0]) for model in models[1:] or models]
     roles = [role for role in pairs[0].roles if all(role in pair.roles for pair in pairs)]

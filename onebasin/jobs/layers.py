@@ -18,7 +18,7 @@ from onebasin.data.files import split_off
 from .aligning import task_of
 from .folders import opened
 from .merge import merge
-from .options import READING, Model, Tell, refuse_device
+from .options import READING, ModelSource, Tell, refuse_device
 
 LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -39,7 +39,7 @@ def best_layers(
 
 
 def merge_best_layers(
-    models: Sequence[Model],
+    models: Sequence[ModelSource],
     output: str | Path | None = None,
     *,
     validation: str | None,

@@ -12,29 +12,29 @@ from typing import Any
 from torch import Tensor
 
 from onebasin.engine import peak_memory
-from onebasin.models import Canonical, Checkpoint, Widened, write_model
+from onebasin.models import Canonical, Checkpoint, Rewritten, Widened, write_model
 from onebasin.models.lora import Adapter, fit, folded, refuse_adapter, transported, write_adapter
 from onebasin.running import load_model
 from onebasin.symmetry import Signature
 
 from .aligning import align
 from .folders import gauge, opened, refuse_existing, unit_folder, widened, workplace
-from .options import STREAM_LEVELS, Model, Options, Tell, stored_dtype, verification
+from .options import STREAM_LEVELS, ModelSource, Options, Tell, stored_dtype, verification
 from .writing import (
     Record,
     hashed,
     ready_to_verify,
     refuse_unverifiable,
-    rewritten,
     save_alignment,
+    tensors_of,
     verified,
     write_canonical,
 )
 
 
 def match(
-    source: Model,
-    anchor: Model,
+    source: ModelSource,
+    anchor: ModelSource,
     output: str | Path | None = None,
     *,
     alignment: str | Path | None = None,
@@ -84,6 +84,7 @@ def match(
         if lora is not None and isinstance(first, Widened):
             raise ValueError(f"'{first.given}' is widened to the anchor's sizes, which its adapter cannot follow")
         found = align(first, second, opt, tell)
+        moved = Rewritten(first, found.alignment, opt.dtype)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
             "anchor": second.given,
@@ -98,7 +99,7 @@ def match(
 
         def complete(folder: Path) -> None:
             """What belongs to the output is written before anyone sees the output, which must be right."""
-            result["max_output_difference"] = verified(given[0], first, found.alignment, opt, tell, verify)
+            result["max_output_difference"] = verified(given[0], moved, opt, tell, verify)
             record.write(folder)
             if alignment is not None:
                 save_alignment(found.alignment, alignment)
@@ -106,8 +107,8 @@ def match(
             if isinstance(second, Canonical):
                 write_canonical(second, beside, overwrite, dtype, verify)
             if lora is not None:
-                moved = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
-                write_adapter(lora.adapter, moved, lora.output, output or "", overwrite)
+                changed = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
+                write_adapter(lora.adapter, changed, lora.output, output or "", overwrite)
                 result["adapter_output"] = str(lora.output)
 
         if tell:
@@ -115,11 +116,10 @@ def match(
         stack.enter_context(ready_to_verify(given[:1], verify))
         write_model(
             target,
-            rewritten(first, found.alignment, opt),
-            first,
+            tensors_of(moved, opt),
+            moved,
             overwrite=overwrite,
             dtype=stored,
-            config_updates=first.config_updates,
             check=complete,
         )
         if isinstance(second, Canonical) and (output is not None or anchor_output):

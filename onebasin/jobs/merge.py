@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,25 @@ from onebasin.engine import peak_memory
 from onebasin.fusion import MERGE_METHODS, merged_tensors
 from onebasin.fusion.progressive import Progressive, merge_progressively
 from onebasin.fusion.regmean import Regression
-from onebasin.models import Checkpoint, write_model
+from onebasin.models import Model, Rewritten, write_model
 from onebasin.running import load_model
-from onebasin.symmetry import LEVELS, Alignment
+from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
-from .aligning import Found, align_all, calibration, noised, softened
-from .folders import common_roles, numel, one_vocabulary, opened, refuse_existing, unit_folder, workplace
+from .aligning import Aligned, align_all, calibration, noised, softened
+from .folders import numel, one_vocabulary, opened, refuse_existing, unit_folder, workplace
 from .frame import Frame, in_one_frame
-from .options import Fusion, Model, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype, taken
+from .options import Fusion, ModelSource, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype, taken
 from .quality import LEVEL, choose, refuse_settled
 from .statistics import combination
 from .transporting import of_one_width, transported
-from .writing import Record, hashed, moved, ready_to_verify
+from .writing import Record, hashed, ready_to_verify
 
 FITTED = ("ot", "fisher", "regmean", "progressive")  # methods that need the models as exact copies, of one vocabulary
 
 
 def merge(
-    models: Sequence[Model],
+    models: Sequence[ModelSource],
     output: str | Path | None = None,
     *,
     method: str = "average",
@@ -89,27 +89,32 @@ def merge(
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(sources))
         given, unified = stack.enter_context(one_vocabulary(sources, tokenizer_source, centre or 0))
-        frame, chosen = aligned(plan, given, opt)
+        sized, centre, carried = of_one_size(plan, given, opt)
+        frame = in_one_frame(sized, centre, match, opt, tell, shares=plan.shares, verify=verify)
         layout = frame.centre if heads_from is None else heads_from
+        chosen = fuse(plan, frame, layout, opt)
+        found = chosen.aligned.found
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
             "anchor": frame.centre,
             "method": chosen.method,
-            "match": match if any(item.alignment.elements for item in frame.found) else "none",
+            "match": match if any(item.alignment.elements for item in found) else "none",
             "weights": plan.shares,
-            "distance_before": [item.before.distance for item in frame.found],
-            "distance_after": [item.after.distance for item in frame.found],
-            "objective": frame.found[0].objective,
+            "distance_before": [item.before.distance for item in found],
+            "distance_after": [item.after.distance for item in found],
+            "objective": found[0].objective,
         }
         if how.of(chosen.method):
             result["settings"] = how.of(chosen.method)
         if chosen.report:
             result["quality"] = chosen.report
-        merged, rewrites = rewritten_models(plan, frame, chosen, opt)
+        if method == "ot" and not carried:
+            merged = transported(chosen.aligned.models, frame.centre, how, opt, tell)
+        else:
+            merged = softly(plan, frame, chosen.aligned, opt)
         result["notes"] = notes_of(plan, frame, chosen, layout)
         if unified is not None:
-            merged = unified.filled([moved(*pair, opt) for pair in zip(merged, rewrites, strict=True)], opt.dtype)
-            rewrites = [Alignment() for _ in merged]
+            merged = unified.filled(merged, opt.dtype)
         tensors: Iterable[tuple[str, Tensor]]
         if chosen.fitted is not None:
             result["ridges"], result["held_back_losses"] = chosen.fitted.ridges, chosen.fitted.losses
@@ -117,17 +122,17 @@ def merge(
             tensors = (pair for role, entry in entries.items() if entry.stored for pair in entry.split(whole[role]))
         else:
             measured = chosen.method in ("fisher", "regmean")
-            combine = combination(method, merged, frame.alignments, how, opt, tell) if measured else None
-            tensors = merged_tensors(merged, rewrites, plan.shares, layout, set(frame.common.roles),
+            combine = combination(method, chosen.aligned.models, how, opt, tell) if measured else None
+            tensors = merged_tensors(merged, plan.shares, layout, set(frame.common.roles),
                                      method=chosen.method, combine=combine, dtype=opt.dtype, device=opt.device,
                                      workers=opt.workers, ray=None if measured else opt.ray)  # fmt: skip
             if isinstance(combine, Regression):
                 result["jitter"] = combine.jitter  # layer -> number, as they are solved
-        record = Record("merge", command, sources, opt, result, frame.found, sha256)
+        record = Record("merge", command, sources, opt, result, found, sha256)
 
         def complete(folder: Path) -> None:
             """Before anyone sees the folder."""
-            result["max_output_difference"] = frame.differences(opt, tell)
+            result["max_output_difference"] = frame.differences(chosen.aligned.models, opt, tell)
             record.write(folder, look.write_model_card)
 
         if tell:
@@ -139,7 +144,6 @@ def merge(
             merged[layout],
             overwrite=overwrite,
             dtype=stored,
-            config_updates=merged[layout].config_updates,
             check=complete,
             **look.told,
         )  # fmt: skip
@@ -178,72 +182,63 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How the aligned models become one: by `method`, or as they were `fitted` already. report: of the choice of
-    quality. transport: whether `ot` still has to carry them. given: models whose folders are merged."""
+class Fused:
+    """The aligned models and how they become one: by `method`, or as they were `fitted` already.
 
+    report: of the choice of quality. notes: what it says besides.
+    """
+
+    aligned: Aligned
     method: str
-    fitted: Progressive | None
-    report: dict[str, Any]
-    notes: list[str]
-    transport: bool
-    given: list[Checkpoint]
+    fitted: Progressive | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
-def aligned(plan: Plan, given: list[Checkpoint], opt: Options) -> tuple[Frame, Way]:
-    """The models in one frame, and how to merge them there, which the quality may choose with the frame."""
-    tell, anchor, models, transport = plan.tell, plan.anchor, given, plan.method == "ot"
-    if transport and plan.match == "none" and not of_one_width(given):
-        anchor = max(range(len(given)), key=lambda i: numel(given[i])) if anchor is None else anchor
-        models, transport = transported(given, anchor, [Alignment()] * len(given), plan.how, opt, tell), False
-    method, fitted, report, notes = plan.method, None, {}, []
-
-    def align(models: Sequence[Checkpoint], centre: int) -> tuple[list[Found], list[Alignment]]:
-        nonlocal method, fitted, report, notes
-        layout = centre if plan.heads_from is None else plan.heads_from
-        if plan.quality is not None:
-            chosen = choose(plan.quality, models, centre, layout, plan.shares, opt, tell)
-            fitted, report, notes = chosen.fitted, chosen.report, chosen.notes
-            method = "progressive" if fitted is not None and fitted.fitted else "average"
-            return chosen.found, chosen.alignments
-        looks = method == "progressive" or (plan.match != "none" and opt.measures)
-        batches, held = noised(calibration(models, opt, tell), opt) if looks else ([], None)
-        found, alignments = align_all(models, centre, plan.match, opt, tell, batches, held)
-        if method == "progressive":
-            fitted = merge_progressively(models, alignments, plan.shares, layout, set(common_roles(models).roles),
-                                         batches, held_back=held, spread=plan.how.spread, dtype=opt.dtype,
-                                         device=opt.device, tell=tell)  # fmt: skip
-        return found, alignments
-
-    frame = in_one_frame(
-        models, anchor, plan.match, opt, tell, shares=plan.shares, verify=plan.verify, align=align
-    )  # fmt: skip
-    return frame, Way(method, fitted, report, notes, transport, given)
+def fuse(plan: Plan, frame: Frame, layout: int, opt: Options) -> Fused:
+    """Align the models of a frame, and fit their merge to data where the method or the quality does."""
+    models, centre, tell = frame.models, frame.centre, plan.tell
+    if plan.quality is not None:
+        chosen = choose(plan.quality, models, centre, layout, plan.shares, opt, tell)
+        method = "progressive" if chosen.fitted is not None and chosen.fitted.fitted else "average"
+        return Fused(chosen.aligned, method, chosen.fitted, chosen.report, chosen.notes)
+    looks = plan.method == "progressive" or (plan.match != "none" and opt.measures)
+    batches, held = noised(calibration(models, opt, tell), opt) if looks else ([], None)
+    aligned = align_all(models, centre, plan.match, opt, tell, batches, held)
+    if plan.method != "progressive":
+        return Fused(aligned, plan.method)
+    fitted = merge_progressively(aligned.models, plan.shares, layout, set(frame.common.roles), batches, held_back=held,
+                                 spread=plan.how.spread, dtype=opt.dtype, device=opt.device, tell=tell)  # fmt: skip
+    return Fused(aligned, plan.method, fitted)
 
 
-def rewritten_models(
-    plan: Plan, frame: Frame, way: Way, opt: Options
-) -> tuple[list[Checkpoint], list[Alignment | Softened]]:
-    """The models that are merged, and what each is rewritten by: relaxed, soft or transported where that was asked."""
-    if way.transport:
-        carried = transported(frame.models, frame.centre, frame.alignments, plan.how, opt, plan.tell)
-        return carried, [Alignment() for _ in carried]
-    rewrites: list[Alignment | Softened] = list(frame.alignments)
-    for i, item in zip(frame.others, frame.found, strict=True):
+def of_one_size(plan: Plan, given: Sequence[Model], opt: Options) -> tuple[list[Model], int | None, bool]:
+    """The models and the anchor's number; carried to its widths where `ot` merges models of others without matching."""
+    if plan.method != "ot" or plan.match != "none" or of_one_width(given):
+        return list(given), plan.anchor, False
+    anchor = max(range(len(given)), key=lambda i: numel(given[i])) if plan.anchor is None else plan.anchor
+    return transported(given, anchor, plan.how, opt, plan.tell), anchor, True
+
+
+def softly(plan: Plan, frame: Frame, aligned: Aligned, opt: Options) -> list[Model]:
+    """The aligned models, relaxed or soft where that was asked."""
+    models: list[Model] = list(aligned.models)
+    for i, item in zip(frame.others, aligned.found, strict=True):
         if item.couplings:
-            rewrites[i] = Softened(frame.alignments[i], item.couplings)
+            models[i] = Rewritten(frame.models[i], Softened(item.alignment, item.couplings), opt.dtype)
         if plan.soft is not None:
-            rewrites[i] = softened(frame.models[i], frame.models[frame.centre], frame.alignments[i], plan.soft, opt)
-    return frame.models, rewrites
+            soft = softened(aligned.models[i], frame.models[frame.centre], plan.soft, opt)
+            models[i] = Rewritten(frame.models[i], soft, opt.dtype)
+    return models
 
 
-def notes_of(plan: Plan, frame: Frame, way: Way, layout: int) -> list[str]:
+def notes_of(plan: Plan, frame: Frame, way: Fused, layout: int) -> list[str]:
     """What the user should know about the result, each once."""
-    notes = [*frame.models[layout].notes, *(note for item in frame.found for note in item.notes)]
+    notes = [*frame.models[layout].notes, *(note for item in way.aligned.found for note in item.notes)]
     if frame.common.differing:
-        notes.append(f"copied from model {layout} ({way.given[layout].given}), since the models differ there: "
+        notes.append(f"copied from model {layout} ({frame.given[layout].given}), since the models differ there: "
                      + ", ".join(frame.common.differing))  # fmt: skip
-    if any(item.couplings for item in frame.found):
+    if any(item.couplings for item in way.aligned.found):
         notes.append("relaxed permutations: the averaged models are no longer the same functions as their sources")
     if plan.soft is not None:
         notes.append("soft couplings: the mixed models are no longer the same functions as their sources")

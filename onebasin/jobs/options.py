@@ -42,7 +42,7 @@ class StateDict:
         save_file(owned, folder / "model.safetensors", {"format": "pt"})
 
 
-Model: TypeAlias = "str | Path | PreTrainedModel | Checkpoint | StateDict"
+ModelSource: TypeAlias = "str | Path | PreTrainedModel | Checkpoint | StateDict"
 
 MATCH_WITH = ("weights", "activations", "learned")
 STARTS = ("weights", "activations", "none")  # of learning

@@ -25,13 +25,12 @@ from torch import Tensor
 from onebasin.data.calibration import noisy
 from onebasin.data.teaching import Teachers, divergence, example_losses, forward_of, held_out, predictions
 from onebasin.fusion.progressive import AVERAGE, FITTED, Progressive, merge_progressively
-from onebasin.models import Checkpoint, CheckpointError, distances
+from onebasin.models import CheckpointError, Model, distances
 from onebasin.running import stock_model
 from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, run
-from onebasin.symmetry import Alignment
 
-from .aligning import Found, align_all, calibration, examples_per_step, is_for, noised
+from .aligning import Aligned, align_all, calibration, examples_per_step, is_for, noised
 from .folders import common_roles
 from .options import Options, Tell
 
@@ -47,8 +46,7 @@ SETTLED = {"method": "average", "match": "paper", "match_with": "weights", "soft
 class Chosen:
     """The best candidate, and what to say about it. fitted: None for the plain average, which needs no data."""
 
-    found: list[Found]
-    alignments: list[Alignment]
+    aligned: Aligned
     fitted: Progressive | None
     report: dict[str, Any]
     notes: list[str]
@@ -65,7 +63,7 @@ def refuse_settled(quality: str, **given: Any) -> None:
 
 def choose(
     quality: str,
-    models: Sequence[Checkpoint],
+    models: Sequence[Model],
     centre: int,
     layout: int,
     shares: Sequence[float],
@@ -78,10 +76,10 @@ def choose(
     missing.
     """
     if quality == "fast":
-        found, alignments = align_all(models, centre, LEVEL, opt, tell)
+        aligned = align_all(models, centre, LEVEL, opt, tell)
         why = "the nearest weights, averaged: what needs no data"
         report: dict[str, Any] = {"level": quality, "chosen": "weights, average", "candidates": {}, "why": why}
-        return _told(Chosen(found, alignments, None, report, []), models, opt, None)
+        return _told(Chosen(aligned, None, report, []), models, opt, None)
     if opt.data is None and is_for(models[0], "causal-lm"):  # it writes them itself
         opt = replace(opt, data="self")
     batches = calibration(models, opt, tell)
@@ -90,25 +88,25 @@ def choose(
         fit, held = [*noisy(fit, opt.noise, opt.seed)], [*noisy(held, opt.noise, opt.seed + 1)]
     _refuse_incomparable(quality, models, held[0], opt)
     merged = partial(
-        merge_progressively, models, weights=shares, layout=layout, shared=set(common_roles(models).roles),
+        merge_progressively, weights=shares, layout=layout, shared=set(common_roles(models).roles),
         dtype=opt.dtype, device=opt.device, tell=tell,
     )  # fmt: skip
     teachers = [stock_model(model, dtype=opt.dtype, device=opt.device) for model in models]
     answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
     forward, parts = forward_of(teachers[layout]), [share / sum(shares) for share in shares]
-    candidates: dict[str, tuple[list[Found], list[Alignment], Progressive]] = {}
+    candidates: dict[str, tuple[Aligned, Progressive]] = {}
     losses: dict[str, Tensor] = {}
     report = {"level": quality, "chosen": "", "candidates": {}, "why": ""}
     notes: list[str] = []
 
     def consider(name: str, level: str = LEVEL, **how: Any) -> None:
         try:
-            found, alignments = align_all(models, centre, level, replace(opt, **how), tell, fit, held)
-            fitted = merged(alignments, batches=fit, held_back=held)
+            aligned = align_all(models, centre, level, replace(opt, **how), tell, fit, held)
+            fitted = merged(aligned.models, batches=fit, held_back=held)
         except CheckpointError as error:
             notes.append(f"no candidate: {name} ({error})")
             return
-        candidates[name] = found, alignments, fitted
+        candidates[name] = aligned, fitted
         losses[name] = example_losses(divergence, partial(forward, fitted.tensors), answers, parts, held)
         report["candidates"] |= {f"{name}, {method}": loss for method, loss in fitted.losses.items()}
 
@@ -123,16 +121,16 @@ def choose(
     if not candidates:
         raise CheckpointError(f"quality '{quality}' cannot follow these models; use fast. " + "; ".join(notes))
     name = simplest_of_best(losses)
-    found, alignments, fitted = candidates[name]
+    aligned, fitted = candidates[name]
     if fitted.fitted:
         nearly_all, rest = noised(batches, opt)
-        fitted = merged(alignments, batches=nearly_all, held_back=rest)
+        fitted = merged(aligned.models, batches=nearly_all, held_back=rest)
     report["chosen"] = f"{name}, {FITTED if fitted.fitted else AVERAGE}"
     report["why"] = (
         f"KL divergence {losses[name].mean():.4g} from the models' mixture on {len(losses[name])} examples held back; "
         f"the least is {min(loss.mean() for loss in losses.values()):.4g}, a standard error or less below"
     )
-    return _told(Chosen(found, alignments, fitted, report, notes), models, opt, batches)
+    return _told(Chosen(aligned, fitted, report, notes), models, opt, batches)
 
 
 def simplest_of_best(losses: Mapping[str, Tensor]) -> str:
@@ -150,7 +148,7 @@ def simplest_of_best(losses: Mapping[str, Tensor]) -> str:
     raise AssertionError
 
 
-def _refuse_incomparable(quality: str, models: Sequence[Checkpoint], batch: Batch, opt: Options) -> None:
+def _refuse_incomparable(quality: str, models: Sequence[Model], batch: Batch, opt: Options) -> None:
     """Raises ValueError where the models have no output in common, such as classes of different tasks."""
     example = {name: value[:1] for name, value in batch.items() if name != "labels"}
     shapes = []
@@ -162,7 +160,7 @@ def _refuse_incomparable(quality: str, models: Sequence[Checkpoint], batch: Batc
                          "common; choose matching and method yourself, or fast")  # fmt: skip
 
 
-def _one_shape(models: Sequence[Checkpoint]) -> bool:
+def _one_shape(models: Sequence[Model]) -> bool:
     shapes = [{role: entry.shape for role, entry in model.signature.tensors.items()} for model in models]
     return all(shape == shapes[0] for shape in shapes)
 
@@ -170,7 +168,7 @@ def _one_shape(models: Sequence[Checkpoint]) -> bool:
 # --- what the next level would cost -------------------------------------------------------------------------------
 
 
-def _told(chosen: Chosen, models: Sequence[Checkpoint], opt: Options, batches: Sequence[Batch] | None) -> Chosen:
+def _told(chosen: Chosen, models: Sequence[Model], opt: Options, batches: Sequence[Batch] | None) -> Chosen:
     """With notes: what was chosen, why, and what the next level would cost."""
     report = chosen.report
     notes = [f"quality {report['level']}: {report['chosen']} ({report['why']})", *chosen.notes]
@@ -201,7 +199,7 @@ def passes_of(quality: str, count: int, rounds: float) -> float:
     }[quality]
 
 
-def _pass(model: Checkpoint, opt: Options, batches: Sequence[Batch] | None) -> tuple[float, int]:
+def _pass(model: Model, opt: Options, batches: Sequence[Batch] | None) -> tuple[float, int]:
     """Seconds that one model takes for all calibration data, and the examples in a step of learning.
 
     Measured on one batch; where there are no data yet, on random inputs of at most 64 tokens.

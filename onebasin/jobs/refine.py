@@ -21,7 +21,7 @@ from onebasin.running import load_model
 
 from .aligning import calibration
 from .folders import opened, refuse_existing, workplace
-from .options import Model, Options, Tell, stored_dtype
+from .options import ModelSource, Options, Tell, stored_dtype
 
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
 ALONE = "no control got the same steps: give one, the average of unmatched models, say, to see what this start is worth"
@@ -29,15 +29,15 @@ CALL = "onebasin.refine(...)"
 
 
 def refine(
-    merged: Model,
-    teachers: Sequence[Model],
+    merged: ModelSource,
+    teachers: Sequence[ModelSource],
     output: str | Path | None = None,
     *,
     steps: int = 200,
     batch: int = 16,
     lr: float = 1e-3,
     weights: Sequence[float] | None = None,
-    control: Model | None = None,
+    control: ModelSource | None = None,
     mixed: bool = False,
     dtype: str | None = None,
     overwrite: bool = False,

@@ -12,17 +12,17 @@ from onebasin.fusion.average import Combine
 from onebasin.fusion.fisher import LABELS, fisher_diagonal, fisher_mean
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import KINDS, Statistics, measured
-from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.models import Canonical, CheckpointError, Model, Rewritten
 from onebasin.running import stock_model
 from onebasin.symmetry import Alignment
 
 from .aligning import calibration, task_of
 from .folders import opened
-from .options import Fusion, Model, Options, Tell
+from .options import Fusion, ModelSource, Options, Tell
 
 
 def statistics(
-    model: Model,
+    model: ModelSource,
     output: str | Path,
     kind: str = "fisher",
     *,
@@ -50,8 +50,8 @@ def statistics(
         raise CheckpointError(f"the output '{target}' exists; choose another file or pass --overwrite")
     opt = Options(**options)
     with opened([model], opt.family) as (checkpoint,):
-        form = Canonical(checkpoint, opt.dtype) if canonical else checkpoint
-        found = measure(kind, form, Alignment(), opt, labels=labels, draws=draws, tell=tell)
+        form: Model = Canonical(checkpoint, opt.dtype) if canonical else checkpoint
+        found = measure(kind, form, opt, labels=labels, draws=draws, tell=tell)
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         found.save(part)
@@ -68,24 +68,23 @@ def statistics(
 
 def measure(
     kind: str,
-    model: Checkpoint,
-    alignment: Alignment,
+    model: Model,
     opt: Options,
     *,
     labels: str = "sampled",
     draws: int = 1,
     tell: Tell | None = None,
 ) -> Statistics:
-    """Statistics of the model that `alignment` makes of `model`."""
+    """Statistics of a model, measured on calibration data."""
     given = labels == "given" and kind == "fisher"
     if given and opt.data == "self":
         raise ValueError("given labels need data with labels: --data FILE; or let the model draw them (sampled)")
     batches = calibration([model], opt, tell, labels=given)
     how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device}
     if kind == "gram":
-        grams, columns, count = input_grams(stock_model(model, alignment, **how, experts=True), batches, tell=tell)
+        grams, columns, count = input_grams(stock_model(model, **how, experts=True), batches, tell=tell)
         return measured(kind, grams, count, columns, model)
-    stock = stock_model(model, alignment, **how, attention="eager", experts=True)
+    stock = stock_model(model, **how, attention="eager", experts=True)
     causal = given and (opt.task or task_of(model)) == "causal-lm"
     diagonal, count = fisher_diagonal(
         stock, batches, labels=labels, causal=causal, draws=draws, seed=opt.seed, tell=tell
@@ -94,9 +93,8 @@ def measure(
 
 
 def combination(
-    method: str, models: Sequence[Checkpoint], alignments: Sequence[Alignment], how: Fusion, opt: Options,
-    tell: Tell | None,
-) -> Combine:  # fmt: skip
+    method: str, models: Sequence[Rewritten[Alignment]], how: Fusion, opt: Options, tell: Tell | None
+) -> Combine:
     """How `fisher` or `regmean` combines the aligned models: from saved statistics, or measured on the aligned models.
 
     Raises ValueError for too few or other statistics, and as `Statistics.of` and `Statistics.moved`.
@@ -110,13 +108,13 @@ def combination(
         for file, one in zip(how.statistics, found, strict=True):
             if one.kind != kind:
                 raise ValueError(f"'{file}' holds statistics of kind {one.kind}; {method} needs {kind}")
-        triples = zip(found, models, alignments, strict=True)
-        moved = [one.of(model).moved(model.signature, alignment) for one, model, alignment in triples]
+        pairs = zip(found, models, strict=True)
+        moved = [one.of(model.base).moved(model.signature, model.alignment) for one, model in pairs]
     else:
         own = [replace(opt, data=data) for data in own_data(opt.data, len(models))]
         moved = [
-            measure(kind, model, alignment, mine, labels=how.labels, draws=how.draws, tell=tell)
-            for model, alignment, mine in zip(models, alignments, own, strict=True)
+            measure(kind, model, mine, labels=how.labels, draws=how.draws, tell=tell)
+            for model, mine in zip(models, own, strict=True)
         ]
     tensors: list[Mapping[str, Any]] = [one.tensors for one in moved]
     if kind == "fisher":

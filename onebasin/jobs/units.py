@@ -13,15 +13,13 @@ import torch
 from onebasin.engine import Store, in_order, on_ray
 from onebasin.matching import Matched
 from onebasin.matching.units import Unit, joined, solve, units
-from onebasin.models import Checkpoint, read_pair
+from onebasin.models import Model, read_pair
 from onebasin.symmetry import Group, acting_groups
 
 from .options import Options, Tell
 
 
-def align_weights(
-    source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options, tell: Tell | None
-) -> Matched:
+def align_weights(source: Model, anchor: Model, roles: Sequence[str], opt: Options, tell: Tell | None) -> Matched:
     """Match the weights of `source` to those of `anchor`, over the tensors `roles`."""
     pieces = units(source.signature, roles, groups_of(source, opt))
     store = None if opt.units is None else Store(Path(opt.units), inputs(source, anchor, roles, opt))
@@ -47,8 +45,8 @@ def _run(run: Callable[[Unit], Matched], pieces: Sequence[Unit], opt: Options) -
 
 
 def _unit(
-    source: Checkpoint,
-    anchor: Checkpoint,
+    source: Model,
+    anchor: Model,
     roles: Sequence[str],
     opt: Options,
     store: Store | None,
@@ -73,16 +71,16 @@ def _progress(tell: Tell, name: str, what: str, objective: float) -> None:
     tell(f"matching {name}: {what}, distance {objective**0.5:.6g}")
 
 
-def groups_of(model: Checkpoint, opt: Options) -> dict[str, Group]:
+def groups_of(model: Model, opt: Options) -> dict[str, Group]:
     return acting_groups(model.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers)
 
 
-def inputs(source: Checkpoint, anchor: Checkpoint, roles: Sequence[str], opt: Options) -> str:
+def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> str:
     """What a match depends on, as text: the files of both models, as they stand now, the tensors and the options."""
     files = [
         [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for model in (source, anchor)
-        for path in sorted({model.folder / "config.json", *model.files.values()})
+        for path in sorted({model.origin.folder / "config.json", *model.origin.files.values()})
     ]
     told = {key: str(value) for key, value in opt.told.items()}
     return json.dumps([torch.__version__, files, list(roles), told])

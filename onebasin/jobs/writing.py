@@ -7,23 +7,29 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from onebasin.engine import meanwhile
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Making, model_card, provenance, write_model
+from onebasin.models import (
+    Canonical,
+    Checkpoint,
+    CheckpointError,
+    Making,
+    Model,
+    Rewritten,
+    model_card,
+    provenance,
+    write_model,
+)
 from onebasin.models.card import hashes
 from onebasin.models.folder import one_line
-from onebasin.models.rewritten import Seen
 from onebasin.running import compare_rewritten, tolerance_of
 from onebasin.running.verification import class_of, runnable
 from onebasin.symmetry import Alignment
-from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.exactness import departure
 
 from .aligning import Found
@@ -32,19 +38,9 @@ from .options import Options, Tell, stored_dtype, verification
 EXACT = 1e-5  # relative departure of a map from its group that the rounding of float32 explains
 
 
-def rewritten(model: Checkpoint, alignment: Alignment, opt: Options) -> Making:
-    """The rewritten model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
-    signature, dtype, device = model.signature, opt.dtype, opt.device
-
-    def make(roles: Sequence[str]) -> dict[str, Tensor]:
-        return {role: alignment.apply(signature, role, model.read(role, dtype, device)) for role in roles}
-
-    return Making(signature, make, [(role,) for role in signature.tensors], opt.workers, opt.ray)
-
-
-def moved(model: Checkpoint, alignment: Alignment | Softened, opt: Options) -> Checkpoint:
-    """The rewritten model as one that can be read."""
-    return Seen(model, partial(alignment.apply, model.signature), opt.dtype)
+def tensors_of(model: Model, opt: Options) -> Making:
+    """The model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
+    return Making.of_model(model, opt.dtype, opt.device, opt.workers, opt.ray)
 
 
 def refuse_unverifiable(checkpoint: Checkpoint) -> None:
@@ -61,8 +57,7 @@ def ready_to_verify(models: Sequence[Checkpoint], how: bool | str) -> AbstractCo
 
 def verified(
     original: Checkpoint,
-    model: Checkpoint,
-    alignment: Alignment,
+    model: Rewritten[Alignment],
     opt: Options,
     tell: Tell | None,
     how: bool | str = "outputs",
@@ -78,12 +73,12 @@ def verified(
     if tell:
         tell(f"verifying {original.given}")
     if verification(how) == "tensors":
-        refuse_inexact(model, alignment)
+        refuse_inexact(model)
         return None
     stored = original.stored_dtype
     dtype = opt.dtype if stored.itemsize <= opt.dtype.itemsize else stored
     verdict = compare_rewritten(
-        original, rewritten(model, alignment, opt), model.config_updates,
+        original, model, arithmetic=opt.dtype, workers=opt.workers,
         dtype=dtype, device=opt.device, tolerance=tolerance_of(opt.dtype),
     )  # fmt: skip
     if not verdict.same:
@@ -94,10 +89,10 @@ def verified(
     return verdict.max_difference
 
 
-def refuse_inexact(model: Checkpoint, alignment: Alignment) -> None:
-    """Raise CheckpointError where a map is not one that leaves the function as it is."""
+def refuse_inexact(model: Rewritten[Alignment]) -> None:
+    """Raise CheckpointError where a map of its alignment is not one that leaves the function as it is."""
     try:
-        found = departure(model.signature, alignment.elements)
+        found = departure(model.signature, model.alignment.elements)
     except ValueError as error:
         raise CheckpointError(f"the rewritten '{model.given}' would not be the same function: {error}") from None
     if found > EXACT:
@@ -123,14 +118,13 @@ def write_canonical(
     form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool | str
 ) -> float | None:
     opt = Options(precision="float64" if form.dtype == torch.float64 else "float32")
-    difference = verified(form, form, Alignment(), opt, None, verify)
+    difference = verified(form.origin, Rewritten(form, Alignment(), opt.dtype), opt, None, verify)
     write_model(
         output,
-        rewritten(form, Alignment(), opt),
+        tensors_of(form, opt),
         form,
         overwrite=overwrite,
         dtype=stored_dtype(dtype),
-        config_updates=form.config_updates,
     )
     return difference
 

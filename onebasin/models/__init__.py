@@ -5,12 +5,15 @@ Everything that touches the disk lives here. Nothing here runs a model (`onebasi
 (tables do), or searches for an alignment.
 """
 
-from .canonical import Canonical, Widened
+from .canonical import Canonical
 from .card import model_card, provenance
 from .distance import Distances, before_and_after, distances
 from .folder import DTYPES, Checkpoint, CheckpointError, locate
 from .lazy_tensors import Making
+from .model import Model, View
 from .pairing import Shared, read_pair, shared_roles
+from .rewritten import Rewritten
+from .widened import Widened
 from .writer import write_model
 
 __all__ = [
@@ -20,7 +23,10 @@ __all__ = [
     "CheckpointError",
     "Distances",
     "Making",
+    "Model",
+    "Rewritten",
     "Shared",
+    "View",
     "Widened",
     "before_and_after",
     "distances",

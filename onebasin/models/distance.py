@@ -14,7 +14,7 @@ from torch import Tensor
 from onebasin.engine import in_order
 from onebasin.symmetry import Alignment, Signature
 
-from .folder import Checkpoint
+from .model import Model
 from .pairing import read_pair, shared_roles
 
 _PARTS = ("attention", "ffn", "norm", "embedding", "head", "other")
@@ -32,8 +32,8 @@ class Distances:
 
 
 def distances(
-    a: Checkpoint,
-    b: Checkpoint,
+    a: Model,
+    b: Model,
     align: Alignment | None = None,
     *,
     dtype: torch.dtype = torch.float32,
@@ -50,8 +50,8 @@ def distances(
 
 @torch.no_grad()
 def before_and_after(
-    a: Checkpoint,
-    b: Checkpoint,
+    a: Model,
+    b: Model,
     align: Alignment | None,
     *,
     dtype: torch.dtype = torch.float32,

@@ -135,11 +135,14 @@ class Checkpoint:
         self.folder = locate(model)
         self._family = family
         self._open = ExitStack()
-        self.config_updates: dict[str, Any] = {}  # what the config must say besides raw_config
-        self.notes: list[str] = []  # what was decided on the way from the folder to these tensors
+        self.notes: list[str] = []
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.given!r})"
+
+    @property
+    def origin(self) -> Checkpoint:
+        return self
 
     @cached_property
     def raw_config(self) -> dict[str, Any]:
@@ -265,11 +268,11 @@ class Checkpoint:
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens the files itself."""
-        opened = ("_open", "_handles", "_maps", "_kept")
+        opened = ("_open", "_handles", "_maps")
         return {key: value for key, value in self.__dict__.items() if key not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _open=ExitStack(), _kept={})
+        self.__dict__.update(state, _open=ExitStack())
 
     # --- what matching needs --------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from onebasin.engine import in_order
 from onebasin.symmetry import Signature
 
+from .model import Model
+
 Group = Sequence[str]  # roles that are made together
 
 
@@ -31,6 +33,17 @@ class Making:
     groups: Sequence[Group]
     workers: int | None = None
     ray: str | None = None
+
+    @classmethod
+    def of_model(
+        cls, model: Model, dtype: torch.dtype, device: str = "cpu", workers: int | None = None, ray: str | None = None
+    ) -> Making:
+        """The tensors of `model`, read one by one. dtype: of the arithmetic."""
+
+        def make(roles: Group) -> dict[str, Tensor]:
+            return {role: model.read(role, dtype, device) for role in roles}
+
+        return cls(model.signature, make, [(role,) for role in model.signature.tensors], workers, ray)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return chain.from_iterable(in_order(self.of, self.groups, self.workers))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from onebasin.symmetry import Entry, Signature, Space
 
-from .folder import Checkpoint, CheckpointError
+from .folder import CheckpointError
+from .model import Model
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Shared:
     differing: tuple[str, ...]
 
 
-def shared_roles(a: Checkpoint, b: Checkpoint) -> Shared:
+def shared_roles(a: Model, b: Model) -> Shared:
     """What `a` and `b` have in common.
 
     Positions (`rows`) may differ in number: the leading ones are shared. Heads may differ: they are set
@@ -55,7 +56,7 @@ def shared_roles(a: Checkpoint, b: Checkpoint) -> Shared:
 
 
 def read_pair(
-    a: Checkpoint, b: Checkpoint, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    a: Model, b: Model, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """The tensor `role` of both models, cut to the leading rows that both have. Equal shapes.
 
@@ -74,7 +75,7 @@ def read_pair(
     return x, y
 
 
-def refuse_other_spaces(a: Checkpoint, role: str, b: Checkpoint, other: str) -> None:
+def refuse_other_spaces(a: Model, role: str, b: Model, other: str) -> None:
     """Refuse to put the tensor `other` of `b`, from whichever layer, where `a` has `role`.
 
     Raises CheckpointError for another family, and for spaces (heads, neurons) of other sizes: equal shapes are not
@@ -93,12 +94,12 @@ def _own(signature: Signature) -> dict[str, Entry]:
     return {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
 
 
-def _same(a: Checkpoint, b: Checkpoint, what: str, in_a: object, in_b: object) -> None:
+def _same(a: Model, b: Model, what: str, in_a: object, in_b: object) -> None:
     if in_a != in_b:
         raise CheckpointError(f"the models differ in {what}: {in_a} in '{a.given}', {in_b} in '{b.given}'")
 
 
-def _same_axes(a: Checkpoint, b: Checkpoint, role: str) -> None:
+def _same_axes(a: Model, b: Model, role: str) -> None:
     """Raise CheckpointError, naming the space, where the axes of `role` differ in more than rows."""
     mine, theirs = a.signature, b.signature
     one, two = mine.tensors[role], theirs.tensors[role]
@@ -108,13 +109,13 @@ def _same_axes(a: Checkpoint, b: Checkpoint, role: str) -> None:
         _same_space(a, b, role, mine.spaces[leaf.space], theirs.spaces[leaf.space])
 
 
-def _same_space(a: Checkpoint, b: Checkpoint, role: str, x: Space, y: Space) -> None:
+def _same_space(a: Model, b: Model, role: str, x: Space, y: Space) -> None:
     _same(a, b, f"what may act on '{x.name}' (activation function)", x.kind, y.kind)
     if x.kind != "rows":
         _same(a, b, f"the size of '{x.name}' (in '{role}')", x.size, y.size)
 
 
-def _differs(a: Checkpoint, b: Checkpoint, role: str) -> bool:
+def _differs(a: Model, b: Model, role: str) -> bool:
     """Whether a head's tensor has other axes, other sizes, or other labels in the two models."""
     try:
         _same_axes(a, b, role)
@@ -125,7 +126,7 @@ def _differs(a: Checkpoint, b: Checkpoint, role: str) -> bool:
     return labelled and _labels(a) != _labels(b)
 
 
-def _labels(model: Checkpoint) -> dict[str, str]:
+def _labels(model: Model) -> dict[str, str]:
     given = model.config.get("id2label")
     return {str(key): str(value) for key, value in given.items()} if isinstance(given, dict) else {}
 

@@ -16,6 +16,7 @@ from onebasin.symmetry.gauge.canonical import plan
 from onebasin.symmetry.gauge.widening import widening
 
 from .folder import Checkpoint, CheckpointError, _json, one_line
+from .model import View
 from .pairing import read_pair, shared_roles
 
 
@@ -82,7 +83,7 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
         if widened:
             kept = {role: entry for role, entry in anchor.tensors.items() if role in source.tensors}
             source = replace(anchor, tensors=kept)
-        shared = shared_roles(_seen_as(a, source), _seen_as(b, anchor))
+        shared = shared_roles(View(a, source), View(b, anchor))
     except ValueError as error:
         return Preflight(str(error))
     spaces = [key for key in source.spaces if _touched(source, shared.roles, key)]
@@ -108,13 +109,6 @@ def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: boo
         widened,
         untied,
     )
-
-
-def _seen_as(model: Checkpoint, signature: Signature) -> Checkpoint:
-    seen = Checkpoint(model.folder)
-    seen.given = model.given
-    seen.__dict__["signature"] = signature
-    return seen
 
 
 def _touched(signature: Signature, roles: tuple[str, ...], key: str) -> bool:

@@ -1,30 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint whose tensors pass through a function when they are read."""
+"""A model seen after its tensors were rewritten, by an alignment or by anything else that acts on them one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from .folder import Checkpoint
+from onebasin.symmetry import Signature
 
-Change = Callable[[str, Tensor], Tensor]
+from .model import Model, View
 
 
-class Seen(Checkpoint):
-    """The model `base`, every tensor passed through `change(role, tensor)`, one at a time when it is read.
+class Acts(Protocol):
+    """What rewrites a model's tensors: an alignment, exact or softened."""
 
-    dtype: of the tensors that `change` is given, float32 or float64.
+    def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
+        """Return the tensor `role` of a model of this signature, rewritten."""
+        ...
+
+
+A = TypeVar("A", bound=Acts)
+
+
+class Rewritten(View, Generic[A]):
+    """The model `base`, every tensor rewritten by `alignment` when it is read.
+
+    Args:
+        base: the model.
+        alignment: what acts on its tensors.
+        dtype: of the arithmetic, float32 or float64.
     """
 
-    def __init__(self, base: Checkpoint, change: Change, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(base.folder, base._family)
-        self.given, self.notes, self.config_updates = base.given, base.notes, base.config_updates
-        self.base, self.change, self.dtype = base, change, dtype
-        self.__dict__["signature"] = base.signature
-        self.__dict__["_handles"] = base._handles  # opened and closed with the base
+    def __init__(self, base: Model, alignment: A, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(base)
+        self.alignment, self.dtype = alignment, dtype
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-        return self.change(role, self.base.read(role, self.dtype, device)).to(dtype)
+        return self.alignment.apply(self.base.signature, role, self.base.read(role, self.dtype, device)).to(dtype)

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from onebasin.symmetry import Signature
+
 from .folder import Checkpoint, CheckpointError, one_line
+from .model import Model, View
 from .preflight import tokens, vocabulary
-from .rewritten import Seen
+from .rewritten import Rewritten
 from .writer import TOKENIZER, write_model
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -46,24 +49,32 @@ class Unified:
     present: Tensor
     base: int
 
-    def filled(self, models: Sequence[Checkpoint], dtype: torch.dtype) -> list[Checkpoint]:
+    def filled(self, models: Sequence[Model], dtype: torch.dtype) -> list[Model]:
         """The models with rows for the tokens that they lacked: the base model's, else the mean of those that exist.
 
         To be called once the models lie in one frame: before, rows of different models have nothing in common.
         """
-        have = self.present
+        return [Rewritten(model, _Filling(self, models, i), dtype) for i, model in enumerate(models)]
 
-        def change(number: int, role: str, tensor: Tensor) -> Tensor:
-            dim = vocabulary_axis(models[number], role)
-            if dim is None or bool(have[number].all()):
-                return tensor
-            rows = torch.stack([model.read(role, dtype, str(tensor.device)).movedim(dim, 0) for model in models])
-            counted = have.to(rows).reshape(*have.shape, *[1] * (rows.ndim - 2))
-            default = (rows * counted).sum(0) / counted.sum(0).clamp(min=1)
-            default = torch.where(counted[self.base] > 0, rows[self.base], default)
-            return torch.where(counted[number] > 0, rows[number], default).movedim(0, dim)
 
-        return [Seen(model, partial(change, i), dtype) for i, model in enumerate(models)]
+@dataclass(frozen=True)
+class _Filling:
+    """The rows that model `number` lacks, from all models."""
+
+    unified: Unified
+    models: Sequence[Model]
+    number: int
+
+    def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
+        dim, have = vocabulary_axis(signature, role), self.unified.present
+        if dim is None or bool(have[self.number].all()):
+            return tensor
+        read = (model.read(role, tensor.dtype, str(tensor.device)) for model in self.models)
+        rows = torch.stack([each.movedim(dim, 0) for each in read])
+        counted = have.to(rows).reshape(*have.shape, *[1] * (rows.ndim - 2))
+        default = (rows * counted).sum(0) / counted.sum(0).clamp(min=1)
+        default = torch.where(counted[self.unified.base] > 0, rows[self.unified.base], default)
+        return torch.where(counted[self.number] > 0, rows[self.number], default).movedim(0, dim)
 
 
 def unify(models: Sequence[Checkpoint], source: str | int, base: int, scratch: Path) -> Unified:
@@ -95,14 +106,13 @@ def unify(models: Sequence[Checkpoint], source: str | int, base: int, scratch: P
         present[number] = rows >= 0
         folders.append(scratch / f"vocabulary-{number}")
         updates = {"vocab_size": len(rows), **ids}
-        write_model(folders[-1], _with_rows(model, rows), model, config_updates=updates,
+        write_model(folders[-1], _with_rows(model, rows), View(model, updates=updates),
                     check=partial(_replace_tokenizer, written))  # fmt: skip
     return Unified(folders, present, base)
 
 
-def vocabulary_axis(model: Checkpoint, role: str) -> int | None:
+def vocabulary_axis(signature: Signature, role: str) -> int | None:
     """The axis of a tensor that counts tokens."""
-    signature = model.signature
     for dim, axis in enumerate(signature.tensors[role].axes):
         space = signature.spaces.get(getattr(axis, "space", ""))
         if space is not None and space.name == "vocab":
@@ -133,7 +143,7 @@ def _added(known: Mapping[str, int], tokenizers: Sequence[Any]) -> Iterator[Any]
 def _with_rows(model: Checkpoint, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
     for role, entry in model.signature.tensors.items():
         tensor = model.read(role, model.dtypes.get(entry.names[0], torch.float32))
-        dim = vocabulary_axis(model, role)
+        dim = vocabulary_axis(model.signature, role)
         if dim is not None:
             tensor = tensor.index_select(dim, rows.clamp(min=0)).movedim(dim, 0)
             tensor[rows < 0] = 0

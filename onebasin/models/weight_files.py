@@ -18,8 +18,9 @@ from torch import Tensor
 
 from onebasin.engine import behind, on_ray
 
-from .folder import Checkpoint, CheckpointError, finite, one_line
+from .folder import CheckpointError, finite, one_line
 from .lazy_tensors import Group, Making
+from .model import Model
 from .shards import HALF, Cut, Shard, room_for
 
 
@@ -29,12 +30,14 @@ class Target:
 
     folder: Path
     out: Path
-    like: Checkpoint
+    like: Model
     dtype: torch.dtype | None
 
     def stored(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """The dtype on disk of a tensor that is made in `dtype`."""
-        return (self.dtype or self.like.dtypes.get(name, self.like.stored_dtype)) if dtype.is_floating_point else dtype
+        if not dtype.is_floating_point:
+            return dtype
+        return self.dtype or self.like.origin.dtypes.get(name, self.like.origin.stored_dtype)
 
     def ready(self, name: str, tensor: Tensor, copy: bool = True) -> Tensor:
         """As it is stored: on the CPU, in its dtype, contiguous. It is written while the caller goes on.
@@ -46,7 +49,7 @@ class Target:
         return stored.contiguous()  # which `to` leaves as it is where nothing else changes
 
     def refuse_infinite(self, name: str, tensor: Tensor) -> None:
-        if tensor.is_floating_point() and not finite(tensor) and name not in set(self.like.others()):
+        if tensor.is_floating_point() and not finite(tensor) and name not in set(self.like.origin.others()):
             kind = name_of(tensor.dtype)
             raise CheckpointError(f"the tensor '{name}' is not finite in {kind}; write a wider dtype")
 
@@ -67,7 +70,7 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
     Where `tensors` can be made on a cluster, every file is a task, which makes its tensors and writes them. The task
     of a lost worker is run again. Which tensors share a file, and so its bytes, does not depend on who writes it.
     """
-    cut = Cut(room_for(*target.like.files, *("spare",) * 64), limit)
+    cut = Cut(room_for(*target.like.origin.files, *("spare",) * 64), limit)
     if isinstance(tensors, Making) and tensors.ray:
         files = list(on_ray(partial(_task, target, tensors, cut.room), foreseen(target, tensors, cut), tensors.ray))
     else:

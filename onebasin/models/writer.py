@@ -19,7 +19,8 @@ from torch import Tensor
 
 from onebasin.engine import discard, missing_parents
 
-from .folder import Checkpoint, CheckpointError
+from .folder import CheckpointError
+from .model import Model
 from .published import public_name
 from .weight_files import Target, clearly, name_of, write_weights
 
@@ -43,23 +44,22 @@ _UNITS |= {"K": 10**3, "M": 10**6, "B": 10**9}  # as mergekit writes them
 def write_model(
     out: str | Path,
     tensors: Iterable[tuple[str, Tensor]],
-    like: Checkpoint,
+    like: Model,
     *,
     overwrite: bool = False,
     dtype: torch.dtype | None = None,
     shard_size: int | str = "5GB",
-    config_updates: Mapping[str, Any] | None = None,
     files: Mapping[str, str] | None = None,
     check: Callable[[Path], object] | None = None,
     inputs: Iterable[str | Path] = (),
     tokenizer: bool = True,
 ) -> None:
-    """Write the folder `out`: weights from `tensors`, everything else from `like`.
+    """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
 
     tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. Those of a `Making`
     with a cluster are made and written by its tasks, a file each, with the same bytes.
     dtype: of all floating-point tensors; None keeps what `like` stores under each name.
-    config_updates: merged into config.json. files: name -> text, written beside the weights.
+    files: name -> text, written beside the weights.
     check: called with the finished folder before anyone sees it; what it raises refuses the folder.
     inputs: folders that must not be overwritten, besides `like`. tokenizer: whether its files are copied, too.
 
@@ -68,9 +68,9 @@ def write_model(
     is an input, for a tensor that is not finite in its dtype, and for a full disk.
     """
     limit = bytes_of(shard_size)
-    with appearing(out, overwrite, [like.folder, *map(Path, inputs)]) as temporary:
+    with appearing(out, overwrite, [like.origin.folder, *map(Path, inputs)]) as temporary:
         with clearly(Path(out)):
-            _companions(temporary, like, dtype, config_updates or {}, tokenizer)
+            _companions(temporary, like, dtype, tokenizer)
         write_weights(Target(temporary, Path(out), like, dtype), tensors, limit)
         with clearly(Path(out)):
             for name, text in (files or {}).items():
@@ -122,11 +122,9 @@ def copy_companions(source: Path, folder: Path, tokenizer: bool = True) -> None:
                 shutil.copyfile(path, target)
 
 
-def _companions(
-    folder: Path, like: Checkpoint, dtype: torch.dtype | None, updates: Mapping[str, Any], tokenizer: bool
-) -> None:
-    copy_companions(like.folder, folder, tokenizer)
-    config = {**like.raw_config, **updates}
+def _companions(folder: Path, like: Model, dtype: torch.dtype | None, tokenizer: bool) -> None:
+    copy_companions(like.origin.folder, folder, tokenizer)
+    config = dict(like.raw_config)
     if isinstance(origin := config.get("_name_or_path"), str):  # as older versions of transformers wrote it
         config["_name_or_path"] = public_name(origin)
     if dtype is not None:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
-from onebasin.models.folder import Checkpoint, CheckpointError, one_line
-from onebasin.symmetry import Alignment, Entry, Signature
+from onebasin.models import Model
+from onebasin.models.folder import CheckpointError, one_line
+from onebasin.symmetry import Entry, Signature
 
 from .expert_layout import Part, assembled, observed, one_by_one
 from .verification import _class, _quietly
@@ -89,15 +90,14 @@ class Stock:
 
 
 def stock_model(
-    checkpoint: Checkpoint,
-    alignment: Alignment | None = None,
+    checkpoint: Model,
     *,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     attention: str | None = None,
     experts: bool = False,
 ) -> Stock:
-    """The checkpoint, rewritten by `alignment`, as a model of the class that its config names. Nothing is written.
+    """The model in the class that its config names. Nothing is written.
 
     attention: the implementation (`eager` gives attention maps). experts: take models whose class stacks the tensors of
     experts; they run one expert after another, and `parts` says where each tensor lies. Raises CheckpointError where
@@ -149,10 +149,9 @@ def stock_model(
     for tensor in model.parameters():
         tensor.requires_grad_(False)
     stock = Stock(model, signature, owner, parameter, parts, buffer)
-    moved = alignment or Alignment()
 
     def read(role: str) -> Tensor:
-        return moved.apply(signature, role, checkpoint.read(role, dtype, device))
+        return checkpoint.read(role, dtype, device)
 
     stock.fill(read)
     stock.fill_buffers(read)
@@ -167,12 +166,12 @@ def _whole(
     return len(boxes) == 1 and len(entry.names) == 1 and tuple(tensor.shape) == entry.shape
 
 
-def _load(checkpoint: Checkpoint, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
+def _load(checkpoint: Model, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     with _quietly():
-        config: Any = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-        if checkpoint.config_updates:  # T5 reads `tie_word_embeddings` when it is built, and means its logits' scale
-            config = type(config).from_dict({**checkpoint.raw_config, **checkpoint.config_updates})
+        config: Any = AutoConfig.from_pretrained(checkpoint.origin.folder, trust_remote_code=False)
+        if checkpoint.raw_config != checkpoint.origin.raw_config:
+            config = type(config).from_dict(checkpoint.raw_config)  # T5 reads some of it when it is built
         config.torch_dtype = torch.float32  # in 16 bits large numbers would round to one another
         cls = _class(config)
         build: dict[str, Any] = {"config": config, "state_dict": state, "output_loading_info": True, **options}

@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
 from onebasin.models.folder import Checkpoint, CheckpointError, one_line
 from onebasin.models.lazy_tensors import Making
+from onebasin.models.model import Model
 
 from .expert_layout import one_by_one_where_needed
 from .lazy_weights import await_weights, placed, stand_ins
@@ -99,19 +100,22 @@ def compare(
 
 def compare_rewritten(
     original: Checkpoint,
-    rewritten: Making,
-    config_updates: Mapping[str, Any],
+    rewritten: Model,
     *,
+    arithmetic: torch.dtype = torch.float32,
+    workers: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> Verification:
-    """`compare` for a folder and what is to be written from it, as if it were in a folder, which it need not be.
+    """`compare` for a folder and the model that is to be written from it.
 
-    config_updates: what the config says besides. dtype: of the forward passes. tolerance: of the relative difference.
+    arithmetic: dtype in which its tensors are made, by so many workers. dtype: of the forward passes. tolerance: of the
+    relative difference.
     Raises CheckpointError as `compare` does.
     """
-    return _compared(((original, None), (original, (rewritten, config_updates))), dtype, device, tolerance=tolerance)
+    made = Making.of_model(rewritten, arithmetic, device, workers), rewritten.raw_config
+    return _compared(((original, None), (original, made)), dtype, device, tolerance=tolerance)
 
 
 def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: Any) -> Verification:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onebasin.landscape.plots import COLOURS, require_matplotlib
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Distances, distances
+from onebasin.models import Canonical, Checkpoint, CheckpointError, Distances, Model, distances
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.groups import polar
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
@@ -50,7 +50,8 @@ def study_anatomy(
     folder = Path(output)
     refuse_existing(folder / "anatomy.json", overwrite)
     alignments = [Alignment.load(place) for place in (first, second)]
-    models = [Checkpoint(place) for place in (b, a)]
+    opened = [Checkpoint(place) for place in (b, a)]
+    models: list[Model] = list(opened)
     try:
         if any(_rotates(models[0].signature, alignment) for alignment in alignments):
             models = [Canonical(model, torch.float32) for model in models]
@@ -59,7 +60,7 @@ def study_anatomy(
             _refuse_other(signature, alignment, place)
         apart = [distances(models[0], models[1], alignment) for alignment in alignments]
     finally:
-        for model in models:
+        for model in opened:
             model.close()
     results: dict[str, Any] = {
         "models": [str(a), str(b)],

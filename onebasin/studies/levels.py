@@ -21,7 +21,7 @@ from onebasin.fusion import METHODS, merged_tensors
 from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.models import Checkpoint, shared_roles
-from onebasin.symmetry import LEVELS, Alignment
+from onebasin.symmetry import LEVELS
 
 from .results import refuse_existing
 
@@ -155,7 +155,6 @@ def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) 
         for lam in lambdas:
             merged = merged_tensors(
                 models,
-                [Alignment(), Alignment()],
                 [1 - lam, lam],
                 0,
                 set(shared.roles),

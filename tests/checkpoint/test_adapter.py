@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.models import Canonical, Checkpoint, CheckpointError, Model
 from onebasin.models.lora import CONFIG, WEIGHTS, Adapter, fit, folded, transported, write_adapter
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -70,20 +70,19 @@ def merge(model: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel
     return model
 
 
-def alignment_of(checkpoint: Checkpoint, level: str) -> Alignment:
+def alignment_of(checkpoint: Model, level: str) -> Alignment:
     groups = acting_groups(checkpoint.signature, level, rescale="joint")
     return random_alignment(checkpoint.signature, groups, seed=1)
 
 
-def rewritten(checkpoint: Checkpoint, alignment: Alignment, case: str, folder: Path) -> PreTrainedModel:
+def rewritten(checkpoint: Model, alignment: Alignment, case: str, folder: Path) -> PreTrainedModel:
     folder.mkdir()
     tensors = {}
     for role, entry in checkpoint.signature.tensors.items():
         moved = alignment.apply(checkpoint.signature, role, checkpoint.read(role, torch.float64))
         tensors.update({name: part.contiguous() for name, part in entry.split(moved)})
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((checkpoint.folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **checkpoint.config_updates}))
+    (folder / "config.json").write_text(json.dumps(checkpoint.raw_config))
     return load(case, folder)
 
 

@@ -36,7 +36,7 @@ def test_the_widened_model_computes_the_same_function(kind, number, tmp_path):
     narrow, wide = two(kind, number, tmp_path)
     form = Widened(Canonical(Checkpoint(narrow), torch.float64), Canonical(Checkpoint(wide), torch.float64))
     tensors = ((entry.name, form.read(role, torch.float64)) for role, entry in form.signature.tensors.items())
-    write_model(tmp_path / "out", tensors, form, dtype=torch.float64, config_updates=form.config_updates)
+    write_model(tmp_path / "out", tensors, form, dtype=torch.float64)
     assert Checkpoint(tmp_path / "out").config["hidden_size"] == Checkpoint(wide).config["hidden_size"]
     assert compare(narrow, tmp_path / "out", dtype=torch.float64).relative_difference < 1e-9
 

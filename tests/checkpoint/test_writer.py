@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from onebasin.models import Checkpoint, CheckpointError, write_model, writer
+from onebasin.models import Checkpoint, CheckpointError, View, write_model, writer
 from onebasin.models.shards import Shard, room_for
 from onebasin.running import compare
 
@@ -230,7 +230,7 @@ def test_the_config_keeps_every_key(bert: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "same", pairs(like), like)
     assert json.loads((tmp_path / "same" / "config.json").read_text()) == before
     updates = {"tie_word_embeddings": False, "new": 1}
-    write_model(tmp_path / "new", pairs(like), like, config_updates=updates, dtype=torch.bfloat16)
+    write_model(tmp_path / "new", pairs(like), View(like, updates=updates), dtype=torch.bfloat16)
     after = json.loads((tmp_path / "new" / "config.json").read_text())
     assert after == {**before, **updates, "dtype": "bfloat16", "torch_dtype": "bfloat16"}
     assert list(after)[: len(before)] == list(before)

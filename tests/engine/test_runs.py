@@ -23,7 +23,7 @@ from models import CASES, save
 
 import onebasin
 from onebasin.engine import Store, behind, in_order, kept, on_ray
-from onebasin.jobs.writing import rewritten
+from onebasin.jobs.writing import tensors_of
 from onebasin.matching import Matched
 from onebasin.matching.units import units
 from onebasin.models import Checkpoint, CheckpointError, write_model
@@ -80,7 +80,7 @@ def test_two_local_workers_of_ray(
 def test_a_worker_that_is_lost_while_it_writes(pair: list[Path], tmp_path: Path, ray: str) -> None:
     """Another one writes the file anew, and half a file is not found among the whole ones."""
     model = Checkpoint(pair[0])
-    whole = rewritten(model, onebasin.Alignment(), onebasin.Options(ray=ray))
+    whole = tensors_of(model, onebasin.Options(ray=ray))
     write_model(tmp_path / "here", iter(whole), model, shard_size="200KB")
     cut = weights.Cut(10**6, 200_000)
     file = weights.foreseen(weights.Target(tmp_path, tmp_path, model, None), whole, cut)[1]
@@ -121,7 +121,7 @@ def test_an_error_of_one_task_ends_the_others(tmp_path: Path, ray: str) -> None:
 def test_files_are_foreseen_from_shapes(case: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File by file gives the same bytes as one after the other, and where experts are made at once but stored apart."""
     model = Checkpoint(save(CASES[case](), tmp_path / "model"))
-    making = rewritten(model, onebasin.Alignment(), onebasin.Options(ray="none"))
+    making = tensors_of(model, onebasin.Options(ray="none"))
     write_model(tmp_path / "one", iter(making), model, shard_size=limit, dtype=torch.bfloat16)
 
     def backwards(run: Callable[[object], object], items: list[object], address: str) -> list[object]:

@@ -9,7 +9,6 @@ from models import CASES, save
 
 from onebasin.fusion import METHODS, merged_tensors
 from onebasin.models import Checkpoint
-from onebasin.symmetry import Alignment
 
 KINDS = ["GPT2LMHeadModel", "ViTForImageClassification", "BertForMaskedLM"]
 
@@ -31,7 +30,7 @@ def pair(tmp_path):
 def merged(models, weights, method):
     signature = models[0].signature
     shared = {role for role, entry in signature.tensors.items() if entry.alias is None}
-    named = merged_tensors(models, [Alignment()] * len(models), weights, 0, shared, method=method, dtype=torch.float64)
+    named = merged_tensors(models, weights, 0, shared, method=method, dtype=torch.float64)
     roles = {entry.name: role for role, entry in signature.tensors.items()}
     return {roles[name]: tensor for name, tensor in named}
 

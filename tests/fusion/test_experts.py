@@ -19,7 +19,7 @@ from onebasin.fusion.couplings import transport
 from onebasin.fusion.fisher import fisher_diagonal
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import measured
-from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.models import Canonical, Checkpoint, CheckpointError, Rewritten
 from onebasin.running.loaded import Stock, stock_model
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -116,7 +116,7 @@ def test_grams_of_experts_move_through_an_alignment_exactly(case: str, tmp_path:
     alignment = Alignment(elements, batch)
     how = {"dtype": torch.float64, "experts": True}
     before, columns, count = input_grams(stock_model(model, **how), data(case))
-    after, _, _ = input_grams(stock_model(model, alignment, **how), data(case))
+    after, _, _ = input_grams(stock_model(Rewritten(model, alignment, torch.float64), **how), data(case))
     moved = measured("gram", before, count, columns, model).moved(signature, alignment)
     assert any(gram.dim() == 3 and not torch.allclose(gram, before[role]) for role, gram in after.items())
     for role, gram in after.items():
@@ -130,7 +130,7 @@ def test_every_expert_has_zero_gradient_of_its_regression(tmp_path: Path) -> Non
     grams = [input_grams(one, some) for one, some in zip(stocks, batches, strict=True)]
     solve = Regression([gram for gram, _, _ in grams], grams[0][1], shrink=1.0)
     roles = {role for role, entry in models[0].signature.tensors.items() if entry.alias is None}
-    named = dict(merged_tensors(models, [Alignment()] * 2, weights, 0, roles, combine=solve, dtype=torch.float64))
+    named = dict(merged_tensors(models, weights, 0, roles, combine=solve, dtype=torch.float64))
     seen = [read(one, some) for one, some in zip(stocks, batches, strict=True)]
     tokens = [sum(int(batch["attention_mask"].sum()) for batch in some) for some in batches]
     for role in stocks[0].parts:

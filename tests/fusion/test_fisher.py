@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.fisher import fisher_diagonal, fisher_mean, unpadded
 from onebasin.fusion.statistics import measured
-from onebasin.models import Checkpoint
+from onebasin.models import Checkpoint, Rewritten
 from onebasin.running.loaded import Stock, stock_model
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -157,8 +157,12 @@ def test_permutations_and_scales_carry_a_diagonal_along(tmp_path: Path) -> None:
                 for root, group in groups.items()}  # fmt: skip
     alignment = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
     before, after = (
-        fisher_diagonal(stock_model(checkpoint, moved, dtype=torch.float64, attention="eager"), batches, labels="given")
-        for moved in (None, alignment)
+        fisher_diagonal(
+            stock_model(Rewritten(checkpoint, moved, torch.float64), dtype=torch.float64, attention="eager"),
+            batches,
+            labels="given",
+        )
+        for moved in (Alignment(), alignment)
     )
     moved = measured("fisher", before[0], before[1], (), checkpoint).moved(signature, alignment)
     assert any(not torch.allclose(before[0][role], after[0][role]) for role in after[0])
@@ -186,11 +190,7 @@ def test_the_merged_model_minimises_the_sum_of_quadratic_losses(count: int, tmp_
         diagonal["wpe.weight"][3:] = 0
     weights = [0.2, 0.5, 0.3][:count]
     roles = {role for role, entry in models[0].signature.tensors.items() if entry.alias is None}
-    named = dict(
-        merged_tensors(
-            models, [Alignment()] * count, weights, 0, roles, dtype=torch.float64, combine=fisher_mean(diagonals, 1e-6)
-        )
-    )
+    named = dict(merged_tensors(models, weights, 0, roles, dtype=torch.float64, combine=fisher_mean(diagonals, 1e-6)))
     every = torch.cat([f.flatten() for diagonal in diagonals for f in diagonal.values()])
     for role in roles:
         merged = named[models[0].signature.tensors[role].name]

@@ -16,7 +16,6 @@ from onebasin.fusion.progressive import merge_progressively
 from onebasin.fusion.regmean import input_grams
 from onebasin.models import Checkpoint
 from onebasin.running.loaded import stock_model
-from onebasin.symmetry import Alignment
 from onebasin.symmetry.groups.elements import Monomial
 
 LENGTHS = (2, 3)  # of the sequences
@@ -56,7 +55,7 @@ def test_measures_do_not_see_padding(models: list[Checkpoint], length: int) -> N
         assert torch.allclose(found, same[role]), role
 
     roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
-    how = (models, [Alignment()] * 2, [0.5, 0.5], 0, roles)
+    how = (models, [0.5, 0.5], 0, roles)
     fits = [merge_progressively(*how, batches, ridge=0.1, dtype=torch.float64).tensors for batches in (plain, other)]
     for role, tensor in fits[0].items():
         assert torch.allclose(tensor, fits[1][role]), role

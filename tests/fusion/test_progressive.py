@@ -14,7 +14,6 @@ from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
 from onebasin.models import Checkpoint
 from onebasin.running.loaded import Stock, stock_model
 from onebasin.running.trace import Call, hooks, linear_calls, run
-from onebasin.symmetry import Alignment
 
 CASE = [
     "GPT2LMHeadModel",
@@ -44,9 +43,7 @@ def merge(
     models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = False
 ) -> Progressive:
     roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
-    return merge_progressively(
-        models, [Alignment()] * len(models), weights, 0, roles, batches, ridge=ridge, spread=spread, dtype=torch.float64
-    )
+    return merge_progressively(models, weights, 0, roles, batches, ridge=ridge, spread=spread, dtype=torch.float64)
 
 
 def outputs(
@@ -94,10 +91,7 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, sprea
     calls = linear_calls(student, batches[0])
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     roles = set(student.signature.tensors)
-    average = {
-        by_name[name]: tensor
-        for name, tensor in merged_tensors(models, [Alignment()] * 2, weights, 0, roles, dtype=torch.float64)
-    }
+    average = {by_name[name]: tensor for name, tensor in merged_tensors(models, weights, 0, roles, dtype=torch.float64)}
     student.fill(merged.tensors.__getitem__)
     seen = [
         measured(stock, calls, batches) for stock in (*(stock_model(m, dtype=torch.float64) for m in models), student)
@@ -234,11 +228,11 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     fit, held, ridges = batches[:12], batches[12:], (10.0, 0.1, 1e-3)
     roles = list(models[0].signature.tensors)
-    merged = merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, roles, fit, ridge=ridges, held_back=held,
+    merged = merge_progressively(models, [0.5, 0.5], 0, roles, fit, ridge=ridges, held_back=held,
                                  dtype=torch.float64)  # fmt: skip
     a, b, student = (stock_model(model, dtype=torch.float64) for model in (*models, models[0]))
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
-    pairs = merged_tensors(models, [Alignment()] * 2, [0.5, 0.5], 0, set(roles), dtype=torch.float64)
+    pairs = merged_tensors(models, [0.5, 0.5], 0, set(roles), dtype=torch.float64)
     average = {by_name[name]: tensor for name, tensor in pairs}
     student.fill(average.__getitem__)
     call = linear_calls(student, fit[0])[0]
@@ -262,7 +256,7 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
 def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: Path) -> None:
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     roles = list(models[0].signature.tensors)
-    merged = merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, roles, batches[:12], held_back=batches[12:],
+    merged = merge_progressively(models, [0.5, 0.5], 0, roles, batches[:12], held_back=batches[12:],
                                  dtype=torch.float64)  # fmt: skip
     assert merged.fitted == (merged.losses["progressive"] < merged.losses["average"])
     means = []
@@ -283,4 +277,4 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         (batches[:1], (0.1, 0.01), "at least two batches"),
     ):
         with pytest.raises(ValueError, match=words):
-            merge_progressively(models, [Alignment()] * 2, [0.5, 0.5], 0, roles, some, ridge=ridge)
+            merge_progressively(models, [0.5, 0.5], 0, roles, some, ridge=ridge)

@@ -13,7 +13,7 @@ from torch import Tensor
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.regmean import Regression, input_grams, regression_mean
 from onebasin.fusion.statistics import Statistics, measured
-from onebasin.models import Checkpoint
+from onebasin.models import Checkpoint, Rewritten
 from onebasin.running.loaded import stock_model
 from onebasin.running.trace import hooks
 from onebasin.symmetry import Alignment, acting_groups
@@ -47,7 +47,7 @@ def test_the_solution_has_zero_gradient_of_the_regression(case: str, count: int,
     grams = [input_grams(stock, some) for stock, some in zip(stocks, batches, strict=True)]
     solve = Regression([gram for gram, _, _ in grams], grams[0][1], shrink=1.0)
     roles = {role for role, entry in found[0].signature.tensors.items() if entry.alias is None}
-    named = dict(merged_tensors(found, [Alignment()] * count, weights, 0, roles, combine=solve, dtype=torch.float64))
+    named = dict(merged_tensors(found, weights, 0, roles, combine=solve, dtype=torch.float64))
     student = stock_model(found[0], dtype=torch.float64)
     entries = student.signature.tensors
     seen = [inputs_of(stock, solve.jitter, some) for stock, some in zip(stocks, batches, strict=True)]
@@ -132,7 +132,9 @@ def test_grams_move_through_an_alignment_exactly(case: str, level: str, tmp_path
     alignment = Alignment(elements, batch)
     batches = data(case, 0, 2)
     before, columns, count = input_grams(stock_model(checkpoint, dtype=torch.float64), batches)
-    after, _, _ = input_grams(stock_model(checkpoint, alignment, dtype=torch.float64), batches)
+    after, _, _ = input_grams(
+        stock_model(Rewritten(checkpoint, alignment, torch.float64), dtype=torch.float64), batches
+    )
     moved = measured("gram", before, count, columns, checkpoint).moved(signature, alignment)
     assert moved.tensors.keys() == after.keys()
     assert any(not torch.allclose(before[role], after[role]) for role in after)

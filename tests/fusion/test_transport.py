@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onebasin.fusion.couplings import transport, units
 from onebasin.fusion.transport import Transport, Transported, plan
-from onebasin.models import Checkpoint
+from onebasin.models import Checkpoint, Rewritten
 from onebasin.running.loaded import stock_model
 from onebasin.symmetry import Alignment, acting_groups
 from onebasin.symmetry.coupling import Coupling
@@ -32,7 +32,7 @@ def planted(case: str, folder: Path, seed: int = 0) -> tuple[Checkpoint, Checkpo
         for root, group in acting_groups(signature, "permutation").items() if root in roots
     }  # fmt: skip
     moved = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
-    stock_model(anchor, moved, dtype=torch.float64).model.save_pretrained(folder / "source")
+    stock_model(Rewritten(anchor, moved, torch.float64), dtype=torch.float64).model.save_pretrained(folder / "source")
     return anchor, Checkpoint(folder / "source"), moved
 
 
@@ -46,7 +46,7 @@ def test_hard_transport_recovers_a_planted_permutation(case: str, ground: str, t
     anchor, source, _ = planted(case, tmp_path)
     batches = [inputs(CASES[case]().double(), seed) for seed in range(4)]
     found = transport(source, anchor, ground=ground, batches=batches, dtype=torch.float64)
-    moved = Transported(source, Alignment(), found, anchor)
+    moved = Transported(source, found, anchor)
     for role in anchor.signature.tensors:
         assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
 
@@ -64,7 +64,7 @@ def test_hard_transport_between_any_two_models_keeps_the_function(case: str, tmp
     assert all(isinstance(one, Monomial) for one in found.maps.values())
     assert any(not one.is_identity() for one in found.maps.values())  # type: ignore[union-attr]
     batch = inputs(other, 7)
-    ours = functions(Transported(source, Alignment(), found, anchor), batch)
+    ours = functions(Transported(source, found, anchor), batch)
     for name, value in functions(source, batch).items():
         assert torch.allclose(ours[name], value, atol=1e-9), name
 
@@ -134,7 +134,7 @@ def test_a_model_whose_neurons_were_all_doubled_is_carried_exactly(kind: str, tm
     batch = inputs(narrow, 3)
     for source, anchor in (models, reversed(models)):
         found = transport(source, anchor, dtype=torch.float64)
-        moved = Transported(source, Alignment(), found, anchor)
+        moved = Transported(source, found, anchor)
         assert moved.signature.sizes == anchor.signature.sizes
         for role in anchor.signature.tensors:
             assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
@@ -150,7 +150,7 @@ def test_plans_block_by_block(case: str, ground: str, residual: str, tmp_path: P
     anchor, source, _ = planted(case, tmp_path)
     batches = [inputs(CASES[case]().double(), seed) for seed in range(4)]
     how = dict(ground=ground, batches=batches, dtype=torch.float64, residual=residual)
-    same = Transported(anchor, Alignment(), transport(anchor, anchor, **how), anchor)
+    same = Transported(anchor, transport(anchor, anchor, **how), anchor)
     for role in anchor.signature.tensors:
         assert torch.allclose(same.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
     found: Transport = transport(source, anchor, **how)
@@ -158,7 +158,7 @@ def test_plans_block_by_block(case: str, ground: str, residual: str, tmp_path: P
     assert own
     for act in own:
         assert torch.allclose(act.matrix.sum(-1), torch.ones(12).double())
-    moved = Transported(source, Alignment(), found, anchor)
+    moved = Transported(source, found, anchor)
     for role in anchor.signature.tensors:  # the copy is planted: every plan is the same permutation, and so is a mean
         assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
 
@@ -173,7 +173,7 @@ def test_a_model_of_any_family_carried_to_itself_stays(case: str, tmp_path: Path
     checkpoint = Checkpoint(save(model, tmp_path))
     for ground in ("wts", "acts")[: 1 if "Mixtral" in case else 2]:
         found = transport(checkpoint, checkpoint, ground=ground, batches=[inputs(model)])
-        same = Transported(checkpoint, Alignment(), found, checkpoint)
+        same = Transported(checkpoint, found, checkpoint)
         assert found.maps
         for role in checkpoint.signature.tensors:
             assert torch.equal(same.read(role), checkpoint.read(role)), role
@@ -211,7 +211,7 @@ def test_heads_are_split_and_joined_exactly_where_they_are_copies(case: str, gro
     batches = [inputs(few, seed) for seed in range(2)]
     for source, anchor in (models, models[::-1]):
         found = transport(source, anchor, ground=ground, batches=batches, dtype=torch.float64)
-        moved = Transported(source, Alignment(), found, anchor)
+        moved = Transported(source, found, anchor)
         for role in anchor.signature.tensors:
             assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
 

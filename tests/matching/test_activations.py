@@ -9,7 +9,7 @@ from elements import random_alignment
 from models import CASES, inputs, save
 
 from onebasin.matching.activations import _Meter, match_activations
-from onebasin.models import Canonical, Checkpoint
+from onebasin.models import Canonical, Checkpoint, Rewritten
 from onebasin.running.loaded import stock_model
 from onebasin.symmetry import acting_groups
 
@@ -39,7 +39,7 @@ def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -
     groups = acting_groups(signature, level)
     planted = random_alignment(signature, groups, seed=5)
     anchor = stock_model(checkpoint, dtype=torch.float64, attention="eager")
-    source = stock_model(checkpoint, planted, dtype=torch.float64, attention="eager")
+    source = stock_model(Rewritten(checkpoint, planted, torch.float64), dtype=torch.float64, attention="eager")
     batches = [inputs(model, seed) for seed in range(6)]
     found = match_activations(signature, anchor, source, batches, groups)
     assert set(found.elements) == set(groups)

@@ -14,21 +14,20 @@ from typing import Any
 
 from onebasin.engine import peak_memory
 from onebasin.fusion import MERGE_METHODS
-from onebasin.models import DTYPES, Checkpoint, write_model
+from onebasin.models import DTYPES, Checkpoint, Model, View, write_model
 from onebasin.models.adapted import write_adapted
 from onebasin.models.card import paths_of
 from onebasin.models.folder import locate
 from onebasin.models.lora import CONFIG, WEIGHTS, Adapter
 from onebasin.models.published import without_paths
 from onebasin.running import load_model
-from onebasin.symmetry import Alignment
 
-from ..aligning import Found
+from ..aligning import Found, align_all
 from ..folders import one_vocabulary, opened, refuse_existing, workplace
 from ..frame import in_one_frame
 from ..merge import merge
 from ..options import Options, Tell, Written
-from ..writing import Record, hashed, moved, rewritten
+from ..writing import Record, hashed, tensors_of
 from .run import merge_in_mergekit, parameters_of
 from .schema import Recipe, Reference, parameter_names, read_recipe
 from .stacking import config_of, refuse_missing_layers, stacked
@@ -85,11 +84,13 @@ def merge_config(
         target = stack.enter_context(workplace(output))
         refuse_existing(target, sources, overwrite)
         ours = recipe.merge_method == "linear" and not (recipe.modules or recipe.tokenizer or recipe.chat_template)
+        models: list[Model]
         if recipe.tokenizer_source and not (ours or align):
-            models, unified = sources, None  # mergekit does it
+            models, unified = list(sources), None  # mergekit does it
         else:
             source = None if recipe.tokenizer_source is None else str(recipe.tokenizer_source)
-            models, unified = stack.enter_context(one_vocabulary(sources, source, base))
+            given, unified = stack.enter_context(one_vocabulary(sources, source, base))
+            models = list(given)
         sha256 = stack.enter_context(hashed(sources))
         found: list[Found] = []
         result = {"output": None if output is None else str(output), "models": names, "method": recipe.merge_method,
@@ -97,9 +98,9 @@ def merge_config(
         if align:
             anchor = _number(align.anchor, names, base)
             frame = in_one_frame(models, anchor, opt.symmetry, opt, tell, verify=verify)
-            models = [moved(*pair, opt) for pair in zip(frame.models, frame.alignments, strict=True)]
-            found = frame.found
-            result |= {"anchor": frame.centre, "max_output_difference": frame.differences(opt, tell)}
+            aligned = align_all(frame.models, frame.centre, opt.symmetry, opt, tell)
+            models, found = list(aligned.models), aligned.found
+            result |= {"anchor": frame.centre, "max_output_difference": frame.differences(aligned.models, opt, tell)}
         if unified:
             models = unified.filled(models, opt.dtype)
         result["distance_before"] = [item.before.distance for item in found]
@@ -124,15 +125,14 @@ def merge_config(
                 record.write(folder, look.write_model_card)
 
             dtype = recipe.out_dtype or recipe.dtype
-            write_model(target, stacked(recipe, by_name, layout, opt, left), layout, overwrite=overwrite,
-                        dtype=DTYPES[dtype] if dtype else None, check=complete, **look.told,
-                        config_updates={**layout.config_updates, **config_of(recipe, by_name, layout)})  # fmt: skip
+            write_model(target, stacked(recipe, by_name, layout, opt, left),
+                        View(layout, updates=config_of(recipe, by_name, layout)), overwrite=overwrite,
+                        dtype=DTYPES[dtype] if dtype else None, check=complete, **look.told)  # fmt: skip
         else:
-            places = [checkpoint.folder for checkpoint in models]
+            places = [model.origin.folder for model in models]
             for number, model in enumerate(models if align else []):
                 places[number] = scratch / f"matched-{number}"
-                write_model(places[number], rewritten(model, Alignment(), opt), model,
-                            config_updates=model.config_updates)  # fmt: skip
+                write_model(places[number], tensors_of(model, opt), model)
             merge_in_mergekit(recipe, dict(zip(names, places, strict=True)), target, layout=places[base], device=device,
                               seed=seed, unified=unified is not None, overwrite=overwrite, look=look,
                               complete=lambda folder: record.write(folder, look.write_model_card))  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onebasin.families import named_table, table_for
 from onebasin.fusion.linear import linear
-from onebasin.models import DTYPES, Checkpoint
+from onebasin.models import DTYPES, Model
 from onebasin.models.pairing import refuse_other_spaces
 from onebasin.symmetry import Entry
 
@@ -36,7 +36,7 @@ class Slot:
 
 
 def stacked(
-    recipe: Recipe, models: Mapping[str, Checkpoint], layout: Checkpoint, opt: Options, left: list[str]
+    recipe: Recipe, models: Mapping[str, Model], layout: Model, opt: Options, left: list[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """The output's tensors, one at a time: (name on disk, tensor).
 
@@ -75,7 +75,7 @@ def stacked(
         yield from zip(slot.names, _parts(slot.entry, merged), strict=True)
 
 
-def refuse_missing_layers(recipe: Recipe, models: Mapping[str, Checkpoint]) -> None:
+def refuse_missing_layers(recipe: Recipe, models: Mapping[str, Model]) -> None:
     """Raise ValueError for a layer_range beyond its model's layers. models: name in the file -> model."""
     for piece in recipe.pieces:
         for source in piece.sources:
@@ -84,7 +84,7 @@ def refuse_missing_layers(recipe: Recipe, models: Mapping[str, Checkpoint]) -> N
                 raise ValueError(f"layer_range: '{source.model}' has {layers} layers, and {end} are wanted")
 
 
-def config_of(recipe: Recipe, models: Mapping[str, Checkpoint], layout: Checkpoint) -> dict[str, Any]:
+def config_of(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> dict[str, Any]:
     """What the config must say: another number of layers, and lists with one value per layer."""
     if not recipe.slices:
         return {}
@@ -93,7 +93,7 @@ def config_of(recipe: Recipe, models: Mapping[str, Checkpoint], layout: Checkpoi
         for piece in recipe.slices
         for layer in range(*(piece.sources[0].layer_range or (0, 0)))
     ]
-    table = named_table(layout._family) if layout._family else table_for(layout.raw_config["model_type"])
+    table = named_table(layout.origin._family) if layout.origin._family else table_for(layout.raw_config["model_type"])
     known = [key for keys in table.layers for key in keys if key in layout.raw_config]
     updates: dict[str, Any] = dict.fromkeys(known, len(kept))
     for key, value in layout.raw_config.items():
@@ -102,7 +102,7 @@ def config_of(recipe: Recipe, models: Mapping[str, Checkpoint], layout: Checkpoi
     return updates
 
 
-def _slots(recipe: Recipe, models: Mapping[str, Checkpoint], layout: Checkpoint) -> Iterator[Slot]:
+def _slots(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> Iterator[Slot]:
     tensors = layout.signature.tensors
     depth = {(stack := _stack(entry)): 1 + max(other.layer or 0 for other in tensors.values() if _stack(other) == stack)
              for entry in tensors.values() if entry.layer is not None}  # fmt: skip
@@ -155,9 +155,9 @@ def _renumbered(name: str, layer: int, wanted: int) -> str:
     return re.sub(rf"(^|\.){layer}\.", rf"\g<1>{wanted}.", name, count=1)
 
 
-def _read(model: Checkpoint, role: str, recipe: Recipe, opt: Options) -> Tensor:
+def _read(model: Model, role: str, recipe: Recipe, opt: Options) -> Tensor:
     """The tensor in the dtype that the file wants the inputs in, by default that in which it is stored."""
-    stored = model.dtypes.get(model.signature.tensors[role].names[0], torch.float32)
+    stored = model.origin.dtypes.get(model.signature.tensors[role].names[0], torch.float32)
     wide = torch.float64 if torch.float64 in (stored, opt.dtype) else opt.dtype
     return model.read(role, wide, opt.device).to(DTYPES[recipe.dtype] if recipe.dtype else stored)
 
