@@ -4,15 +4,71 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import yaml
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes, and so mergekit
+Index = Annotated[int, Field(ge=0, lt=10**6)]  # of layers and tokens, counted from 0
+Indices = Annotated[list[Index], Field(fail_fast=True)]
+Count = Annotated[int, Field(ge=1, le=10**9)]  # of examples, steps
+Few = Annotated[int, Field(ge=1, le=1000)]  # of what is costly each time: starts of a search, threads, labels drawn
+Context = Annotated[int, Field(ge=2, le=10**6)]  # tokens; one leaves nothing to predict
+Points = Annotated[int, Field(ge=2, le=1000)]  # on a line or an edge, both ends included
+Share = Annotated[float, Field(gt=0, le=1)]  # of a whole
+Factor = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=10)]  # of learning
+Strength = Annotated[float, Field(ge=0, le=10**6)]  # of noise, of entropy, of a tensor in a sum
+Temperature = Annotated[float, Field(gt=0, le=10**6)]
+Weight = Annotated[float, Field(ge=-(10**6), le=10**6)]  # of a model in a sum; a task vector's may be negative
 
 MOST_VALUES = 100_000  # of a YAML file
 DEEPEST = 100
+
+
+def checked(kind: Any, name: str, value: Any) -> Any:
+    """Return a value in the type that it shall have: a "2" as 2.
+
+    Args:
+        kind: a type with bounds, such as `Count` or `Count | None`, or a collection of such.
+        name: of the setting, for the message.
+        value: what was given.
+
+    Raises:
+        ValueError: in one sentence, for what is not of that type or is out of bounds (NaN always is).
+    """
+    return _valid(TypeAdapter(kind), name, value)
+
+
+def check_fields(settings: object) -> None:
+    """Bring all fields of a dataclass whose types have bounds into these types, for its `__post_init__`.
+
+    Raises:
+        ValueError: as `checked` does.
+    """
+    kind = type(settings)
+    if kind not in _ADAPTERS:
+        hints = get_type_hints(kind, include_extras=True)
+        _ADAPTERS[kind] = {name: TypeAdapter(hint) for name, hint in hints.items() if _has_bounds(hint)}
+    for name, adapter in _ADAPTERS[kind].items():
+        object.__setattr__(settings, name, _valid(adapter, name, getattr(settings, name)))
+
+
+_ADAPTERS: dict[type, dict[str, TypeAdapter[Any]]] = {}
+
+
+def _has_bounds(hint: Any) -> bool:
+    return bool(getattr(hint, "__metadata__", ())) or any(map(_has_bounds, get_args(hint)))
+
+
+def _valid(adapter: TypeAdapter[Any], name: str, value: Any) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = " ".join([name.replace("_", "-"), *(str(piece) for piece in first["loc"])])
+        raise ValueError(f"{where} {first['input']!r}: {first['msg'].replace('Input should', 'it must')}") from None
 
 
 def read_yaml(path: str | Path) -> tuple[Any, str]:

@@ -247,7 +247,9 @@ def pairs(items: list[str] | None) -> dict[str, float]:
         try:
             found[name] = float(value)
         except ValueError:
-            raise ValueError(f"--tensor-weight '{item}': write NAME=NUMBER") from None
+            name = ""
+        if not name:
+            raise ValueError(f"--tensor-weight '{item}': write NAME=NUMBER")
     return found
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
+
+from onebasin.settings import Context, Count, Index, Indices, Seed, Share, check_fields
 
 from . import speech, text
 from .digits import digits
@@ -41,15 +43,18 @@ class Source:
     model: Path
     config: Any
     split: str | None = None
-    limit: int | None = None
-    context: int = 512
+    limit: Count | None = None
+    context: Context = 512
     vocabulary: dict[str, int] | None = None
-    mask_id: int | None = None
-    maskable: Collection[int] | None = None
-    mask_share: float = 0.15
-    seed: int = 0
+    mask_id: Index | None = None
+    maskable: Indices | None = None
+    mask_share: Share = 0.15
+    seed: Seed = 0
     columns: Mapping[str, str] = field(default_factory=dict)
     by_length: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 # --- images ------------------------------------------------------------------------------------------------

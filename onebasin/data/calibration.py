@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from onebasin.settings import Strength, checked
+
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows
@@ -84,10 +86,9 @@ def _causal(model: PreTrainedModel) -> None:
 def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int = 0) -> list[Batch]:
     """`NOISY_COPIES` rounds of the batches, with Gaussian noise of this standard deviation on their pixels or sounds.
 
-    Examples stay in their batches. Raises ValueError for a deviation that is not positive, and for tokens.
+    Examples stay in their batches. Raises ValueError for a deviation out of bounds, and for tokens.
     """
-    if not 0 < deviation < float("inf"):
-        raise ValueError(f"noise {deviation}: its standard deviation must be positive")
+    deviation = checked(Strength, "noise", deviation)
     if any(not value.is_floating_point() for batch in batches for name, value in batch.items() if name in SHOWN):
         raise ValueError("noise can be added to pixels and sounds, not to tokens; leave it out")
     generator = torch.Generator().manual_seed(seed)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from onebasin.settings import Count, Indices, checked
+
 from . import text
 from .batches import BATCHES, Source
 from .models import TASKS, configured
@@ -66,11 +68,7 @@ def load_task(
     """
     if name not in TASKS:
         raise ValueError(f"unknown task '{name}'; choose from {', '.join(TASKS)}")
-    for option, value in (("limit", limit), ("batch", batch)):
-        if value is not None and value < 1:
-            raise ValueError(f"{option} must be at least 1, not {value}")
-    if not 0 < mask_share <= 1:
-        raise ValueError(f"mask_share must lie in (0, 1], not {mask_share}")
+    batch = checked(Count, "batch", batch)
     folder, config = configured(model)
     if vocabulary is not None and not isinstance(vocabulary, dict):
         vocabulary = text.read_vocabulary(vocabulary)
@@ -81,10 +79,10 @@ def load_task(
         config,
         split,
         limit,
-        context or longest,
+        longest if context is None else context,
         vocabulary,
         mask_id,
-        maskable,
+        checked(Indices | None, "maskable", maskable),
         mask_share,
         seed,
         columns or {},

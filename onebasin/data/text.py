@@ -75,8 +75,6 @@ def part(text: str, split: str) -> str:
 
 def sequences(ids: list[int], context: int) -> list[list[int]]:
     """Consecutive sequences of `context` ids; a shorter rest is left out. Raises ValueError for none."""
-    if context < 2:
-        raise ValueError(f"a context of {context} tokens leaves nothing to predict; use 2 or more")
     if len(ids) < context:
         raise ValueError(f"the text has {len(ids)} tokens, fewer than one sequence of {context}")
     return [ids[start : start + context] for start in range(0, len(ids) - context + 1, context)]

@@ -25,6 +25,7 @@ from onebasin.engine import Tell
 from onebasin.running.loaded import Stock
 from onebasin.running.trace import Batch
 from onebasin.running.verification import takes_cache
+from onebasin.settings import Few, Share, checked
 from onebasin.symmetry import Entry, Signature
 
 from .average import Combine
@@ -72,6 +73,7 @@ def fisher_diagonal(
         raise ValueError("the Fisher information needs at least one example")
     if labels == "given" and any("labels" not in example for example in examples):
         raise ValueError("given labels need data with labels; or let the model draw them (--labels sampled)")
+    draws = checked(Few, "draws", draws)
     answers = [example["labels"] for example in examples if "labels" in example]
     if answers and all(bool((answer == IGNORED).all()) for answer in answers):
         raise ValueError("the data leave nothing to predict: no label counts")
@@ -182,11 +184,10 @@ def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalise: bool 
     diagonals: one for every model, role -> F in the aligned tensors' shapes; roles without one are plainly averaged,
     as is a parameter on which no data depend. normalise: divide every model's diagonal by its mean first. A model that
     is sure of its answers has a small one everywhere, and without this the result is nearly the other model.
-    Raises ValueError for an eps that is not positive; what is returned raises it for weights that are negative or all
+    Raises ValueError for an eps that is not in (0, 1]; what is returned raises it for weights that are negative or all
     zero.
     """
-    if not 0 < eps < float("inf"):
-        raise ValueError(f"eps must be a positive number, not {eps}")
+    eps = checked(Share, "eps", eps)
     if normalise:
         diagonals = [_normalised(diagonal) for diagonal in diagonals]
     number = sum(f.numel() for diagonal in diagonals for f in diagonal.values())

@@ -32,6 +32,7 @@ from onebasin.engine import Descent
 from onebasin.models import Checkpoint
 from onebasin.running.loaded import Stock, stock_model
 from onebasin.running.trace import Batch
+from onebasin.settings import Count, Rate, Weight, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -125,11 +126,11 @@ def _in_bfloat16(stock: Stock) -> Forward:
 
 def check(count: int, weights: Sequence[float] | None, steps: int, lr: float) -> list[float]:
     """The shares of `count` teachers, which sum to 1. Raises ValueError as `refine` does, before any work."""
-    if steps < 1 or not 0 < lr < float("inf"):
-        raise ValueError("refinement needs at least one step and a positive learning rate")
+    checked(Count, "steps", steps)
+    checked(Rate, "lr", lr)
     if not count:
         raise ValueError("refinement needs at least one teacher")
-    given = [1.0] * count if weights is None else [float(weight) for weight in weights]
-    if len(given) != count or not all(0 < weight < float("inf") for weight in given):
+    given: list[float] = checked(list[Weight], "weights", [1.0] * count if weights is None else list(weights))
+    if len(given) != count or min(given) <= 0:
         raise ValueError(f"{count} teachers need {count} positive weights")
     return [weight / sum(given) for weight in given]

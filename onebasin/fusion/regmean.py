@@ -21,6 +21,7 @@ from torch.nn.functional import unfold
 from onebasin.engine import Tell
 from onebasin.running.loaded import Stock
 from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
+from onebasin.settings import Factor, check_fields
 from onebasin.symmetry import Entry, Signature
 
 from .average import average
@@ -124,12 +125,11 @@ class Regression:
 
     grams: Sequence[Mapping[str, Tensor]]
     columns: frozenset[str]
-    shrink: float = SHRINK
+    shrink: Factor = SHRINK
     jitter: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.shrink <= 1:
-            raise ValueError(f"shrink must lie between 0 and 1, not {self.shrink}")
+        check_fields(self)
 
     def __call__(self, tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
         """Raises ValueError for weights that are negative or all zero."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from onebasin.models import Model, View
 from onebasin.models.widened import sizes_of
+from onebasin.settings import Strength, checked
 from onebasin.symmetry import Signature
 from onebasin.symmetry.coupling import Blend, Coupling
 from onebasin.symmetry.groups.assignment import assignment
@@ -37,8 +38,7 @@ def plan(cost: Tensor, entropy: float = 0.0) -> Acts:
     gives the exact plan, which for m = n is an assignment and solved as one. Other plans are POT's.
     Raises ValueError for a negative entropy, a cost that is not finite, and where POT is needed and not installed.
     """
-    if not 0 <= entropy < math.inf:
-        raise ValueError(f"entropy must be 0 (hard) or a positive number, not {entropy}")
+    entropy = checked(Strength, "entropy", entropy)
     m, n = cost.shape
     if entropy == 0 and m == n:
         return Monomial(assignment(-cost))

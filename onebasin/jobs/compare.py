@@ -9,6 +9,7 @@ from typing import Any
 from onebasin.models import Distances, distances
 from onebasin.models.tensors import compare_tensors
 from onebasin.running import Verification, compare
+from onebasin.settings import Seed, checked
 from onebasin.symmetry import Alignment
 
 from .folders import opened
@@ -30,6 +31,7 @@ def verify(
     and need not fit in memory. alignment: the file that `match` saved, by whose maps `b` was made of `a`.
     """
     refuse_device(how.get("device", "cpu"))
+    checked(Seed, "seed", how.get("seed", 0))
     if alignment is not None and not tensors:
         raise ValueError("--alignment says what became of the tensors: use it with --tensors")
     with opened([a, b], family) as (first, second):

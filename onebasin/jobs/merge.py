@@ -18,6 +18,7 @@ from onebasin.fusion.progressive import Progressive, merge_progressively
 from onebasin.fusion.regmean import Regression
 from onebasin.models import Model, Rewritten, write_model
 from onebasin.running import load_model
+from onebasin.settings import Temperature, checked
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
@@ -175,6 +176,7 @@ class Plan:
             raise ValueError(f"unknown method '{self.method}'; choose from {', '.join(MERGE_METHODS)}")
         if len(self.shares) < 2:
             raise ValueError("merging needs at least two models")
+        checked(Temperature | None, "soft", self.soft)
         if self.soft is not None and self.method in ("ot", "fisher", "regmean"):
             raise ValueError(f"--soft mixes models after they were measured: leave it out with --method {self.method}")
         refuse_out_of_range("heads-from", self.heads_from, len(self.shares))

@@ -16,6 +16,21 @@ from onebasin.data.teaching import LOSSES
 from onebasin.engine import Tell as Tell
 from onebasin.matching.latents import PERMUTATIONS
 from onebasin.models import DTYPES, Checkpoint
+from onebasin.settings import (
+    Context,
+    Count,
+    Factor,
+    Few,
+    Index,
+    Indices,
+    Rate,
+    Seed,
+    Share,
+    Strength,
+    Weight,
+    check_fields,
+    checked,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,48 +87,45 @@ class Options:
     symmetry: str = "paper"
     rescale: str = "joint"
     parts: Collection[str] | None = None
-    layers: Collection[int] | None = None
+    layers: Indices | None = None
     precision: str = "float32"
     device: str = "cpu"
     family: str | None = None
-    starts: int = 1
-    seed: int = 0
-    tolerance: float = 1e-6
-    max_sweeps: int = 100
-    tensor_weights: Mapping[str, float] = field(default_factory=dict)
+    starts: Few = 1
+    seed: Seed = 0
+    tolerance: Factor = 1e-6
+    max_sweeps: Count = 100
+    tensor_weights: Mapping[str, Strength] = field(default_factory=dict)
     relative: bool = False
     match_with: str = "weights"
     start: str = "weights"
-    steps: int = 200
-    lr: float = 8e-3
-    patience: int | None = None
+    steps: Count = 200
+    lr: Rate = 8e-3
+    patience: Count | None = None
     loss: str = "divergence"
     permutations: str = "fixed"
     checkpoint: str | None = None
     data: str | Sequence[str] | None = None
     task: str | None = None
-    samples: int = 256
-    noise: float = 0.0
-    context: int | None = None
+    samples: Count = 256
+    noise: Strength = 0.0
+    context: Context | None = None
     vocabulary: str | None = None
-    mask_id: int | None = None
-    mask_share: float = 0.15
-    maskable: Collection[int] | None = None
+    mask_id: Index | None = None
+    mask_share: Share = 0.15
+    maskable: Indices | None = None
     columns: Mapping[str, str] | None = None
-    workers: int | None = None
+    workers: Few | None = None
     ray: str | None = None
     resume: bool = False
     units: str | None = None
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers {self.workers}: there must be at least one")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience {self.patience}: learning needs at least one look at data held back")
         if self.precision not in ("float32", "float64"):
             raise ValueError(f"precision '{self.precision}': the mathematics runs in float32 or float64")
         if isinstance(self.layers, str):
             raise ValueError(f"layers '{self.layers}': give numbers; onebasin.merge_best_layers chooses them")
+        check_fields(self)
         for option, given, known in (
             ("match-with", self.match_with, MATCH_WITH),
             ("start", self.start, STARTS),
@@ -172,14 +184,17 @@ class Fusion:
 
     statistics: Sequence[str | Path] | None = None
     labels: str = "sampled"
-    draws: int = 1
-    eps: float = 1e-6
+    draws: Few = 1
+    eps: Share = 1e-6
     normalise: bool = False
-    shrink: float = 0.9
+    shrink: Factor = 0.9
     spread: bool = False
     ground: str = "wts"
-    entropy: float = 0.0
+    entropy: Strength = 0.0
     residual: str = "one"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def of(self, method: str) -> dict[str, Any]:
         """The settings that a method looks at, as JSON takes them."""
@@ -234,9 +249,10 @@ def shares_of(weights: Sequence[float] | None, count: int) -> list[float]:
         return [1 / count] * count
     if len(weights) != count:
         raise ValueError(f"{count} models need {count} weights, not {len(weights)}")
-    if not all(abs(weight) < float("inf") for weight in weights):
-        raise ValueError("weights must be finite numbers")
-    return [float(weight) for weight in weights]
+    shares: list[float] = checked(list[Weight], "weights", list(weights))
+    if not any(shares):
+        raise ValueError("the weights are all 0, which leaves nothing")
+    return shares
 
 
 def stored_dtype(name: str | None) -> torch.dtype | None:

@@ -18,6 +18,7 @@ from onebasin.models import Checkpoint, provenance, write_model
 from onebasin.models.card import front_matter, paths_of
 from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
+from onebasin.settings import Count, checked
 
 from .aligning import calibration
 from .folders import opened, refuse_existing, workplace
@@ -60,13 +61,12 @@ def refine(
     """
     started = time.perf_counter()
     opt, stored = Options(data=data, samples=samples, **options), stored_dtype(dtype)
-    if batch < 1:
-        raise ValueError("a step of refinement needs at least one example")
+    batch = checked(Count, "batch", batch)
     extra = [] if control is None else [control]
+    check(len(teachers), weights, steps, lr)
     with opened([merged, *extra, *teachers], opt.family) as given, workplace(output) as target:
         refuse_existing(target, given, overwrite)
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
-        check(len(masters), weights, steps, lr)
         batches = recut(calibration(masters, opt, tell), batch)
 
         def run(start: Checkpoint, saved: str | None) -> Refined:

@@ -14,6 +14,7 @@ from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import KINDS, Statistics, measured
 from onebasin.models import Canonical, CheckpointError, Model, Rewritten
 from onebasin.running import stock_model
+from onebasin.settings import Few, checked
 from onebasin.symmetry import Alignment
 
 from .aligning import calibration, task_of
@@ -45,6 +46,7 @@ def statistics(
     if kind not in KINDS:
         raise ValueError(f"unknown kind of statistics '{kind}'; choose from {', '.join(KINDS)}")
     refuse_labels(labels)
+    draws = checked(Few, "draws", draws)
     target = Path(output)
     if target.exists() and not overwrite:
         raise CheckpointError(f"the output '{target}' exists; choose another file or pass --overwrite")

@@ -14,6 +14,7 @@ from torch import Tensor
 from onebasin.data import Task, evaluate, load_model
 from onebasin.engine import Tell
 from onebasin.models import Checkpoint
+from onebasin.settings import Points, checked
 
 Model = Mapping[str, Tensor] | str | Path
 
@@ -71,8 +72,7 @@ def curve(
     Returns `lambdas`, `losses`, `accuracies` (lists), `barrier` (number) and `end_losses` ([a, b]).
     Raises ValueError for fewer than 2 points, models that do not fit the task, and models not on one line.
     """
-    if points < 2:
-        raise ValueError(f"a curve needs at least 2 points, not {points}")
+    points = checked(Points, "points", points)
     model, other = load_model(a, task.name), load_model(b, task.name)
     ends = [{name: tensor.clone() for name, tensor in one.state_dict().items()} for one in (model, other)]
     if len(list(other.parameters())) > len(list(model.parameters())):

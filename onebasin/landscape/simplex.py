@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onebasin.data import Task, evaluate, load_model
 from onebasin.engine import Tell
+from onebasin.settings import Points, checked
 
 from .line import interpolate
 
@@ -25,8 +26,9 @@ def simplex(models: Sequence[str | Path], task: Task, points: int = 6, *, tell: 
     on a line. Theus et al., 2025 draw this surface for three models.
     Raises ValueError for another number of models, fewer than 2 points, and models that cannot be averaged.
     """
-    if len(models) != 3 or points < 2:
-        raise ValueError("a triangle of losses needs three models, and at least 2 points on an edge")
+    points = checked(Points, "points", points)
+    if len(models) != 3:
+        raise ValueError("a triangle of losses needs three models")
     loaded = [load_model(folder, task.name) for folder in models]
     states = [{name: tensor.clone() for name, tensor in one.state_dict().items()} for one in loaded]
     model = max(loaded, key=lambda one: len(list(one.parameters())))  # one that ties no two tensors can hold all

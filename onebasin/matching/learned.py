@@ -25,6 +25,7 @@ from torch import Tensor
 from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, held_out, mean_loss
 from onebasin.engine import Descent
 from onebasin.running.trace import Batch
+from onebasin.settings import Count, Rate, checked
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts
@@ -149,8 +150,8 @@ def _check(
     lr: float,
     permutations: str,
 ) -> None:
-    if steps < 1 or not 0 < lr < float("inf"):
-        raise ValueError("learned matching needs at least one step and a positive learning rate")
+    checked(Count, "steps", steps)
+    checked(Rate, "lr", lr)
     if permutations not in PERMUTATIONS:
         raise ValueError(f"permutations '{permutations}': choose one of {', '.join(PERMUTATIONS)}")
     if not sources or len(sources) != len(starts):

@@ -175,7 +175,7 @@ def _exchange(one: Path, other: Path) -> bool:
 def bytes_of(size: int | str) -> int:
     """`5GB`, `500MB`, `2GiB` or a number -> bytes. Raises CheckpointError for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|[KMB])?", str(size).strip(), re.IGNORECASE)
-    count = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
-    if count < 1:
+    count = float(found[1]) * _UNITS[(found[2] or "").upper()] if found else 0
+    if not 1 <= count < 2**63:
         raise CheckpointError(f"'{size}' is no shard size; write it as 5GB or 500MB")
-    return count
+    return int(count)

@@ -26,6 +26,7 @@ from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.loaded import _load
 from onebasin.running.verification import _quietly, outward
+from onebasin.settings import Seed, checked
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.audit.null_space import Audit
 from onebasin.symmetry.audit.null_space import audit as audit_signature
@@ -68,6 +69,7 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
     family, as its configuration names them. Raises ValueError for an unknown family, settings that its configuration
     refuses, settings for a folder, and a model of more than `LARGEST` parameters.
     """
+    seed = checked(Seed, "seed", seed)
     if Path(target).is_dir():
         if settings:
             raise ValueError(f"'{target}' is a model folder; its config.json says what '{next(iter(settings))}' is")

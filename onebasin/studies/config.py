@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from onebasin.fusion import MERGE_METHODS
 from onebasin.jobs.options import Fusion, Options
-from onebasin.settings import read_yaml
+from onebasin.settings import Count, Points, Seed, read_yaml
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
 MATCHING = frozenset(field.name for field in fields(Options))
@@ -49,15 +49,15 @@ class Config(BaseModel):
 
     task: str
     models: list[str] = Field(min_length=2)
-    seeds: list[int] = Field(default=[0], min_length=1)
+    seeds: list[Seed] = Field(default=[0], min_length=1)
     corpora: list[Corpus] = Field(min_length=1)
     out_of_domain: Corpus | None = None
     matchings: dict[str, Matching] = Field(default={}, validate_default=True)
     methods: dict[str, dict[str, Any]] = Field(default={"average": {}}, validate_default=True)
     metric: str = "accuracy"
-    limit: int | None = None
-    samples: int = 256
-    points: int = 11
+    limit: Count | None = None
+    samples: Count = 256
+    points: Points = 11
     options: dict[str, Any] = {}
 
     @field_validator("methods", mode="before")

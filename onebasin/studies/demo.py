@@ -26,6 +26,7 @@ from onebasin.data.models import quiet
 from onebasin.engine import Tell
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
+from onebasin.settings import Few, Seed, checked
 
 LEVELS = ("paper", "full")
 WIDTH, HEADS = 48, 4
@@ -83,7 +84,8 @@ def demo(
     tell: called with a line about each step.
     Raises ValueError for fewer than two models, and a width that the four heads cannot share.
     """
-    if width < 1 or width % HEADS:
+    width, models, seed = checked(Few, "width", width), checked(Few, "models", models), checked(Seed, "seed", seed)
+    if width % HEADS:
         raise ValueError(f"width {width}: choose a multiple of {HEADS}, the number of heads")
     if models < 2:
         raise ValueError(f"the demo needs at least 2 models, not {models}")

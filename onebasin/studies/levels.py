@@ -21,6 +21,7 @@ from onebasin.fusion import METHODS, merged_tensors
 from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.models import Checkpoint, shared_roles
+from onebasin.settings import Points, checked
 from onebasin.symmetry import LEVELS
 
 from .results import refuse_existing
@@ -61,8 +62,7 @@ def study_levels(
     """
     _known("level", levels, ("none", *LEVELS))
     _known("method", methods, METHODS)
-    if points < 2:
-        raise ValueError(f"a curve needs at least 2 points, not {points}")
+    points = checked(Points, "points", points)
     folder = Path(output)
     refuse_existing(folder / "levels.json", overwrite)
     require_matplotlib()

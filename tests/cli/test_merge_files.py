@@ -34,7 +34,7 @@ def write(tmp_path: Path, a: Path, b: Path) -> Any:
         ("merge_method: linear", "align: {symetry: full}", "{}", "'symetry' in align; did you mean 'symmetry'?"),
         ("merge_method: linear", "", "{wieght: 1}", "unknown parameter 'wieght' of linear in models[0].parameters"),
         ("merge_method: linear", "", "{}", "linear needs a weight for every model"),
-        ("merge_method: linear", "", "{weight: much}", "parameter 'weight': 'much' is no number"),
+        ("merge_method: linear", "", "{weight: much}", "parameter 'weight' 'much': it must be a valid number"),
         ("merge_method: linear", "slices: []\nbase_model: x@1@2", "{weight: 1}", "'x@1@2' is no model"),
         ("merge_method: linear", "modules: {a: {models: []}}", "{weight: 1}", "exactly one of models, slices"),
         ("merge_method: linear", "dtype: float31", "{weight: 1}", "dtype: Input should be 'float32'"),

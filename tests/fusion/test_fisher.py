@@ -231,5 +231,5 @@ def test_bad_data_end_in_one_sentence() -> None:
         fisher_diagonal(model, [{**x, "labels": torch.tensor([-100, -100])}], labels="given")
     with pytest.raises(ValueError, match="padding alone"):
         list(unpadded({"input_ids": torch.ones(1, 3), "attention_mask": torch.zeros(1, 3)}))
-    with pytest.raises(ValueError, match="eps must be a positive number"):
+    with pytest.raises(ValueError, match=r"eps .*: it must"):
         fisher_mean([], 0)

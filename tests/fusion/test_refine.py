@@ -110,7 +110,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         refine(merged, [], batches)
     with pytest.raises(ValueError, match="positive weights"):
         refine(merged, [a, b], batches, weights=[1.0])
-    with pytest.raises(ValueError, match="positive learning rate"):
+    with pytest.raises(ValueError, match="it must be greater than"):
         refine(merged, [a, b], batches, lr=0.0)
     with pytest.raises(ValueError, match="at least two batches"):
         refine(merged, [a, b], batches[:1])

@@ -109,7 +109,7 @@ def test_curve_is_the_loss_of_interpolated_models(tmp_path: Path, tied: tuple[bo
 def test_bad_curves(tmp_path: Path) -> None:
     folder = save(language_model(0), tmp_path / "a")
     other = save(CASES["GPT2LMHeadModel"](), tmp_path / "b")
-    with pytest.raises(ValueError, match="at least 2 points, not 1"):
+    with pytest.raises(ValueError, match="points 1: it must be greater than or equal to 2"):
         curve(folder, folder, words(), points=1)
     with pytest.raises(ValueError, match="has the shapes"):
         curve(folder, other, words())

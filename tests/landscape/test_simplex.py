@@ -53,7 +53,7 @@ def test_corners_edges_and_middle(models: list[Path]) -> None:
 def test_what_cannot_be_drawn(models: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs three models"):
         simplex(models[:2], words())
-    with pytest.raises(ValueError, match="at least 2 points"):
+    with pytest.raises(ValueError, match="points 1: it must be greater than or equal to 2"):
         simplex(models, words(), 1)
     other = folder(tmp_path / "other", "GPT2LMHeadModel", 1, n_embd=24)
     with pytest.raises(ValueError, match="do not lie on one line"):

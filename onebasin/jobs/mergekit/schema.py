@@ -8,11 +8,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from onebasin.settings import Seed, read_yaml
+from onebasin.settings import Context, Count, Few, Indices, Seed, read_yaml
 
-Scalar = bool | int | float | str
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Scalar = bool | int | Number | str
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
 
@@ -87,7 +88,7 @@ class Slice(Strict):
 
     sources: list[Source]
     base_model: Reference | None = None
-    residual_weight: float | None = None
+    residual_weight: Number | None = None
     parameters: Settings = {}
 
 
@@ -104,7 +105,7 @@ class Tokenizer(Strict):
 
     source: Literal["union", "base"] | Reference = "union"
     tokens: dict[str, Any] | None = None
-    pad_to_multiple_of: int | None = None
+    pad_to_multiple_of: Count | None = None
 
 
 class Align(Strict):
@@ -117,16 +118,16 @@ class Align(Strict):
     anchor: str = "base"
     rescale: str = "joint"
     parts: list[str] | None = None
-    layers: list[int] | None = None
+    layers: Indices | None = None
     match_with: str = "weights"
     start: str = "weights"
-    steps: int = 200
+    steps: Count = 200
     data: str | list[str] | None = None
     task: str | None = None
-    samples: int = 256
-    context: int | None = None
+    samples: Count = 256
+    context: Context | None = None
     vocabulary: str | None = None
-    starts: int = 1
+    starts: Few = 1
     seed: Seed | None = None
 
     def options(self) -> dict[str, Any]:

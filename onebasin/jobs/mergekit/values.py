@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from onebasin.settings import Weight, checked
+
 from .schema import Conditional, Scalar, Setting
 
 
@@ -56,9 +58,5 @@ def _found(name: str, scopes: Iterable[Mapping[str, Setting]], tensor: str) -> I
 
 
 def _float(name: str, value: Scalar) -> float:
-    if isinstance(value, bool):
-        return float(value)
-    try:
-        return float(value)
-    except ValueError:
-        raise ValueError(f"parameter '{name}': '{value}' is no number") from None
+    found: float = checked(Weight, f"parameter '{name}'", value)
+    return found
