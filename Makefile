@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo docs package test test-real lint format bench clean
+.PHONY: install demo docs package test test-real lint format bench fuzz clean
 
 install: $(INSTALLED)
 
@@ -45,6 +45,10 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.progressive --layers 2
 	$(BIN)/python -m benchmarks.disk --kind fine-tuned --workers 1,2
 	$(BIN)/python -m benchmarks.disk --kind independent --workers 1,2
+
+# 2,000 cases of bad input, kills and full disks (docs/reliability.md). One again: make fuzz FUZZ="--case kill-0-3"
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --workers 2 $(FUZZ)
 
 # The site, in build/site. --strict: a broken link or reference fails it.
 docs: $(INSTALLED)
