@@ -4,11 +4,14 @@
     python examples/agave_chem.py REACTIONS.jsonl[.gz] -o agave
     python examples/agave_chem.py REACTIONS.jsonl[.gz] -o agave --calibrate OTHERS.jsonl[.gz]
 
-REACTIONS holds one reaction SMILES a row, in the column `text`; OTHERS holds reactions that are not evaluated, on which
-the ways to merge that look at data may measure. The models are the ALBERTs of agave-chem 0.1.0 and
-0.2.0 (MIT licence, 3 MB each), which pip fetches from the package index: 12 layers that share one set of weights,
-hidden size 256, one vocabulary. What is special about them stands here: how a package becomes a model folder, and how a
-reaction becomes token ids. All else is `onebasin`'s.
+REACTIONS holds one reaction SMILES a row, in the column `text`, and is what every score is measured on; OTHERS holds
+reactions on which the ways to merge that look at data may measure, and which distillation trains on. Of OTHERS, every
+reaction that is also in REACTIONS is left out, and so are repetitions, however they are spelled (needs rdkit).
+
+The models are the ALBERTs of agave-chem 0.1.0 and 0.2.0 (MIT licence, 3 MB each), which pip fetches from the package
+index: 12 layers that share one set of weights, hidden size 256, one vocabulary. What is special about them stands here:
+how a package becomes a model folder, how a reaction becomes token ids, and when two reactions are the same. All else is
+`onebasin`'s.
 """
 
 from __future__ import annotations
@@ -98,6 +101,38 @@ def rounds_of(reactions: list[str], rounds: int, respell: bool, batch: int = 16)
     return rows + [row for one in holding for row in one]
 
 
+def canonical(reaction: str) -> str:
+    """Return one spelling of a reaction: canonical SMILES of its molecules, sorted on each side, without atom maps.
+
+    What RDKit cannot read stays as it is spelled.
+    """
+    from rdkit import Chem, RDLogger
+
+    RDLogger.DisableLog("rdApp.*")
+    sides = []
+    for side in reaction.split(">"):
+        molecules = []
+        for molecule in filter(None, side.split(".")):
+            read = Chem.MolFromSmiles(molecule)
+            for atom in read.GetAtoms() if read is not None else ():
+                atom.SetAtomMapNum(0)
+            molecules.append(molecule if read is None else Chem.CanonSmiles(Chem.MolToSmiles(read)))
+        sides.append(".".join(sorted(molecules)))
+    return ">".join(sides)
+
+
+def held_apart(others: Iterable[str], evaluated: Iterable[str]) -> list[str]:
+    """Return the first spelling of each of the others that is none of the evaluated reactions."""
+    seen = set(map(canonical, evaluated))
+    kept = []
+    for reaction in others:
+        one = canonical(reaction)
+        if one not in seen:
+            seen.add(one)
+            kept.append(reaction)
+    return kept
+
+
 def respelled(reaction: str, seed: int) -> str:
     """The same reaction as another SMILES: molecules, and the atoms of each, in random order.
 
@@ -123,7 +158,9 @@ def main() -> None:
     parser.add_argument("reactions", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("agave"))
     parser.add_argument("--levels", nargs="*", default=LEVELS, choices=("none", *onebasin.symmetry.LEVELS))
-    parser.add_argument("--calibrate", type=Path, help="other reactions, without which nothing looks at data")
+    parser.add_argument(
+        "--calibrate", type=Path, help="other reactions, without which nothing looks at data (needs rdkit)"
+    )
     parser.add_argument("--ways", nargs="*", default=list(WITH_DATA), choices=list(WITH_DATA))
     parser.add_argument("--samples", type=int, default=128, help="reactions to calibrate on")
     parser.add_argument("--rounds", type=int, help="use all reactions so often, each time with other atoms hidden")
@@ -157,7 +194,8 @@ def main() -> None:
     def by_length(reactions: list[str]) -> list[str]:  # batches of like length need little padding
         return sorted(reactions, key=lambda reaction: len(encode(reaction, ids)))
 
-    tokens = encoded(by_length(rows_of(given.reactions)), ids, work / "reactions.jsonl")
+    evaluated = rows_of(given.reactions)
+    tokens = encoded(by_length(evaluated), ids, work / "reactions.jsonl")
     task = load_task("masked-lm", tokens, models[0], batch=16, **masks)
 
     def show(name: str, folder: Path, more: str = "") -> None:
@@ -175,12 +213,16 @@ def main() -> None:
         merged(f"average, match {level}", work / f"merged-{level}", match=level)
     if given.calibrate is None:
         return
-    reactions = rows_of(given.calibrate)
+    others = rows_of(given.calibrate)
+    reactions = held_apart(others, evaluated)
+    print(
+        f"{len(others) - len(reactions)} of {len(others)} other reactions left out: evaluated, or repeated", flush=True
+    )
     if given.rounds:
         reactions = rounds_of(by_length(reactions), given.rounds, given.respell)
-    others = encoded(reactions, ids, work / "others.jsonl")
+    rows = encoded(reactions, ids, work / "others.jsonl")
     samples = len(reactions) if given.rounds else given.samples
-    data = {"data": str(others), "samples": samples, "mask_share": given.hide, **masks}
+    data = {"data": str(rows), "samples": samples, "mask_share": given.hide, **masks}
     for way in given.ways:
         how = {"match": given.match, "steps": given.steps, "permutations": given.permutations, **WITH_DATA[way]}
         merged(f"match {way}", work / f"merged-{way.replace(', ', '-')}", **data, **how)

@@ -72,6 +72,22 @@ def test_reactions_held_back_never_teach(respell: bool, monkeypatch: pytest.Monk
     assert (rows[:38] != rows[38:76]) == respell
 
 
+def test_reactions_that_are_evaluated_calibrate_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they are spelled: molecules in another order, atoms in another order, with atom maps."""
+    pytest.importorskip("rdkit")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from agave_chem import canonical, held_apart, respelled
+
+    evaluated, other = REACTIONS[:2], REACTIONS[2]
+    spellings = [respelled(reaction, seed) for reaction in REACTIONS for seed in range(5)]
+    mapped = "[CH3:1][C:2](=[O:3])[OH:4].[OH:5][CH2:6][CH3:7]>>[CH3:1][C:2](=[O:3])[O:5][CH2:6][CH3:7]"
+    kept = held_apart([mapped, *spellings], evaluated)
+    assert len(kept) == 1 and canonical(kept[0]) == canonical(other)
+    mirrored = other.replace("[C@H]", "[C@@H]")
+    assert held_apart([other, mirrored, "CO>C>CO", "CO>>CO"], []) == [other, mirrored, "CO>C>CO", "CO>>CO"]
+    assert held_apart(["C1CC>>O", "O>>C1CC", "C1CC>>O"], ["O>>C1CC"]) == ["C1CC>>O"], "what is no molecule stays"
+
+
 def test_another_spelling_is_the_same_reaction(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rdkit")
     monkeypatch.syspath_prepend(str(EXAMPLES))
