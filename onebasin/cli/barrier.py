@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from . import common as c
@@ -64,6 +63,6 @@ def barrier(
     table = Table("lambda", "loss", "accuracy")
     for lam, loss, accuracy in zip(result["lambdas"], result["losses"], result["accuracies"], strict=True):
         table.add_row(f"{lam:.3g}", f"{loss:.4f}", f"{accuracy:.4f}")
-    console = Console()
+    console = c.stdout()
     console.print(table)
-    console.print(f"barrier {result['barrier']:.4f}; written to {output}", highlight=False, markup=False)
+    console.print(f"barrier {result['barrier']:.4f}; written to {output}")

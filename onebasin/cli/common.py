@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -16,8 +18,10 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-console = Console(stderr=True, highlight=False)
+# What is printed may hold any name: no markup, no emoji.
+console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,10 +139,13 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        import onebasin.models  # noqa: F401  # what takes its time; torch swallows a KeyboardInterrupt while it loads
+
         try:
-            return command(*args, **kwargs)
+            with _interruptible():
+                return command(*args, **kwargs)
         except (ValueError, OSError) as error:
-            console.print(f"[bold red]error:[/] {_escape(' '.join(str(error).split()))}", soft_wrap=True)
+            console.print(Text.assemble(("error:", "bold red"), " ", line(error)), soft_wrap=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             console.print("interrupted; no output was written, and what --resume finds is kept")
@@ -147,8 +154,28 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn Ctrl-C into KeyboardInterrupt while the block runs, whatever else it does before and after."""
+    before = signal.getsignal(signal.SIGINT)
+    if before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def line(text: object) -> str:
+    """Return a text on one line, without characters that command a terminal."""
+    return "".join(one if one.isprintable() else " " for one in " ".join(str(text).split()))
+
+
+def stdout() -> Console:
+    """Return where tables are printed, in which names are names."""
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
@@ -158,10 +185,10 @@ def progress(quiet: bool, verbose: int = 0) -> Iterator[Callable[[str], None] | 
         yield None
         return
     if verbose:
-        yield lambda text: console.print(_escape(text), soft_wrap=True)
+        yield lambda text: console.print(line(text), soft_wrap=True)
         return
     with console.status("") as status:
-        yield lambda text: status.update(_escape(text))
+        yield lambda text: status.update(Text(line(text)))
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
@@ -198,7 +225,7 @@ def print_json(value: Any) -> None:
 def print_notes(result: dict[str, Any], quiet: bool) -> None:
     if not quiet:
         for note in result.get("notes", []):
-            console.print(f"[dim]{_escape(note)}[/]", soft_wrap=True)
+            console.print(line(note), style="dim", soft_wrap=True)
 
 
 def words(text: str | None) -> list[str] | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from . import common as c
@@ -30,11 +29,11 @@ def demo(
     if json:
         c.print_json(results)
         return
-    console = Console()
+    console = c.stdout()
     console.print(_table(results))
     picture = results["picture"] or "no picture (pip install 'onebasin[plot]')"
     files = f"{picture} and {output}/results.json"
-    console.print(f"{results['seconds']:.0f} seconds; wrote {files}", highlight=False, markup=False)
+    console.print(f"{results['seconds']:.0f} seconds; wrote {files}")
 
 
 def _table(results: dict[str, Any]) -> Table:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from . import common as c
@@ -39,4 +38,4 @@ def distance(
             table.add_row(name, f"{value:.6g}")
         for name, value in found.layers.items():
             table.add_row(f"layer {name}", f"{value:.6g}")
-        Console().print(table)
+        c.stdout().print(table)

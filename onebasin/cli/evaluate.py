@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from . import common as c
@@ -43,4 +42,4 @@ def evaluate(
     table = Table(*names)
     for result in results:
         table.add_row(*(shown if isinstance(shown := result.get(name, ""), str) else f"{shown:.4f}" for name in names))
-    Console().print(table)
+    c.stdout().print(table)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from . import common as c
@@ -24,6 +23,6 @@ def families(json: c.Json = False) -> None:
     for name, table in tables().items():
         spaces = ", ".join(f"{key}: {space.kind}" for key, space in table.spaces.items() if space.part)
         shown.add_row(name, " ".join(table.types), spaces)
-    Console().print(shown)
+    c.stdout().print(shown)
     for kind, reason in NOT_YET.items():
-        Console().print(f"not yet: {kind} ({reason})")
+        c.stdout().print(f"not yet: {kind} ({reason})")

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from . import common as c
@@ -50,7 +49,7 @@ def inspect(
         facts["axes"] = {role: show(entry.axes) for role, entry in signature.tensors.items()}
         c.print_json(facts)
         return
-    console = Console()
+    console = c.stdout()
     console.print(f"{model}: {signature.family}, {len(signature.tensors)} tensors, {len(signature.layers)} layers")
     table = Table("space", "size", "copies", "group", "dimension", "tensors")
     for row in spaces:

@@ -263,8 +263,8 @@ def stored_dtype(name: str | None) -> torch.dtype | None:
 
 def refuse_device(name: str) -> None:
     try:
-        torch.empty(0, device=name)
-    except (AssertionError, RuntimeError):  # torch raises either
+        torch.zeros(1, device=name).item()  # which `meta` has not
+    except (AssertionError, ImportError, RuntimeError):  # torch raises any of these
         raise ValueError(f"the device '{name}' is not available here; choose another, such as cpu") from None
 
 

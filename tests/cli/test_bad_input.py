@@ -249,6 +249,8 @@ def test_our_own_files_with_notes_that_say_nothing(refused: Any, a: Path, b: Pat
         (("--dtype", "int8"), ["'int8'", "float32, float16, bfloat16, float64"]),
         (("--precision", "float16"), ["'float16'", "float32 or float64"]),
         (("--device", "abacus"), ["abacus"]),
+        (("--device", "meta"), ["'meta' is not available here"]),
+        (("--device", "hpu"), ["'hpu' is not available here"]),
         (("--tensor-weight", "query"), ["'query'", "NAME=NUMBER"]),
         (("--family", "nosuch"), ["no family 'nosuch'"]),
     ],
@@ -259,6 +261,27 @@ def test_options_of_both(
 ) -> None:
     line = refused(job, a, b, "-o", tmp_path / "out", *options)
     assert all(word in line for word in words)
+
+
+NAMES = ["a\\[/b]", "[/b]", "[bold]x", "[link=file:///x]", ":smile:", "\x1b[31mx", "a\nb"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_printed_as_they_are(
+    refused: Any, run: Any, a: Path, b: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the console, no part of a name is markup, and none commands the terminal."""
+    shown = "".join(one if one.isprintable() else " " for one in name)
+    assert f"there is no folder './{shown}'" in refused("inspect", f"./{name}")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(a, f"./{name}")
+    for words in (("inspect", f"./{name}"), ("match", f"./{name}", b, "-o", tmp_path / "out"),
+                  ("merge", a, f"./{name}", "-o", tmp_path / "merged", "-v")):  # fmt: skip
+        result = run(*words)
+        assert result.exit_code == 0, result.stderr
+        assert words[0] != "merge" or f"verifying ./{shown}" in result.stderr
+    edit(Path(f"./{name}"), lambda tensors: tensors.update({f"{name}.weight": torch.zeros(1)}))
+    assert shown in run("inspect", f"./{name}").stderr
 
 
 def test_an_unknown_symmetry(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:

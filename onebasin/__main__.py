@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program: `onebasin`, or `python -m onebasin`."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C ends it at once with exit code 130 until a command runs, which then answers it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, _leave)
+    from onebasin.cli import app  # after that, since imports take their time
+
+    app()
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)  # as shells do; a KeyboardInterrupt could arise where an import takes it for another error
+
+
+if __name__ == "__main__":
+    main()
