@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -35,6 +36,8 @@ DTYPES = {
 _STORED = {CODES[dtype]: dtype for dtype in DTYPES.values()}
 _TEMPLATES = "additional_chat_templates"  # the one folder inside a model's that is read
 _BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model holds besides weights
+
+_LAYERS, _LABELS = 1000, 10**6  # no more of them than these are believed where there are fewer tensors
 
 
 class CheckpointError(ValueError):
@@ -155,6 +158,7 @@ class Checkpoint:
             raise CheckpointError(f"'{path}' names no model_type")
         if "quantization_config" in config:
             raise CheckpointError(f"'{self.given}' is quantised; give the model in floating point")
+        _refuse_kinds(config, path)
         return config
 
     @cached_property
@@ -162,6 +166,7 @@ class Checkpoint:
         """The configuration with the defaults of its class filled in. No code of the folder is run."""
         if self.raw_config["model_type"] not in CONFIG_MAPPING:
             return self.raw_config
+        _refuse_counts(self.raw_config, len(self.files), self.folder / "config.json")
         try:
             full = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
             names = {new: getattr(full, new, None) for new in getattr(full, "attribute_map", {})}
@@ -257,6 +262,13 @@ class Checkpoint:
                 for name, value in loaded.items()
             ):
                 raise CheckpointError(f"'{file}' is not a dictionary of tensors")
+            for name, value in loaded.items():
+                if value.is_meta:
+                    raise CheckpointError(f"'{file}': the tensor '{name}' is on the device meta, where it has no "
+                                          "numbers; save the model again from memory")  # fmt: skip
+                if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                    raise CheckpointError(f"'{file}': the tensor '{name}' repeats numbers that it stores once (an "
+                                          "expanded tensor); save it again as .contiguous()")  # fmt: skip
             self._handles[file] = {name: value.detach() for name, value in loaded.items()}
         return self._handles[file]  # type: ignore[no-any-return]
 
@@ -356,6 +368,29 @@ class Checkpoint:
         """Names on disk that the table ignores (buffers)."""
         placed = {name for entry in self.signature.tensors.values() for name in entry.names}
         return (name for name in self.files if name not in placed)
+
+
+def _refuse_kinds(config: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError where what is read of every config, and checked by no class, is of another kind."""
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"'{path}': architectures is {str(names)[:40]!r} and not a list of names")
+    for key in ("id2label", "label2id"):
+        if not isinstance(config.get(key), dict | None):
+            raise CheckpointError(f"'{path}': {key} is {str(config[key])[:40]!r} and not an object")
+
+
+def _refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
+    """Raise CheckpointError for more layers than there are tensors, or labels than there can be.
+
+    A class makes something for each, which takes minutes and all memory before anything is compared with the weights.
+    """
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _refuse_counts(value, tensors, path)
+        most = max(tensors, _LAYERS) if re.search("layers?$", key) else _LABELS if key == "num_labels" else None
+        if most is not None and isinstance(value, int | float) and value > most:
+            raise CheckpointError(f"'{path}': {key} is {str(value)[:20]}, for which {tensors} tensors are too few")
 
 
 def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

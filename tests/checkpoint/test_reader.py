@@ -207,6 +207,27 @@ def test_config_with_values_of_wrong_types(bert: Path) -> None:
     assert "config.json" in refused(bert)
 
 
+@pytest.mark.parametrize(
+    "key, value",
+    [("architectures", True), ("architectures", "BertModel"), ("architectures", [1]), ("architectures", {}),
+     ("id2label", ["a"]), ("id2label", 3), ("label2id", "a")],
+)  # fmt: skip
+def test_config_with_a_value_of_another_kind(bert: Path, key: str, value: object) -> None:
+    edit_config(bert, **{key: value})
+    message = refused(bert)
+    assert str(bert / "config.json") in message and f"{key} is " in message
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_labels", "encoder_layers", "n_layer"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_counts_that_would_take_all_memory_are_refused_at_once(bert: Path, key: str, inside: bool) -> None:
+    """A class of transformers makes a list of so many layers, a dictionary of so many labels."""
+    edit_config(bert, **({"text_config": {key: 10**9}} if inside else {key: 10**9}))
+    for what in (lambda c: c.signature, lambda c: c.config):
+        message = refused(bert, what)
+        assert f"{key} is 1000000000" in message and "too few" in message
+
+
 def test_unknown_model_type(bert: Path) -> None:
     edit_config(bert, model_type="berta")
     assert "'berta' has no table yet (nearest: bert" in refused(bert)
@@ -282,6 +303,33 @@ def test_a_pickle_that_would_run_code_does_not_run_it(bert: Path, tmp_path: Path
 def test_a_pickle_of_something_else(bert: Path, content: object) -> None:
     torch.save(content, to_pickle(bert))
     assert "is not a dictionary of tensors" in refused(bert)
+
+
+def test_a_pickle_of_tensors_without_numbers(bert: Path) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    torch.save({**tensors, QUERY: tensors[QUERY].to("meta")}, to_pickle(bert))
+    message = refused(bert)
+    assert QUERY in message and "meta" in message
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_pickle_of_a_tensor_that_is_larger_than_its_file(bert: Path, older: bool) -> None:
+    """A single number, said to be 10^12 of them: reading it would take all memory."""
+    tensors = load_file(bert / "model.safetensors")
+    endless = torch.zeros(1).expand(10**6, 10**6)
+    torch.save({**tensors, QUERY: endless}, to_pickle(bert), _use_new_zipfile_serialization=not older)
+    message = refused(bert)
+    assert QUERY in message and "stores once" in message
+
+
+def test_a_pickle_of_views_is_read(bert: Path) -> None:
+    """A tensor that is part of a larger storage, or lies transposed in it, is whole all the same."""
+    tensors = load_file(bert / "model.safetensors")
+    query = tensors[QUERY]
+    for view in (torch.stack([query, query])[1], query.T.contiguous().T):
+        torch.save({**tensors, QUERY: view}, bert / "pytorch_model.bin")
+        (bert / "model.safetensors").unlink(missing_ok=True)
+        assert torch.equal(Checkpoint(bert).read_name(QUERY), query)
 
 
 def test_unknown_tensors_are_named(bert: Path) -> None:

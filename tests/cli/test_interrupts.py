@@ -27,8 +27,10 @@ sys.meta_path.insert(0, Interrupt())
 from onebasin.__main__ import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "HF_HUB_OFFLINE": "1"})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
     return done.returncode, done.stderr
 
 
