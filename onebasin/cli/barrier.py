@@ -36,11 +36,11 @@ def barrier(
     import onebasin
     from onebasin.landscape import curve
     from onebasin.landscape.plots import plot_curves, require_matplotlib
-    from onebasin.studies.results import refuse_existing
+    from onebasin.studies.results import refuse_results
 
     require_matplotlib()
     folder = Path(output)
-    refuse_existing(folder / "barrier.json", overwrite)
+    refuse_results(output, ["barrier.json", "barrier.png"], [a, b, examples.data], overwrite)
     measured = examples.of(a)
     with c.progress(quiet) as tell, tempfile.TemporaryDirectory() as temporary:
         ends = (a, b)

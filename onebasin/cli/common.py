@@ -290,4 +290,5 @@ def size(number: int) -> str:
 
 def print_effort(result: dict[str, Any]) -> None:
     """What the run took."""
-    print(f"{result['seconds']:.3g} s, at most {size(result['peak_memory'])} of memory")
+    memory = f", at most {size(result['peak_memory'])} of memory" if result["peak_memory"] else ""
+    print(f"{result['seconds']:.3g} s{memory}")

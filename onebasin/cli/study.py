@@ -36,8 +36,10 @@ def levels(
     quiet: c.Quiet = False,
 ) -> None:
     """Measure the barrier between A and B at every level of symmetry, with every way to merge."""
-    from onebasin.studies.levels import study_levels, table
+    from onebasin.studies.levels import FILES, study_levels, table
+    from onebasin.studies.results import refuse_results
 
+    refuse_results(output, FILES, [a, b, examples.data], overwrite)
     measured = examples.of(a)
     with c.progress(quiet) as tell:
         results = study_levels(
@@ -85,8 +87,10 @@ def simplex(
     quiet: c.Quiet = False,
 ) -> None:
     """Measure and draw the loss over all averages of three models."""
-    from onebasin.studies.simplex import study_simplex
+    from onebasin.studies.results import refuse_results
+    from onebasin.studies.simplex import FILES, study_simplex
 
+    refuse_results(output, FILES, [*models, examples.data], overwrite)
     measured = examples.of(models[0])
     with c.progress(quiet) as tell:
         results = study_simplex(models, measured, output, points=points, overwrite=overwrite, tell=tell)

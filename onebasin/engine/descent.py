@@ -6,7 +6,6 @@ Learned matching and distillation both descend so.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .placing import appearing_file, clearly
 
 WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
 
@@ -108,12 +109,8 @@ class Descent:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "best": self.best, "best_step": self.best_step, "since": self.since, "losses": self.losses,
         }  # fmt: skip
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with clearly(path, "the checkpoint", kinds=(RuntimeError,)), appearing_file(path) as temporary:
             torch.save(state, temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _resume(self, path: str | Path) -> int:
         """Take the state from a file, if it is there; return the step that it stands at."""

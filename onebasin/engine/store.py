@@ -6,10 +6,11 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from .placing import clearly, flush, missing_parents, owned, remove
 
 Write = Callable[[Path], None]
 
@@ -27,15 +28,20 @@ class Store:
         return path if path.is_file() else None
 
     def put(self, unit: str, write: Write) -> None:
-        """Keep what `write` writes to the path that it is given; a killed process leaves no half of it."""
+        """Keep what `write` writes to the path that it is given; a killed process leaves no half of it.
+
+        Raises OSError with one clear sentence where it cannot be written.
+        """
         path = self._path(unit)
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            write(temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with clearly(self.folder, "what is finished"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                write(temporary)
+                flush(temporary)  # or a power cut could leave the name without the numbers
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def _path(self, unit: str) -> Path:
         return self.folder / hashlib.sha256(f"{self.inputs}\n{unit}".encode()).hexdigest()[:32]
@@ -43,29 +49,31 @@ class Store:
 
 @contextmanager
 def kept(folder: Path, resume: bool, *, through_errors: bool = False) -> Iterator[Path]:
-    """A folder for results: with `resume` what is there is used, else it is removed first. It goes away with the end of
-    the block or an error; a process that is killed or interrupted leaves it, and so does an error where
-    `through_errors` says so and the folder holds anything."""
+    """A folder for results: with `resume` what is there is used, else it is removed first.
+
+    It goes away with the end of the block. A process that is killed or interrupted leaves it where it holds anything,
+    and so does every error but a refusal (ValueError); a refusal leaves what was there before, or, where
+    `through_errors` says so, everything. Raises ValueError where another living process has the folder.
+    """
     made = missing_parents(folder)
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        yield folder
-    except Exception:
-        if not (through_errors and folder.is_dir() and any(folder.iterdir())):
-            discard(folder, made)
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def missing_parents(folder: Path) -> list[Path]:
-    """The folders that would have to be made for `folder`, innermost first."""
-    return [parent for parent in folder.parents if not parent.exists()]
+    with owned(folder):
+        if not resume:
+            for path in folder.iterdir():
+                remove(path)
+        before = any(folder.iterdir())
+        try:
+            yield folder
+        except BaseException as error:
+            refused = isinstance(error, ValueError) and not isinstance(error, OSError)
+            if not any(folder.iterdir()) or (refused and not (before or through_errors)):
+                discard(folder, made)
+            raise
+        remove(folder)
 
 
 def discard(folder: Path, made: Iterable[Path]) -> None:
     """Remove a folder, and the parents that were `made` for it where nothing else is in them."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     for parent in made:
         with suppress(OSError):
             parent.rmdir()

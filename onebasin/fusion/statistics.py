@@ -51,10 +51,7 @@ class Statistics:
             "marks": {role: list(mark) for role, mark in self.marks.items()},
         }
         tensors = {role: tensor.cpu().contiguous() for role, tensor in self.tensors.items()}
-        try:
-            save_file(tensors, str(path), {"format": FORMAT, "kind": self.kind, "facts": json.dumps(facts)})
-        except SafetensorError as error:
-            raise OSError(f"cannot write the statistics '{path}': {error}") from None
+        save_file(tensors, str(path), {"format": FORMAT, "kind": self.kind, "facts": json.dumps(facts)})
 
     @classmethod
     def load(cls, path: str | Path) -> Statistics:

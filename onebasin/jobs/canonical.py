@@ -9,8 +9,9 @@ from typing import Any
 
 from onebasin.engine import peak_memory
 from onebasin.models import Canonical
+from onebasin.models.outputs import Output
 
-from .folders import opened, refuse_existing
+from .folders import opened, refuse_places, together
 from .options import ModelSource, Options, verification
 from .writing import refuse_unverifiable, write_canonical
 
@@ -33,11 +34,12 @@ def canonical(
     started = time.perf_counter()
     opt = Options(symmetry="full", family=family, precision=precision)
     with opened([model], family) as given:
-        refuse_existing(Path(output), given, overwrite)
+        refuse_places([Output("the output", output)], given, overwrite, opt)
         if verification(verify) == "outputs":
             refuse_unverifiable(given[0])
         form = Canonical(given[0], opt.dtype)
-        difference = write_canonical(form, Path(output), overwrite, dtype, verify)
+        with together(opt) as placing:
+            difference = write_canonical(form, Path(output), overwrite, dtype, verify, placing)
     return {
         "output": str(output),
         "max_output_difference": difference,

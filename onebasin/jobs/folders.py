@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -14,14 +14,19 @@ from pathlib import Path
 from torch import nn
 
 from onebasin.data.models import quiet
-from onebasin.engine import kept
+from onebasin.engine import Placing, kept, placed_by
+from onebasin.engine.placing import hidden, real
 from onebasin.models import Canonical, Checkpoint, CheckpointError, Model, Widened, shared_roles
+from onebasin.models.companions import copy_companions
 from onebasin.models.folder import link, refuse_links_out
+from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
-from onebasin.models.writer import copy_companions
+from onebasin.models.weight_files import CannotWrite
 from onebasin.symmetry.gauge.widening import widening
 
 from .options import STREAM_LEVELS, ModelSource, Options, StateDict, Tell
+
+JOURNAL = "placed"  # in the folder of units: what a run has given its place
 
 
 def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
@@ -108,17 +113,36 @@ def unit_folder(output: str | Path | None, opt: Options) -> Iterator[Options]:
     if output is None:
         yield opt
         return
-    place = Path(output).resolve()
-    with kept(place.parent / f".{place.name[:100]}.units", opt.resume) as folder:
-        yield replace(opt, units=str(folder))
+    try:
+        with kept(_units(output), opt.resume) as folder:
+            yield replace(opt, units=str(folder))
+    except OSError as error:
+        if not _units(output).exists():
+            raise
+        raise CannotWrite(f"{error} (what was matched is kept: go on with --resume)") from error
 
 
-def refuse_existing(output: Path, inputs: Sequence[Checkpoint], overwrite: bool) -> None:
-    """Fail before any work where the output could not be written at the end."""
-    if any(output.resolve() == checkpoint.folder.resolve() for checkpoint in inputs):
-        raise CheckpointError(f"the output '{output}' is one of the inputs; choose another folder")
-    if output.exists() and not overwrite:
-        raise CheckpointError(f"the output folder '{output}' exists; choose another or pass --overwrite")
+def refuse_places(
+    outputs: Sequence[Output], inputs: Sequence[Checkpoint | Path], overwrite: bool, opt: Options
+) -> Callable[[str | Path], bool]:
+    """Fail before any work where one of the outputs could not be written at the end, see `refuse_outputs`.
+
+    outputs: the first is the job's own. The options say what else is read and written. Returns which places may be
+    written over: with `resume`, those that the stopped run had filled, too.
+    """
+    own = placed_by(_units(outputs[0].place) / JOURNAL) if opt.resume else set()
+    saved = [] if opt.checkpoint is None else [Output("the checkpoint", opt.checkpoint, "", grows=True)]
+    refuse_outputs([*outputs, *saved], [*inputs, *opt.files], overwrite, own)
+    return lambda place: overwrite or real(place) in own
+
+
+def together(opt: Options) -> Placing:
+    """What gives all outputs of a job their places at once; it notes them where a resumed run looks."""
+    return Placing(Path(opt.units) / JOURNAL if opt.units else None, CannotWrite)
+
+
+def _units(output: str | Path) -> Path:
+    return hidden(real(output), "units")
 
 
 def gauge(checkpoint: Model, opt: Options, tell: Tell | None) -> Model:

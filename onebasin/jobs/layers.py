@@ -14,6 +14,7 @@ from typing import Any
 
 from onebasin.data import evaluate, load_task
 from onebasin.data.files import split_off
+from onebasin.models.outputs import Output, refuse_outputs
 
 from .aligning import task_of
 from .folders import opened
@@ -66,6 +67,8 @@ def merge_best_layers(
     refuse_device(device)
     data, split = split_off(validation)
     with opened(models, options.get("family")) as given:
+        if output is not None:
+            refuse_outputs([Output("the output", output)], given, overwrite)
         told = {key: options[key] for key in READING if options.get(key) is not None}
         task = load_task(options.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
         layers = given[0].signature.layers

@@ -13,23 +13,17 @@ from torch import Tensor
 
 from onebasin.engine import peak_memory
 from onebasin.models import Canonical, Checkpoint, Rewritten, Widened, write_model
-from onebasin.models.lora import Adapter, fit, folded, refuse_adapter, transported, write_adapter
+from onebasin.models.lora import CONFIG as ADAPTER
+from onebasin.models.lora import Adapter, fit, folded, transported, write_adapter
+from onebasin.models.outputs import Output
+from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.symmetry import Signature
 
 from .aligning import align
-from .folders import gauge, opened, refuse_existing, unit_folder, widened, workplace
+from .folders import gauge, opened, refuse_places, together, unit_folder, widened, workplace
 from .options import STREAM_LEVELS, ModelSource, Options, Tell, stored_dtype, verification
-from .writing import (
-    Record,
-    hashed,
-    ready_to_verify,
-    refuse_unverifiable,
-    save_alignment,
-    tensors_of,
-    verified,
-    write_canonical,
-)
+from .writing import Record, hashed, ready_to_verify, refuse_unverifiable, tensors_of, verified, write_canonical
 
 
 def match(
@@ -69,14 +63,25 @@ def match(
     with ExitStack() as stack:
         given = stack.enter_context(opened([source, anchor], opt.family))
         target = stack.enter_context(workplace(output))
-        refuse_existing(target, given, overwrite)
+        streams = opt.symmetry in STREAM_LEVELS
+        beside = _beside(target if output is None else output, anchor_output, "anchor")
+        if adapter is not None and output is None:
+            raise ValueError("an adapter is written beside a model: name an output")
+        followed = None if adapter is None or output is None else _beside(output, adapter_output, "adapter")
+        replaces = refuse_places(
+            [
+                Output("the output", target if output is None else output),
+                *([Output("the anchor's output", beside)] if streams else []),
+                *([] if alignment is None else [Output("the alignment", alignment, "")]),
+                *([] if followed is None else [Output("the adapter's output", followed, ADAPTER)]),
+            ],
+            [*given, *([] if adapter is None else [Path(adapter)])],
+            overwrite,
+            opt,
+        )
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(given))
-        beside = Path(f"{str(output).rstrip('/')}-anchor") if output is not None else target.with_name("anchor")
-        beside = Path(anchor_output) if anchor_output else beside
-        if opt.symmetry in STREAM_LEVELS:
-            refuse_existing(beside, given, overwrite)
-        lora = None if adapter is None else Lora.of(adapter, adapter_output, output, given[0], opt, overwrite)
+        lora = None if adapter is None else Lora.of(adapter, given[0], opt)
         if verification(verify) == "outputs":
             refuse_unverifiable(given[0])
         first, second = (gauge(checkpoint, opt, tell) for checkpoint in given)
@@ -102,26 +107,30 @@ def match(
             result["max_output_difference"] = verified(given[0], moved, opt, tell, verify)
             record.write(folder)
             if alignment is not None:
-                save_alignment(found.alignment, alignment)
+                with clearly(Path(alignment), "the alignment"):
+                    found.alignment.save(placing.file(Path(alignment), replaces(alignment)))
                 result["alignment"] = str(alignment)
             if isinstance(second, Canonical):
-                write_canonical(second, beside, overwrite, dtype, verify)
-            if lora is not None:
-                changed = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
-                write_adapter(lora.adapter, changed, lora.output, output or "", overwrite)
-                result["adapter_output"] = str(lora.output)
+                write_canonical(second, Path(beside), replaces(beside), dtype, verify, placing)
+            if lora is not None and followed is not None:
+                tensors = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
+                place = placing.folder(Path(followed), ADAPTER if replaces(followed) else None)
+                write_adapter(lora.adapter, tensors, place, output or "")
+                result["adapter_output"] = str(followed)
 
         if tell:
             tell("writing")
         stack.enter_context(ready_to_verify(given[:1], verify))
-        write_model(
-            target,
-            tensors_of(moved, opt),
-            moved,
-            overwrite=overwrite,
-            dtype=stored,
-            check=complete,
-        )
+        with together(opt) as placing:
+            write_model(
+                target,
+                tensors_of(moved, opt),
+                moved,
+                overwrite=replaces(target),
+                dtype=stored,
+                check=complete,
+                placing=placing,
+            )
         if isinstance(second, Canonical) and (output is not None or anchor_output):
             result["anchor_output"] = str(beside)
         if output is None:
@@ -132,33 +141,23 @@ def match(
     return result
 
 
+def _beside(output: str | Path, given: str | Path | None, ending: str) -> str | Path:
+    """Where something goes that belongs to the output: where it was said, or beside it."""
+    return f"{str(output).rstrip('/')}-{ending}" if given is None else given
+
+
 @dataclass(frozen=True)
 class Lora:
-    """An adapter of the source, its signature, its tensors where the source is in canonical form, where it goes."""
+    """An adapter of the source, its signature, and its tensors where the source is in canonical form."""
 
     adapter: Adapter
     fitted: Signature
     tensors: dict[str, Tensor] | None
-    output: Path
 
     @classmethod
-    def of(
-        cls,
-        folder: str | Path,
-        place: str | Path | None,
-        output: str | Path | None,
-        base: Checkpoint,
-        opt: Options,
-        overwrite: bool,
-    ) -> Lora:
-        """Fails before any work where the adapter could not be written at the end."""
-        if output is None:
-            raise ValueError("an adapter is written beside a model: name an output")
-        place = Path(place or f"{str(output).rstrip('/')}-adapter")
+    def of(cls, folder: str | Path, base: Checkpoint, opt: Options) -> Lora:
+        """Fails before any work where the adapter does not follow."""
         adapter = Adapter(folder)
-        refuse_adapter(adapter, place, overwrite)
-        if place.resolve() in (Path(output).resolve(), base.folder.resolve()):
-            raise ValueError(f"the adapter's output '{place}' is that of a model; choose another folder")
         fitted = fit(adapter, base)
         moved = folded(adapter, fitted, base, opt.dtype) if opt.symmetry in STREAM_LEVELS else None
-        return cls(adapter, fitted, moved, place)
+        return cls(adapter, fitted, moved)

@@ -17,13 +17,14 @@ from onebasin.fusion import MERGE_METHODS, merged_tensors
 from onebasin.fusion.progressive import Progressive, merge_progressively
 from onebasin.fusion.regmean import Regression
 from onebasin.models import Model, Rewritten, write_model
+from onebasin.models.outputs import Output
 from onebasin.running import load_model
 from onebasin.settings import Temperature, checked
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
 from .aligning import Aligned, align_all, calibration, noised, softened
-from .folders import numel, one_vocabulary, opened, refuse_existing, unit_folder, workplace
+from .folders import numel, one_vocabulary, opened, refuse_places, together, unit_folder, workplace
 from .frame import Frame, in_one_frame
 from .options import Fusion, ModelSource, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype, taken
 from .quality import LEVEL, choose, refuse_settled
@@ -86,7 +87,8 @@ def merge(
     with ExitStack() as stack:
         sources = stack.enter_context(opened(models, opt.family))
         target = stack.enter_context(workplace(output))
-        refuse_existing(target, sources, overwrite)
+        replaces = refuse_places([Output("the output", target if output is None else output)],
+                                 [*sources, *map(Path, how.statistics or ())], overwrite, opt)  # fmt: skip
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(sources))
         given, unified = stack.enter_context(one_vocabulary(sources, tokenizer_source, centre or 0))
@@ -139,15 +141,17 @@ def merge(
         if tell:
             tell("writing")
         stack.enter_context(ready_to_verify(given, frame.how))
-        write_model(
-            target,
-            tensors,
-            merged[layout],
-            overwrite=overwrite,
-            dtype=stored,
-            check=complete,
-            **look.told,
-        )  # fmt: skip
+        with together(opt) as placing:
+            write_model(
+                target,
+                tensors,
+                merged[layout],
+                overwrite=replaces(target),
+                dtype=stored,
+                check=complete,
+                placing=placing,
+                **look.told,
+            )
         if output is None:
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -139,6 +140,13 @@ class Options:
     @property
     def dtype(self) -> torch.dtype:
         return DTYPES[self.precision]
+
+    @property
+    def files(self) -> list[Path]:
+        """Files and folders that are read besides the models."""
+        data = [self.data] if isinstance(self.data, str) else list(self.data or ())
+        named = [name.rpartition("#")[0] or name for name in data] + [self.vocabulary, self.family]
+        return [Path(name) for name in named if name and os.path.exists(name)]
 
     @property
     def measures(self) -> bool:

@@ -16,12 +16,13 @@ from onebasin.fusion.refine import Refined, check
 from onebasin.fusion.refine import refine as distil
 from onebasin.models import Checkpoint, provenance, write_model
 from onebasin.models.card import front_matter, paths_of
+from onebasin.models.outputs import Output
 from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
 from onebasin.settings import Count, checked
 
 from .aligning import calibration
-from .folders import opened, refuse_existing, workplace
+from .folders import opened, refuse_places, together, workplace
 from .options import ModelSource, Options, Tell, stored_dtype
 
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
@@ -65,7 +66,10 @@ def refine(
     extra = [] if control is None else [control]
     check(len(teachers), weights, steps, lr)
     with opened([merged, *extra, *teachers], opt.family) as given, workplace(output) as target:
-        refuse_existing(target, given, overwrite)
+        beside = opt.checkpoint and f"{opt.checkpoint}.control"
+        outputs = [Output("the output", target if output is None else output)]
+        outputs += [Output("the control's checkpoint", beside, "", grows=True)] if beside and extra else []
+        refuse_places(outputs, given, overwrite, opt)
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
         batches = recut(calibration(masters, opt, tell), batch)
 
@@ -75,7 +79,6 @@ def refine(
                 device=opt.device, mixed=mixed, checkpoint=saved, progress=_progress(tell, start.given),
             )  # fmt: skip
 
-        beside = opt.checkpoint and f"{opt.checkpoint}.control"
         compared = [{"model": start.given, **_summary(run(start, beside))} for start in starts[1:]]
         found = run(starts[0], opt.checkpoint)
         result: dict[str, Any] = {
@@ -100,8 +103,9 @@ def refine(
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             (folder / "README.md").write_text(_card(target.name, starts[0], masters, result, command), "utf-8")
 
-        write_model(target, rewritten(starts[0], found), starts[0], overwrite=overwrite, dtype=stored, check=complete,
-                    inputs=[model.folder for model in given])  # fmt: skip
+        with together(opt) as placing:
+            write_model(target, rewritten(starts[0], found), starts[0], overwrite=overwrite, dtype=stored,
+                        check=complete, placing=placing)  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
     result["seconds"] = round(time.perf_counter() - started, 3)

@@ -12,13 +12,15 @@ from onebasin.fusion.average import Combine
 from onebasin.fusion.fisher import LABELS, fisher_diagonal, fisher_mean
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import KINDS, Statistics, measured
-from onebasin.models import Canonical, CheckpointError, Model, Rewritten
+from onebasin.models import Canonical, Model, Rewritten
+from onebasin.models.outputs import Output
+from onebasin.models.weight_files import clearly
 from onebasin.running import stock_model
 from onebasin.settings import Few, checked
 from onebasin.symmetry import Alignment
 
 from .aligning import calibration, task_of
-from .folders import opened
+from .folders import opened, refuse_places, together
 from .options import Fusion, ModelSource, Options, Tell
 
 
@@ -47,20 +49,16 @@ def statistics(
         raise ValueError(f"unknown kind of statistics '{kind}'; choose from {', '.join(KINDS)}")
     refuse_labels(labels)
     draws = checked(Few, "draws", draws)
-    target = Path(output)
-    if target.exists() and not overwrite:
-        raise CheckpointError(f"the output '{target}' exists; choose another file or pass --overwrite")
     opt = Options(**options)
-    with opened([model], opt.family) as (checkpoint,):
+    with opened([model], opt.family) as (checkpoint,), together(opt) as placing:
+        refuse_places([Output("the output", output, "")], [checkpoint], overwrite, opt)
         form: Model = Canonical(checkpoint, opt.dtype) if canonical else checkpoint
         found = measure(kind, form, opt, labels=labels, draws=draws, tell=tell)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
-        found.save(part)
-        part.replace(target)
+        with clearly(Path(output), "the statistics"):
+            found.save(placing.file(Path(output), overwrite))
         notes = list(form.notes)
     return {
-        "output": str(target),
+        "output": str(output),
         "kind": kind,
         "samples": found.samples,
         "tensors": len(found.tensors),

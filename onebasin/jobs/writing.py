@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
-from onebasin.engine import meanwhile
+from onebasin.engine import Placing, meanwhile
 from onebasin.models import (
     Canonical,
     Checkpoint,
@@ -26,7 +25,6 @@ from onebasin.models import (
     write_model,
 )
 from onebasin.models.card import hashes
-from onebasin.models.folder import one_line
 from onebasin.running import compare_rewritten, tolerance_of
 from onebasin.running.verification import class_of, runnable
 from onebasin.symmetry import Alignment
@@ -107,15 +105,13 @@ def hashed(models: Sequence[Checkpoint]) -> AbstractContextManager[Callable[[], 
     return meanwhile(lambda stop: [hashes(model, stop) for model in models], patient=True)
 
 
-def save_alignment(alignment: Alignment, place: str | Path) -> None:
-    try:
-        alignment.save(place)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write the alignment '{place}': {one_line(error)}") from None
-
-
 def write_canonical(
-    form: Canonical, output: Path, overwrite: bool, dtype: str | None, verify: bool | str
+    form: Canonical,
+    output: Path,
+    overwrite: bool,
+    dtype: str | None,
+    verify: bool | str,
+    placing: Placing,
 ) -> float | None:
     opt = Options(precision="float64" if form.dtype == torch.float64 else "float32")
     difference = verified(form.origin, Rewritten(form, Alignment(), opt.dtype), opt, None, verify)
@@ -125,6 +121,7 @@ def write_canonical(
         form,
         overwrite=overwrite,
         dtype=stored_dtype(dtype),
+        placing=placing,
     )
     return difference
 

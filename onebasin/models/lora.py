@@ -10,10 +10,7 @@ that of `peft`, which is not needed.
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +28,9 @@ from onebasin.symmetry.gauge.dataflow import along, cut, downstream, noted, outl
 from onebasin.symmetry.tables.axes import Leaf
 from onebasin.symmetry.tables.ties import tied, with_ties
 
+from .companions import copy_companions
 from .folder import Checkpoint, CheckpointError, _json, one_line, refuse_links_out
 from .weight_files import clearly
-from .writer import COMPANIONS, _into_place
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -199,35 +196,11 @@ def _in_memory(base: Checkpoint) -> dict[str, Entry]:
     return {name: base.signature.tensors[role] for name, role in found.items() if role}
 
 
-def refuse_adapter(adapter: Adapter, out: str | Path, overwrite: bool) -> None:
-    """Raise CheckpointError where `write_adapter` would not write."""
-    out = Path(out)
-    if out.resolve() == adapter.folder.resolve():
-        raise CheckpointError(f"the adapter's output '{out}' is the adapter itself; choose another folder")
-    if out.exists() and not overwrite:
-        raise CheckpointError(f"the adapter's output '{out}' exists; choose another folder or pass --overwrite")
-    if out.exists() and not (out / CONFIG).is_file():
-        raise CheckpointError(f"'{out}' is not an adapter's folder (it has no {CONFIG}) and is not overwritten")
-
-
-def write_adapter(
-    adapter: Adapter, tensors: dict[str, Tensor], out: str | Path, base: str | Path, overwrite: bool = False
-) -> None:
-    """Write the folder of an adapter of the model `base`, whole or not at all. Raises as `write_model` does."""
-    refuse_adapter(adapter, out, overwrite)
-    out = Path(out).resolve()
-    temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
+def write_adapter(adapter: Adapter, tensors: dict[str, Tensor], folder: Path, base: str | Path) -> None:
+    """Write an adapter of the model `base` into an empty folder. Raises CheckpointError where it cannot."""
     config = {**adapter.config, "base_model_name_or_path": str(base)}
-    try:
-        with clearly(out):
-            temporary.mkdir(parents=True)
-            for pattern in COMPANIONS:
-                for path in adapter.folder.glob(pattern):
-                    shutil.copyfile(path, temporary / path.name)
-            (temporary / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / WEIGHTS,
-                      {"format": "pt"})  # fmt: skip
-            (temporary / WEIGHTS).chmod((temporary / CONFIG).stat().st_mode)  # safetensors writes 0600
-            _into_place(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with clearly(folder, "the adapter"):
+        copy_companions(adapter.folder, folder)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+        (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors writes 0600

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import secrets
 import weakref
 from contextlib import suppress
@@ -126,8 +127,10 @@ class Shard:
         assert len(text) <= self.room
         self._file.seek(0)
         self._file.write(self.room.to_bytes(8, "little") + text.ljust(self.room))
+        self._file.flush()
+        os.fsync(self._file.fileno())  # here, where it was written: elsewhere a cluster's nodes would not see it
         self._file.close()
-        self._half.rename(self.path)
+        self._half.replace(self.path)
 
     def abandon(self) -> None:
         """Let go of a file that is not whole, and remove it."""

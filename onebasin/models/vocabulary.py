@@ -15,11 +15,12 @@ from transformers import AutoTokenizer
 
 from onebasin.symmetry import Signature
 
+from .companions import TOKENIZER
 from .folder import Checkpoint, CheckpointError, one_line
 from .model import Model, View
 from .preflight import tokens, vocabulary
 from .rewritten import Rewritten
-from .writer import TOKENIZER, write_model
+from .writer import write_model
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
+from onebasin import engine
 from onebasin.engine import behind, on_ray
 
-from .folder import CheckpointError, finite, one_line
+from .folder import CheckpointError, finite
 from .lazy_tensors import Group, Making
 from .model import Model
 from .shards import HALF, Cut, Shard, room_for
@@ -160,14 +159,10 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@contextmanager
-def clearly(out: Path) -> Iterator[None]:
-    """Turn a failed write into one clear sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "(os error 28)" in str(error)
-        if full:
-            raise CheckpointError(f"the disk is full: '{out.parent}' has no room for the model") from None
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise CheckpointError(f"cannot write '{out}': {reason}") from None
+class CannotWrite(CheckpointError, OSError):
+    """The place or the disk, not what was asked for, is why an output could not be written."""
+
+
+def clearly(out: Path, what: str = "the model") -> AbstractContextManager[None]:
+    """Turn a failed write into one clear sentence, of a CannotWrite."""
+    return engine.clearly(out, what, CannotWrite)

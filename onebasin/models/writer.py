@@ -3,40 +3,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import re
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onebasin.engine import discard, missing_parents
+from onebasin.engine import Placing
 
+from .companions import copy_companions
 from .folder import CheckpointError
 from .model import Model
+from .outputs import MODEL, Output, refuse_outputs
 from .published import public_name
-from .weight_files import Target, clearly, name_of, write_weights
+from .weight_files import CannotWrite, Target, clearly, name_of, write_weights
 
-# What a model folder holds besides weights and config.json. Code (*.py) and other weights are never copied.
-TOKENIZER = (
-    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
-    "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json", "entity_vocab.json",
-    "*.model", "*.tiktoken",
-)  # fmt: skip
-COMPANIONS = (
-    "generation_config.json",
-    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
-    *TOKENIZER,
-    "LICENSE*", "NOTICE*",
-)  # fmt: skip
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _UNITS |= {"K": 10**3, "M": 10**6, "B": 10**9}  # as mergekit writes them
 
@@ -53,6 +38,7 @@ def write_model(
     check: Callable[[Path], object] | None = None,
     inputs: Iterable[str | Path] = (),
     tokenizer: bool = True,
+    placing: Placing | None = None,
 ) -> None:
     """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
 
@@ -62,13 +48,15 @@ def write_model(
     files: name -> text, written beside the weights.
     check: called with the finished folder before anyone sees it; what it raises refuses the folder.
     inputs: folders that must not be overwritten, besides `like`. tokenizer: whether its files are copied, too.
+    placing: gives the folder its name later, together with others that the caller has checked, see `refuse_outputs`
+    (default: checked here, and named at the end of this call).
 
-    The folder appears whole or not at all. A failure removes what was written; a killed process leaves at
-    most a hidden folder beside `out`. Raises CheckpointError for an output that exists, is no model folder or
-    is an input, for a tensor that is not finite in its dtype, and for a full disk.
+    The folder appears whole or not at all. A failure removes what was written; a killed process leaves at most a hidden
+    folder beside `out`, which the next run with this output removes. Raises CheckpointError for an output that exists,
+    is no model folder or is an input, for a tensor that is not finite in its dtype, and for a full disk.
     """
     limit = bytes_of(shard_size)
-    with appearing(out, overwrite, [like.origin.folder, *map(Path, inputs)]) as temporary:
+    with appearing(out, overwrite, [like.origin.folder, *map(Path, inputs)], placing) as temporary:
         with clearly(Path(out)):
             _companions(temporary, like, dtype, tokenizer)
         write_weights(Target(temporary, Path(out), like, dtype), tensors, limit)
@@ -80,46 +68,18 @@ def write_model(
 
 
 @contextmanager
-def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Path]:
+def appearing(
+    out: str | Path, overwrite: bool = False, inputs: Iterable[Path] = (), placing: Placing | None = None
+) -> Iterator[Path]:
     """A hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
 
-    inputs: folders that must not be overwritten. Raises CheckpointError as `write_model` does.
+    inputs: folders that must not be overwritten. placing: takes it to its place later, with others that the caller has
+    checked. Raises CheckpointError as `write_model` does.
     """
-    out = Path(out).resolve()
-    _refuse(out, overwrite, list(inputs))
-    made = missing_parents(out)
-    temporary = out.parent / f".{out.name[:100]}.{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        with clearly(out):
-            temporary.mkdir(parents=True)
-        yield temporary
-        with clearly(out):
-            _into_place(temporary, out)
-    except BaseException:
-        discard(temporary, made)
-        raise
-
-
-def _refuse(out: Path, overwrite: bool, inputs: list[Path]) -> None:
-    if not out.exists():
-        return
-    if not overwrite:
-        raise CheckpointError(f"'{out}' exists; choose another folder, or overwrite it (--overwrite)")
-    if not (out / "config.json").is_file():
-        raise CheckpointError(f"'{out}' is not a model folder (it has no config.json) and is not overwritten")
-    for folder in inputs:
-        if folder.resolve().is_relative_to(out):
-            raise CheckpointError(f"'{out}' holds an input of this command and is not overwritten")
-
-
-def copy_companions(source: Path, folder: Path, tokenizer: bool = True) -> None:
-    """Copy what a model folder holds besides weights and config.json; what is there already stays."""
-    for pattern in COMPANIONS:
-        for path in sorted(source.glob(pattern)) if tokenizer or pattern not in TOKENIZER else []:
-            target = folder / path.relative_to(source)
-            if path.is_file() and not target.exists():
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, target)
+    if placing is None:
+        refuse_outputs([Output("the output", out)], inputs, overwrite)
+    with nullcontext(placing) if placing is not None else Placing(raised=CannotWrite) as owner:
+        yield owner.folder(Path(out), MODEL if overwrite else None)
 
 
 def _companions(folder: Path, like: Model, dtype: torch.dtype | None, tokenizer: bool) -> None:
@@ -146,30 +106,6 @@ def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         else value
         for key, value in config.items()
     }
-
-
-def _into_place(temporary: Path, out: Path) -> None:
-    """Give the finished folder its name; what stood there before is removed afterwards."""
-    if not out.exists():
-        temporary.rename(out)
-    elif _exchange(temporary, out):
-        shutil.rmtree(temporary, ignore_errors=True)
-    else:  # no atomic exchange here: between the two renames, both folders are whole, under hidden names
-        aside = temporary.with_name(temporary.name + ".old")
-        out.rename(aside)
-        try:
-            temporary.rename(out)
-        except BaseException:
-            aside.rename(out)
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step (Linux: renameat2, RENAME_EXCHANGE). False where that is not offered."""
-    call = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return call is not None and call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def bytes_of(size: int | str) -> int:

@@ -23,7 +23,7 @@ from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.groups import polar
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 
-from .results import refuse_existing
+from .results import refuse_results
 
 BINS = 36  # of the histogram of angles, five degrees each
 
@@ -48,7 +48,7 @@ def study_anatomy(
     """
     require_matplotlib()
     folder = Path(output)
-    refuse_existing(folder / "anatomy.json", overwrite)
+    refuse_results(output, ["anatomy.json", "anatomy.png"], [a, b, first, second], overwrite)
     alignments = [Alignment.load(place) for place in (first, second)]
     opened = [Checkpoint(place) for place in (b, a)]
     models: list[Model] = list(opened)

@@ -26,8 +26,10 @@ from onebasin.data.models import quiet
 from onebasin.engine import Tell
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
+from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.settings import Few, Seed, checked
 
+RESULTS = "results.json"
 LEVELS = ("paper", "full")
 WIDTH, HEADS = 48, 4
 EPOCHS = 30
@@ -82,13 +84,15 @@ def demo(
     without barrier for the merge of all, where there are more than two), `curves` (as `landscape.curve`),
     `picture` (None where matplotlib is not installed) and `seconds`.
     tell: called with a line about each step.
-    Raises ValueError for fewer than two models, and a width that the four heads cannot share.
+    Raises ValueError for fewer than two models, a width that the four heads cannot share, and an output that holds
+    anything but an earlier demo.
     """
     width, models, seed = checked(Few, "width", width), checked(Few, "models", models), checked(Seed, "seed", seed)
     if width % HEADS:
         raise ValueError(f"width {width}: choose a multiple of {HEADS}, the number of heads")
     if models < 2:
         raise ValueError(f"the demo needs at least 2 models, not {models}")
+    refuse_outputs([Output("the output", output, RESULTS)], overwrite=True)
     started = time.perf_counter()
     folder = Path(output)
     settings = ("none", *levels)
@@ -102,6 +106,7 @@ def demo(
             tell(f"step {done} of {steps}: {what}")
 
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULTS).write_text("{}\n", "utf-8")  # by which a demo that was stopped is known for one
     folders = [folder / f"model-{i}" for i in range(models)]
     ends = []
     for i, place in enumerate(folders):
@@ -147,7 +152,7 @@ def demo(
         )
         results["picture"] = str(folder / "curves.png")
     results["seconds"] = _seconds(started)
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", "utf-8")
     return results
 
 

@@ -24,7 +24,9 @@ from onebasin.models import Checkpoint, shared_roles
 from onebasin.settings import Points, checked
 from onebasin.symmetry import LEVELS
 
-from .results import refuse_existing
+from .results import refuse_results
+
+FILES = ("levels.json", "levels.md", "levels.png")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +66,7 @@ def study_levels(
     _known("method", methods, METHODS)
     points = checked(Points, "points", points)
     folder = Path(output)
-    refuse_existing(folder / "levels.json", overwrite)
+    refuse_results(output, FILES, [a, b], overwrite)
     require_matplotlib()
     lambdas = [i / (points - 1) for i in range(points)]
     found: dict[str, Any] = {}

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.published import prose
 
 Cell = str | float | int | None
@@ -62,10 +64,16 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
     return mean(values), stdev(values) if len(values) > 1 else 0.0
 
 
-def refuse_existing(file: Path, overwrite: bool) -> None:
-    """The rule of all studies: they replace their own results only where they are told to. Raises ValueError."""
-    if file.exists() and not overwrite:
-        raise ValueError(f"the output '{file}' exists; choose another folder or pass --overwrite")
+def refuse_results(output: str | Path, files: Sequence[str], inputs: Iterable[str | Path], overwrite: bool) -> None:
+    """The rule of all studies, see `refuse_outputs`: they replace their own results only where they are told to.
+
+    output: the folder. files: that they write in it. inputs: that they read; ids on the hub and names of datasets are
+    passed over. Raises ValueError.
+    """
+    if not str(output).strip():
+        raise ValueError("the name of the output is empty; say where it goes")
+    there = [Path(given) for given in inputs if os.path.exists(given)]
+    refuse_outputs([Output("the output", Path(output) / file, "") for file in files], there, overwrite)
 
 
 def read_all(folder: Path) -> list[Results]:

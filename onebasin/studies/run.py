@@ -15,7 +15,7 @@ from . import distances, fusion, landscapes, layers, runtime
 from .config import Config, read_config
 from .measurement_cache import Once, measuring
 from .report import write
-from .results import Results, refuse_existing
+from .results import Results, refuse_results
 
 Study = Callable[[Config, Once], Results]
 
@@ -55,7 +55,8 @@ def run_study(
     require_matplotlib()
     study, defaults = STUDIES[name]
     asked, folder = read_config(config, **defaults).only(methods, metric), Path(output)
-    refuse_existing(folder / f"{name}.json", overwrite)
+    inputs = [config, *(model for models in asked.runs() for model in models)]
+    refuse_results(output, [f"{name}.json"], inputs, overwrite)
     with measuring(name, asked, folder, resume, tell or (lambda text: None)) as once:
         results = study(asked, once)
     results = replace(results, seconds=round(once.seconds, 1), command=command)

@@ -13,7 +13,9 @@ from onebasin.engine import Tell
 from onebasin.landscape import simplex
 from onebasin.landscape.plots import plot_simplex, require_matplotlib
 
-from .results import refuse_existing
+from .results import refuse_results
+
+FILES = ("simplex.json", "simplex.png")
 
 
 def study_simplex(
@@ -31,7 +33,7 @@ def study_simplex(
     """
     require_matplotlib()
     folder = Path(output)
-    refuse_existing(folder / "simplex.json", overwrite)
+    refuse_results(output, FILES, models, overwrite)
     results = {"models": [str(model) for model in models], **simplex(models, task, points, tell=tell)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "simplex.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")

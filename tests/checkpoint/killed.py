@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from onebasin import models as room
+import onebasin
 from onebasin.models import Checkpoint, write_model
 
 
@@ -24,9 +24,9 @@ def die(*_: object) -> None:
 
 
 def at_call(name: str, number: int, after: bool = False) -> None:
-    """Die before (or after) call `number` of the function `name` of the room models."""
+    """Die before (or after) call `number` of a function of ours."""
     module, attribute = name.rsplit(".", 1)
-    owner: Any = attrgetter(module)(room)
+    owner: Any = attrgetter(module)(onebasin)
     original: Callable[..., Any] = getattr(owner, attribute)
     left = [number]
 
@@ -43,13 +43,13 @@ def at_call(name: str, number: int, after: bool = False) -> None:
 
 
 MOMENTS: dict[str, Callable[[], None]] = {
-    "before-first-shard": lambda: at_call("shards.Shard.close", 1),
-    "after-first-shard": lambda: at_call("shards.Shard.close", 1, after=True),
-    "after-second-shard": lambda: at_call("shards.Shard.close", 2, after=True),
-    "before-index": lambda: at_call("weight_files._name_shards", 1),
-    "before-exchange": lambda: at_call("writer._exchange", 1),
-    "after-exchange": lambda: at_call("writer._exchange", 1, after=True),
-    "while-removing-the-old": lambda: at_call("writer.os.unlink", 2),
+    "before-first-shard": lambda: at_call("models.shards.Shard.close", 1),
+    "after-first-shard": lambda: at_call("models.shards.Shard.close", 1, after=True),
+    "after-second-shard": lambda: at_call("models.shards.Shard.close", 2, after=True),
+    "before-index": lambda: at_call("models.weight_files._name_shards", 1),
+    "before-exchange": lambda: at_call("engine.placing._swap", 1),
+    "after-exchange": lambda: at_call("engine.placing._swap", 1, after=True),
+    "while-removing-the-old": lambda: at_call("engine.placing.os.unlink", 2),
     "never": lambda: None,
 }
 

@@ -88,9 +88,12 @@ def test_where_it_goes(run: Any, refused: Any, a: Path, b: Path, lora: Path, tmp
     words = ("match", b, a, "-o", tmp_path / "out", "--adapter", lora, "--adapter-output")
     assert f"{tmp_path / 'there'}: the adapter of" in run(*words, tmp_path / "there").stdout
     shutil.rmtree(tmp_path / "out")
-    assert "exists; choose another folder or pass --overwrite" in refused(*words, tmp_path / "there")
-    assert "is the adapter itself" in refused(*words, lora)
-    assert "is that of a model" in refused(*words, tmp_path / "out")
+    assert "exists; choose another place or pass --overwrite" in refused(*words, tmp_path / "there")
+    assert "is one of the inputs" in refused(*words, lora)
+    assert "are the same, or one lies in the other" in refused(*words, tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    assert "it has no adapter_config.json" in refused(*words, tmp_path / "mine", "--overwrite")
     assert run(*words, tmp_path / "there", "--overwrite").exit_code == 0
 
 

@@ -174,12 +174,13 @@ def test_a_place_for_the_anchor_that_exists(refused: Any, tmp_path: Path) -> Non
 
 
 def test_a_place_for_the_alignment_that_cannot_be_written(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    (tmp_path / "no").write_text("a file")
     where = tmp_path / "no" / "maps.safetensors"
     assert str(where) in refused("match", b, a, "-o", tmp_path / "out", "--alignment", where)
 
 
-def test_a_full_disk(refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk of the output is full, that of the temporary folder is not."""
+def test_a_full_disk(run: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk of the output is full, that of the temporary folder is not: what was matched is all that is kept."""
     real = Shard.add
 
     def add(shard: Shard, name: str, tensor: torch.Tensor) -> None:
@@ -187,10 +188,21 @@ def test_a_full_disk(refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch
         if str(shard.path).startswith(str(tmp_path)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Shard, "add", add)
+    new = tmp_path / "new"
     for command in (("match", b, a), ("merge", a, b), ("canonical", a)):
-        line = refused(*command, "-o", tmp_path / "new" / "out")
-        assert "the disk is full" in line and str(tmp_path / "new") in line
+        with monkeypatch.context() as full:
+            full.setattr(Shard, "add", add)
+            failed = run(*command, "-o", new / "out")
+        assert failed.exit_code == 2 and failed.stderr.count("\n") == 1
+        assert "the disk is full" in failed.stderr and str(new) in failed.stderr
+        if command[0] == "canonical":
+            assert not new.exists()
+            continue
+        assert "go on with --resume" in failed.stderr
+        assert [path.name for path in new.iterdir()] == [".out.units"]
+        assert run(*command, "-o", new / "out", "--resume").exit_code == 0
+        assert [path.name for path in new.iterdir()] == ["out"]
+        shutil.rmtree(new)
 
 
 @pytest.mark.parametrize("job", ["match", "merge"])

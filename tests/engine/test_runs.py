@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import interrupted
+import kills
 import pytest
 import torch
 from footprint import make
 from models import CASES, save
+from safetensors import SafetensorError
 
 import onebasin
 from onebasin.engine import Store, behind, in_order, kept, on_ray
@@ -142,6 +144,109 @@ def test_no_worker_and_no_ray(pair: list[Path], tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.iterdir())
 
 
+# --- two writers, and what a killed one leaves ------------------------------------------------------
+
+
+def test_a_second_run_with_the_same_output_is_refused(pair: list[Path], tmp_path: Path) -> None:
+    """While the first is at work, and the first loses nothing."""
+    out, said = tmp_path / "out", []
+
+    def second(line: str) -> None:
+        if not said and any((tmp_path / ".out.units").iterdir()):
+            with pytest.raises(ValueError) as refused:
+                onebasin.merge(pair[::-1], out, **QUICK)
+            said.append(str(refused.value))
+
+    onebasin.merge(pair, out, tell=second, **QUICK)
+    onebasin.merge(pair, tmp_path / "whole", **QUICK)
+    assert said and all("another run is at work" in line for line in said)
+    assert interrupted.weights(out) == interrupted.weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_appears_during_the_run_stays_as_it_is(pair: list[Path], tmp_path: Path, overwrite: bool) -> None:
+    """The finished work is kept beside it, and the message says where."""
+    out = tmp_path / "out"
+
+    def letter(line: str) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "letter").write_text("dear")
+
+    with pytest.raises(ValueError, match=r"came to be while this command ran.* is kept: .*out-1$"):
+        onebasin.merge(pair, out, tell=letter, overwrite=overwrite, **QUICK)
+    assert [path.name for path in out.iterdir()] == ["letter"]
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out-1"}
+    onebasin.merge(pair, tmp_path / "whole", **QUICK)
+    assert interrupted.weights(tmp_path / "out-1") == interrupted.weights(tmp_path / "whole")
+
+
+def test_a_resumed_run_removes_what_the_killed_one_left(pair: list[Path], tmp_path: Path) -> None:
+    def killed() -> None:
+        kills.placing.flush = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        onebasin.merge(pair, tmp_path / "out", **{**QUICK, "match": "none"})
+
+    in_a_fork(killed)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert any(name.startswith(".out.") and name != ".out.units" for name in left)
+    onebasin.merge(pair, tmp_path / "out", resume=True, **QUICK)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def in_a_fork(work: Callable[[], object]) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    assert not interrupted.finished(child)
+
+
+def test_a_kill_between_the_anchor_and_the_output_is_resumed(pair: list[Path], tmp_path: Path) -> None:
+    """The anchor in canonical form stands; the resumed run knows it for its own, and another one's it does not."""
+    out, how = tmp_path / "out", {**QUICK, "symmetry": "full", "max_sweeps": 1}
+
+    def killed() -> None:
+        real, calls = kills.placing._put, []
+
+        def put(one: object) -> None:
+            calls.append(one)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(one)
+
+        kills.placing._put = put
+        onebasin.match(*pair, out, **how)
+
+    in_a_fork(killed)
+    anchor, units = tmp_path / "out-anchor", tmp_path / ".out.units"
+    assert anchor.exists() and not out.exists()
+    found = sorted(units.iterdir())
+    assert len(found) > 1
+    with pytest.raises(ValueError, match="out-anchor' exists"):
+        onebasin.match(*pair, out, **how)
+    assert sorted(units.iterdir()) == found  # a refusal removes no work
+    (anchor / "letter").write_text("dear")  # now it is somebody's
+    with pytest.raises(ValueError, match="out-anchor' exists"):
+        onebasin.match(*pair, out, resume=True, **how)
+    assert sorted(units.iterdir()) == found and (anchor / "letter").exists()
+    shutil.rmtree(anchor)
+
+    in_a_fork(killed)
+    onebasin.match(*pair, out, resume=True, **how)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-anchor"]
+
+
+@pytest.mark.parametrize("system", ["", "bare"])
+def test_kills_at_renames_and_flushes(tmp_path: Path, system: str) -> None:
+    """At every seventh of them; `python tests/engine/kills.py FOLDER` takes all."""
+    script = [sys.executable, kills.__file__, str(tmp_path), *system.split(), "7"]
+    how = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(script, env=how, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 8
+
+
 # --- interruptions ----------------------------------------------------------------------------------
 
 
@@ -223,16 +328,30 @@ def test_a_store(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no"):
         store.put("two", failing)
     assert store.find("two") is None and len(list((tmp_path / "units").iterdir())) == 1
-    with pytest.raises(ValueError, match="wrong"), kept(tmp_path / "units", resume=True):
+
+
+def test_a_refusal_removes_its_own_units_but_none_that_it_found(tmp_path: Path) -> None:
+    units = tmp_path / "new" / "units"
+    with pytest.raises(ValueError, match="wrong"), kept(units, resume=False):
+        (units / "own").touch()
         raise ValueError("wrong")
-    assert not (tmp_path / "units").exists()
+    assert not list(tmp_path.iterdir())
+    for error in (KeyboardInterrupt, OSError, RuntimeError, ValueError):  # the last finds what the others left
+        with pytest.raises(error), kept(units, resume=True):
+            (units / error.__name__).touch()
+            raise error
+    assert len(list(units.iterdir())) == 4
+    with kept(units, resume=False):
+        assert not list(units.iterdir())
+    assert not units.exists()
 
 
 # --- a full disk ------------------------------------------------------------------------------------
 
 
 def test_a_limit_on_the_size_of_files(pair: list[Path], tmp_path: Path) -> None:
-    """Where no file may grow beyond a few kilobytes, as under a quota: one clear sentence, and nothing is left."""
+    """Where no file may grow beyond a few kilobytes, as under a quota: one clear sentence, and units alone are left."""
+    resource = pytest.importorskip("resource")
     out = tmp_path / "new" / "out"
     child = os.fork()
     if child == 0:
@@ -247,7 +366,32 @@ def test_a_limit_on_the_size_of_files(pair: list[Path], tmp_path: Path) -> None:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     assert os.WEXITSTATUS(status) == 0
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in out.parent.iterdir()] == [".out.units"]
+    onebasin.merge(pair, out, resume=True, **QUICK)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_a_disk_that_is_full_while_units_are_saved(
+    pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sentence; the units before stay, and the resumed run writes what an undisturbed one does."""
+    save, saved = Matched.save, []
+
+    def full(self: Matched, path: Path) -> None:
+        saved.append(path)
+        if len(saved) == 3:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        save(self, path)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patched, pytest.raises(OSError, match=r"^the disk is full: .* --resume\)$"):
+        patched.setattr(Matched, "save", full)
+        onebasin.merge(pair, out, **QUICK)
+    assert not out.exists() and len(list((tmp_path / ".out.units").iterdir())) == 2
+    onebasin.merge(pair, out, resume=True, **QUICK)
+    onebasin.merge(pair, tmp_path / "whole", **QUICK)
+    assert interrupted.weights(out) == interrupted.weights(tmp_path / "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}
 
 
 # --- units and threads ------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from onebasin.models.adapted import write_adapted
 from onebasin.models.card import paths_of
 from onebasin.models.folder import locate
 from onebasin.models.lora import CONFIG, WEIGHTS, Adapter
+from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.published import without_paths
 from onebasin.running import load_model
 
 from ..aligning import Found, align_all
-from ..folders import one_vocabulary, opened, refuse_existing, workplace
+from ..folders import one_vocabulary, opened, together, workplace
 from ..frame import in_one_frame
 from ..merge import merge
 from ..options import Options, Tell, Written
@@ -71,6 +72,8 @@ def merge_config(
         sources = stack.enter_context(opened(folders, family))
         for checkpoint, name in zip(sources, names, strict=True):
             checkpoint.given = name
+        if output is not None:
+            refuse_outputs([Output("the output", output)], [*sources, Path(config)], overwrite)
         refuse_missing_layers(recipe, dict(zip(names, sources, strict=True)))
         files = {name: without_paths(content, paths_of(sources)) for name, content in look.files.items()}
         look = replace(look, files=files)
@@ -82,7 +85,6 @@ def merge_config(
         align = recipe.align if recipe.align and recipe.align.symmetry != "none" else None
         opt = Options(**(align.options() if align else {}), **common)
         target = stack.enter_context(workplace(output))
-        refuse_existing(target, sources, overwrite)
         ours = recipe.merge_method == "linear" and not (recipe.modules or recipe.tokenizer or recipe.chat_template)
         models: list[Model]
         if recipe.tokenizer_source and not (ours or align):
@@ -110,32 +112,38 @@ def merge_config(
         record = Record("merge", command, sources, opt, result, found, sha256)
         if tell:
             tell(recipe.merge_method if ours else f"{recipe.merge_method}, in mergekit")
-        if ours:
-            by_name = dict(zip(names, models, strict=True))
-            left: list[str] = []
+        with together(opt) as placing:
+            if ours:
+                by_name = dict(zip(names, models, strict=True))
+                left: list[str] = []
 
-            def complete(folder: Path) -> None:
-                there = layout.signature.tensors
-                for roles, words in (
-                    ([role for role in left if role in there], f"copied from {layout.given}, since the models differ"),
-                    ([role for role in left if role not in there], f"left out, since {layout.given} has no such"),
-                ):
-                    if roles:
-                        result["notes"].append(f"{words}: {', '.join(roles)}")
-                record.write(folder, look.write_model_card)
+                def complete(folder: Path) -> None:
+                    there = layout.signature.tensors
+                    for roles, words in (
+                        (
+                            [role for role in left if role in there],
+                            f"copied from {layout.given}, since the models differ",
+                        ),
+                        ([role for role in left if role not in there], f"left out, since {layout.given} has no such"),
+                    ):
+                        if roles:
+                            result["notes"].append(f"{words}: {', '.join(roles)}")
+                    record.write(folder, look.write_model_card)
 
-            dtype = recipe.out_dtype or recipe.dtype
-            write_model(target, stacked(recipe, by_name, layout, opt, left),
-                        View(layout, updates=config_of(recipe, by_name, layout)), overwrite=overwrite,
-                        dtype=DTYPES[dtype] if dtype else None, check=complete, **look.told)  # fmt: skip
-        else:
-            places = [model.origin.folder for model in models]
-            for number, model in enumerate(models if align else []):
-                places[number] = scratch / f"matched-{number}"
-                write_model(places[number], tensors_of(model, opt), model)
-            merge_in_mergekit(recipe, dict(zip(names, places, strict=True)), target, layout=places[base], device=device,
-                              seed=seed, unified=unified is not None, overwrite=overwrite, look=look,
-                              complete=lambda folder: record.write(folder, look.write_model_card))  # fmt: skip
+                dtype = recipe.out_dtype or recipe.dtype
+                view = View(layout, updates=config_of(recipe, by_name, layout))
+                write_model(target, stacked(recipe, by_name, layout, opt, left), view, overwrite=overwrite,
+                            dtype=DTYPES[dtype] if dtype else None, check=complete, placing=placing,
+                            **look.told)  # fmt: skip
+            else:
+                places = [model.origin.folder for model in models]
+                for number, model in enumerate(models if align else []):
+                    places[number] = scratch / f"matched-{number}"
+                    write_model(places[number], tensors_of(model, opt), model)
+                merge_in_mergekit(recipe, dict(zip(names, places, strict=True)), target, layout=places[base],
+                                  device=device, seed=seed, unified=unified is not None, overwrite=overwrite,
+                                  look=look, placing=placing,
+                                  complete=lambda folder: record.write(folder, look.write_model_card))  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()

@@ -13,9 +13,11 @@ from typing import Any
 import numpy
 import torch
 
+from onebasin.engine import Placing
 from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models.companions import copy_companions
 from onebasin.models.folder import one_line
-from onebasin.models.writer import appearing, bytes_of, copy_companions
+from onebasin.models.writer import appearing, bytes_of
 
 from ..options import Written
 from .schema import Recipe
@@ -54,14 +56,15 @@ def merge_in_mergekit(
     unified: bool,
     look: Written,
     overwrite: bool,
+    placing: Placing,
     complete: Callable[[Path], object],
 ) -> None:
     """Write the folder `out`, whole or not at all, by mergekit's `run_merge`.
 
     places: name in the file -> folder of that model. layout: the folder whose other files are copied. seed: of methods
     that draw random numbers; the caller's generators are left as they were. unified: whether the folders share their
-    vocabulary already. complete: called with the folder at the end. Raises CheckpointError for what mergekit refuses,
-    and where its output lacks a tensor.
+    vocabulary already. placing: gives the folder its name, later. complete: called with the folder at the end. Raises
+    CheckpointError for what mergekit refuses, and where its output lacks a tensor.
     """
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
@@ -70,7 +73,7 @@ def merge_in_mergekit(
     told = recipe.model_dump(
         exclude={"align", "random_seed", *(("tokenizer_source",) if unified else ())}, exclude_none=True
     )
-    with appearing(out, overwrite, places.values()) as folder, own_random_numbers(device):
+    with appearing(out, overwrite, placing=placing) as folder, own_random_numbers(device):
         try:
             # The tokenizer's files are copied below; mergekit changes one, but says a traceback where there is none.
             templated = look.copy_tokenizer and recipe.chat_template is not None

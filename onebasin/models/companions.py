@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model folder holds besides weights and config.json."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+# Code (*.py) and other weights are never copied.
+TOKENIZER = (
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "dict.txt", "normalizer.json", "entity_vocab.json",
+    "*.model", "*.tiktoken",
+)  # fmt: skip
+COMPANIONS = (
+    "generation_config.json",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    *TOKENIZER,
+    "LICENSE*", "NOTICE*",
+)  # fmt: skip
+
+
+def companions(folder: Path, tokenizer: bool = True) -> Iterator[Path]:
+    """The files beside the weights and config.json. tokenizer: whether its own are among them."""
+    for pattern in COMPANIONS:
+        if tokenizer or pattern not in TOKENIZER:
+            yield from (path for path in sorted(folder.glob(pattern)) if path.is_file())
+
+
+def copy_companions(source: Path, folder: Path, tokenizer: bool = True) -> None:
+    """Copy what a model folder holds besides weights and config.json; what is there already stays."""
+    for path in companions(source, tokenizer):
+        target = folder / path.relative_to(source)
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command is about to write, checked before any work: against what it reads, itself, and what is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from onebasin.engine.placing import real, replaceable, tidy
+
+from .companions import companions
+from .folder import Checkpoint, CheckpointError
+
+MODEL = "config.json"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A place that a command writes to.
+
+    name: what messages call it. marker: the file by which a folder is known that may be replaced; `""` for a file.
+    grows: a file that is continued where it exists.
+    """
+
+    name: str
+    place: str | Path
+    marker: str = MODEL
+    grows: bool = False
+
+
+def refuse_outputs(
+    outputs: Sequence[Output],
+    inputs: Iterable[Checkpoint | Path] = (),
+    overwrite: bool = False,
+    own: Collection[Path] = (),
+) -> None:
+    """Fail before any work where one of the outputs could not be written at the end.
+
+    No output may be an input, hold one, or be a file that one consists of; no two may be the same, or one lie in
+    another; none may exist, unless `overwrite` is given and it is of the kind that is replaced. What killed runs with
+    the same outputs have left beside them is removed.
+
+    Args:
+        outputs: All that the command writes.
+        inputs: All that it reads: models, other folders, files.
+        overwrite: Whether existing outputs are replaced.
+        own: Places that an earlier run of the same command has filled, which it may fill again.
+
+    Raises:
+        CheckpointError: In one sentence, naming both places.
+    """
+    inputs = list(inputs)
+    before: list[tuple[Output, Path]] = []
+    for output in outputs:
+        if not str(output.place).strip():
+            raise CheckpointError(f"the name of {output.name} is empty; say where it goes")
+        out = real(output.place)
+        tidy(out)
+        for other, place in before:
+            if out.is_relative_to(place) or place.is_relative_to(out):
+                raise CheckpointError(f"{output.name} '{output.place}' and {other.name} '{other.place}' are the same, "
+                                      "or one lies in the other; choose another place")  # fmt: skip
+        before.append((output, out))
+        _refuse_inputs(output, out, inputs)
+        if os.path.lexists(out):
+            _refuse_existing(output, out, overwrite or output.grows or out in own)
+        _refuse_unwritable(output, out)
+
+
+def _refuse_inputs(output: Output, out: Path, inputs: Sequence[Checkpoint | Path]) -> None:
+    for given in inputs:
+        place = real(given.folder if isinstance(given, Checkpoint) else given)
+        if out == place:
+            raise CheckpointError(f"{output.name} '{output.place}' is one of the inputs; choose another place")
+        if place.is_relative_to(out) and os.path.lexists(out):
+            raise CheckpointError(
+                f"{output.name} '{output.place}' holds an input of this command; choose another place"
+            )
+        if isinstance(given, Checkpoint) and not output.marker and out in _parts(given):
+            raise CheckpointError(f"{output.name} '{output.place}' is a file of the model '{given.given}'; "
+                                  "choose another place")  # fmt: skip
+
+
+def _parts(model: Checkpoint) -> set[Path]:
+    """The files that a model consists of."""
+    folder = model.folder
+    return {*map(real, model.files.values()), *map(real, companions(folder)), *map(real, folder.glob("*.index.json")),
+            real(folder / MODEL)}  # fmt: skip
+
+
+def _refuse_existing(output: Output, out: Path, overwrite: bool) -> None:
+    if not overwrite:
+        raise CheckpointError(f"{output.name} '{output.place}' exists; choose another place or pass --overwrite")
+    if not replaceable(out, output.marker):
+        kind = {"": "a file", MODEL: "a model folder"}.get(output.marker, "a folder of its kind")
+        lacks = f" (it has no {output.marker})" if output.marker else ""
+        raise CheckpointError(f"{output.name} '{output.place}' is not {kind}{lacks} and is not overwritten")
+
+
+def _refuse_unwritable(output: Output, out: Path) -> None:
+    parent = next(parent for parent in out.parents if parent.exists())
+    if not parent.is_dir():
+        raise CheckpointError(f"cannot write '{output.place}': Not a directory: '{parent}'")
+    if not os.access(parent, os.W_OK):
+        raise CheckpointError(f"cannot write '{output.place}': '{parent}' may not be written to")
