@@ -13,11 +13,11 @@ from torch import Tensor
 
 from onebasin.data.calibration import from_file, noisy, recut, self_generated
 from onebasin.data.teaching import HELD_BACK, LOSSES, Forward, forward_of, held_out
-from onebasin.matching import Universe, match_universe, soft_couplings
+from onebasin.matching import Matched, Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
-from onebasin.models import Distances, Model, Rewritten, before_and_after, read_pair, shared_roles
-from onebasin.running import stock_model
+from onebasin.models import CheckpointError, Distances, Model, Rewritten, before_and_after, read_pair, shared_roles
+from onebasin.running import stock_model, tolerance_of
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Coupling, Softened
@@ -74,6 +74,7 @@ def align_all(
     others = [i for i in range(len(models)) if i != centre]
     shared = {i: shared_roles(models[i], models[centre]) for i in others}
     alignments, objective = [Alignment() for _ in models], list[float]()
+    matched: dict[int, Matched] = {}
     learned: Learned | None = None
     if level != "none":
         if batches is None and opt.measures:
@@ -81,7 +82,7 @@ def align_all(
         batches = batches or ()
         first = opt.match_with if opt.match_with != "learned" else opt.start
         if first != "none":
-            alignments, objective = starts(models, centre, first, opt, tell, batches)
+            alignments, objective, matched = starts(models, centre, first, opt, tell, batches)
         if opt.match_with == "learned":
             learned = learn(models, centre, alignments, opt, tell, batches, held_back)
     found = []
@@ -90,8 +91,11 @@ def align_all(
             alignments[i] = learned.alignments[place]
         differing = shared[i].differing if level != "none" else []
         before, after = before_and_after(
-            models[i], models[centre], alignments[i] if level != "none" else None, dtype=opt.dtype, workers=opt.workers
-        )
+            models[i], models[centre], alignments[i] if level != "none" else None,
+            dtype=opt.dtype, workers=opt.workers, weigh=opt.weigh,
+        )  # fmt: skip
+        if learned is None and i in matched:
+            refuse_drift(models[i], matched[i], before, after, opt)
         found.append(
             Found(
                 alignments[i],
@@ -113,8 +117,9 @@ def starts(
     opt: Options,
     tell: Tell | None,
     batches: Sequence[Batch],
-) -> tuple[list[Alignment], list[float]]:
-    """Every model's alignment to `models[centre]` by weights or activations, and the objective on the way.
+) -> tuple[list[Alignment], list[float], dict[int, Matched]]:
+    """Every model's alignment to `models[centre]` by weights or activations, the objective on the way, and what weight
+    matching reports of each model that it matched to the centre alone.
 
     By weights, at the levels beyond `paper`, three or more models are matched to one another in the anchor's frame.
     """
@@ -122,19 +127,33 @@ def starts(
     found = [Alignment() for _ in models]
     if match_with == "weights" and len(models) > 2 and opt.symmetry != "paper":
         universe = align_together(models, centre, opt, tell)
-        return universe.alignments, universe.objective
-    objective: list[float] = []
+        return universe.alignments, universe.objective, {}
+    matched: dict[int, Matched] = {}
     eager: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device, "attention": "eager"}
     for i in others:
         if match_with == "weights":
             roles = shared_roles(models[i], models[centre]).roles
-            matched = align_weights(models[i], models[centre], roles, opt, tell)
-            found[i], objective = matched.alignment, objective or matched.objective
+            matched[i] = align_weights(models[i], models[centre], roles, opt, tell)
+            found[i] = matched[i].alignment
         else:
             pair = [stock_model(model, **eager) for model in (models[centre], models[i])]
             groups = groups_of(models[i], opt)
             found[i] = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
-    return found, objective
+    return found, next((one.objective for one in matched.values()), []), matched
+
+
+def refuse_drift(source: Model, matched: Matched, before: Distances, after: Distances, opt: Options) -> None:
+    """Raise CheckpointError where what would be written is not as near as matching says, beyond rounding.
+
+    The distances are measured on the tensors themselves, with the maps as they will be written; the objective comes
+    from moments and from products of maps.
+    """
+    promised = before.weighted - (matched.before - matched.objective[-1])
+    if abs(after.weighted - promised) > tolerance_of(opt.dtype) * (before.weighted + before.weighted_norm):
+        raise CheckpointError(
+            f"the rewritten '{source.given}' would lie at a squared distance of {after.weighted:.6g} from the anchor, "
+            f"not at the {promised:.6g} that matching found, so its maps are wrong; nothing was written"
+        )
 
 
 def learn(

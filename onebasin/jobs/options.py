@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from onebasin.data.teaching import LOSSES
 from onebasin.engine import Tell as Tell
 from onebasin.matching.latents import PERMUTATIONS
+from onebasin.matching.weights import typical_size
 from onebasin.models import DTYPES, Checkpoint
 from onebasin.settings import (
     Context,
@@ -175,6 +176,10 @@ class Options:
             "starts": self.starts,
             "seed": self.seed,
         }
+
+    def weigh(self, role: str, anchor: torch.Tensor, source: torch.Tensor) -> float:
+        """A tensor's weight in the objective, of either kind."""
+        return self.weight(role) / (typical_size(anchor, source) if self.relative else 1.0)
 
     def weight(self, role: str) -> float:
         """A tensor's weight in the objective: that of the first given name part that its role contains, else 1."""

@@ -85,8 +85,8 @@ def match_universe(
                 continue
             now = current(alignments)
             others = partial(_mean, [*now[:i], *now[i + 1 :]])
-            step = _match(signature, others, now[i], groups[i], {**how, "warm": True, "starts": 1})
-            alignments[i] = step.after(alignments[i])
+            more = {**how, "warm": True, "starts": 1, "start": alignments[i]}
+            alignments[i] = _match(signature, others, models[i], groups[i], more)
         objective.append(scatter(current(alignments), roles, workers))
         if progress:
             progress(f"round {round_number + 1}", objective[-1])

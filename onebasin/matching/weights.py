@@ -90,6 +90,7 @@ def match_weights(
     starts: int = 1,
     seed: int = 0,
     warm: bool = False,
+    start: Alignment | None = None,
     measure: bool = True,
     workers: int | None = None,
     progress: Callable[[str, float], None] | None = None,
@@ -104,11 +105,11 @@ def match_weights(
     so that large tensors count for less. tolerance: relative decrease per sweep under which coupled spaces
     are called converged. starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed
     spaces, the second from the same tensors with their spectra evened out, the others from the first with noise; the
-    least objective is kept. warm: descend from where the source stands
-    instead. measure: False spares closed forms the distance before any move; the objective then starts at 0. workers:
-    how many independent pieces run at once (default: one per core); the result does not depend on it. progress:
-    called with a text and the objective after every step. store: where coupled spaces are kept after every sweep, and
-    looked for at the start.
+    least objective is kept. warm: descend from where the source stands instead. start: what was found already, by the
+    same groups, which a warm descent goes on from; what it finds includes it. measure: False spares closed forms the
+    distance before any move; the objective then starts at 0. workers: how many independent pieces run at once (default:
+    one per core); the result does not depend on it. progress: called with a text and the objective after every step.
+    store: where coupled spaces are kept after every sweep, and looked for at the start.
     """
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
     if roles is not None:
@@ -120,16 +121,18 @@ def match_weights(
     def solve(component: Component) -> _Descent:
         best: _Descent | None = None
         coupled = len(component.blocks) > 1
-        for start in range(starts if coupled else 1):
-            noise = torch.Generator().manual_seed(seed + start) if start > 1 else None
-            descent = _Descent(signature, component, read, active, weights, noise, workers, relative, start == 1)
-            kept = None if store is None else (store, f"{component.blocks[0].root}, start {start}, warm {warm}")
+        for number in range(starts if coupled else 1):
+            noise = torch.Generator().manual_seed(seed + number) if number > 1 else None
+            descent = _Descent(
+                signature, component, read, active, weights, noise, workers, relative, number == 1, start
+            )
+            kept = None if store is None else (store, f"{component.blocks[0].root}, start {number}, warm {warm}")
             descent.run(tolerance, max_sweeps, warm, progress, measure, kept)
             if best is None or descent.objective[-1] < best.objective[-1]:
                 best = descent
         if coupled and best is not None and best.objective[-1] > sum(best.before.values()):
             # The start led away for good (models that were near already): descend from where the source stands.
-            best = _Descent(signature, component, read, active, weights, None, workers, relative)
+            best = _Descent(signature, component, read, active, weights, None, workers, relative, start=start)
             best.run(tolerance, max_sweeps, True, progress)
         assert best is not None
         best.finish()
@@ -169,15 +172,16 @@ class _Descent:
         workers: int | None,
         relative: bool = False,
         even: bool = False,
+        start: Alignment | None = None,
     ) -> None:
         self.read, self.workers, self.even = read, workers, even
         self.signature, self.component, self.groups, self.noise = signature, component, groups, noise
         self.weight = {role: weights(role) if weights else 1.0 for role in component.roles}
         for role in component.roles if relative else ():
-            size = math.prod(float(torch.linalg.vector_norm(tensor)) for tensor in read(role)) ** 0.5
-            self.weight[role] /= size or 1.0
+            self.weight[role] /= typical_size(*read(role))
         self.batch = {root: signature.spaces[root].batch for block in component.blocks for root in block.roots}
-        self.total = Alignment({}, self.batch)
+        given = start.elements if start else {}
+        self.total = Alignment({root: given[root] for root in self.batch if root in given}, self.batch)
         self.touching = {
             root: [role for role in component.roles if role in set(signature.touching[root])] for root in self.batch
         }
@@ -203,7 +207,7 @@ class _Descent:
         self.objective = [sum(self.before.values())]
         if closed:  # what is gained follows from the moments
             elements, gain = self._best(blocks[0])
-            self.total = Alignment(elements, self.batch)
+            self.total = Alignment(elements, self.batch).after(self.total)
             self.objective.append(max(self.objective[0] - gain, 0.0) if measure else -gain)
             if progress:
                 progress(blocks[0].root, self.objective[-1])
@@ -314,7 +318,9 @@ class _Descent:
             return self._best(block, roles)[0]
 
         for found in in_parallel(best, wave, self.workers) if len(wave) > 1 else map(best, wave):
-            self.total = Alignment(found, self.batch).after(self.total)
+            # Products of maps that are not isometries grow apart from those of their inverses: kept in float64.
+            exact = {r: _exact(g, e) if (g := self.groups[r]).uses_gram else e for r, e in found.items()}
+            self.total = Alignment(exact, self.batch).after(self.total)
 
     def _best(self, block: Block, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
         """The optimum of one block given all others, and by how much it lowers the objective."""
@@ -336,6 +342,7 @@ class _Descent:
             pairwise_moments(self.signature, block.root, root, pairs(those(root)), self.groups[root].uses_gram)
             for root in block.inner
         ]
+        inner = [self._so_far(root, moments) for root, moments in zip(block.inner, inner, strict=True)]
         if roles is not None and self.noise is not None:
             inner = [_perturb(moments, self.noise) for moments in inner]
         rest = outer_moments(self.signature, block.root, block.inner, pairs(those(block.root)))
@@ -363,8 +370,13 @@ class _Descent:
             moments = carried(moments, own)
         if start and self.noise is not None:
             moments = _perturb(moments, self.noise)
-        element = group.nearest(moments)
+        element = group.nearest(self._so_far(root, moments))
         return {root: element}, float((moments.stay() - moments.value(element)).sum())
+
+    def _so_far(self, root: str, moments: Moments) -> Moments:
+        """Moments that know what acts on the source already, where the group bounds the product of all sweeps."""
+        own = self.total.elements.get(root) if self.groups[root].uses_gram else None
+        return replace(moments, so_far=own.matrix.expand_as(moments.primal)) if isinstance(own, Linear) else moments
 
     def _evened(self, root: str, read: Callable[[str], Pair], role: str) -> Pair:
         """A pair with the spectra of both evened out along one space."""
@@ -387,10 +399,16 @@ class _Descent:
             for root, group in zip(inner, groups, strict=True)
         ]
         shared, single = zip(*both, strict=True)
+        shared = tuple(each and self._so_far(root, each) for root, each in zip(inner, shared, strict=True))
         members = member_gains(signature, member, inner, pairs(self.touching[member]))
         rest = outer_moments(signature, outer, block.inner, pairs(self.touching[outer]))
         (index, order, elements), gain = GroupedWreath(*groups).nearest(shared, single, members, rest)
         return {outer: index, member: order, **dict(zip(inner, elements, strict=True))}, gain
+
+
+def typical_size(anchor: Tensor, source: Tensor) -> float:
+    """The root of the product of both norms, and 1 where that is 0."""
+    return math.prod(float(torch.linalg.vector_norm(tensor)) for tensor in (anchor, source)) ** 0.5 or 1.0
 
 
 def _perturb(moments: Moments, generator: torch.Generator) -> Moments:
@@ -415,4 +433,4 @@ def _exact(group: Group, element: Element) -> Element:
         scale = (torch.linalg.matrix_norm(matrix) / torch.linalg.matrix_norm(dual)).sqrt()[..., None, None]
         rotation = sharpened((matrix / scale + dual * scale) / 2)
         return Linear(scale * rotation, rotation / scale)
-    return Linear(matrix, torch.linalg.inv(matrix).mT)
+    return Linear(matrix, 2 * dual - dual @ (matrix.mT @ dual))  # one Newton step towards the inverse transpose

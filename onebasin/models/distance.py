@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +23,15 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True)
 class Distances:
-    """distance: |a - b|. relative: |a - b| / |b|. parts and layers: |a - b| over their tensors alone."""
+    """distance: |a - b|. relative: |a - b| / |b|. parts and layers: |a - b| over their tensors alone. weighted: the
+    squares of all tensors, each times its weight, with those of b as weighted_norm."""
 
     distance: float
     relative: float
     parts: dict[str, float]
     layers: dict[str, float]
+    weighted: float
+    weighted_norm: float
 
 
 def distances(
@@ -57,26 +60,32 @@ def before_and_after(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     workers: int | None = 1,
+    weigh: Callable[[str, Tensor, Tensor], float] | None = None,
 ) -> tuple[Distances, Distances]:
-    """The distances of `a` as it is and as `align` rewrites it, from one read."""
+    """The distances of `a` as it is and as `align` rewrites it, from one read.
+
+    weigh: role, its tensors of b and of a -> the weight of its squared distance (default: 1).
+    """
     signature = a.signature
     roles = shared_roles(a, b).roles
 
-    def squares(role: str) -> tuple[float, float, float]:
+    def squares(role: str) -> tuple[float, float, float, float]:
         x, y = read_pair(a, b, role, dtype, device)
         moved = x if align is None else align.apply(signature, role, x)
         before = squared_distance(x, y)
-        return before, before if moved is x else squared_distance(moved, y), squared_distance(y)
+        after, weight = before if moved is x else squared_distance(moved, y), weigh(role, y, x) if weigh else 1.0
+        return before, after, squared_distance(y), weight
 
-    found = list(in_order(squares, roles, workers))
-    norm = sum(size for _, _, size in found)
+    found = dict(zip(roles, in_order(squares, roles, workers), strict=True))
     before, after = (
-        _summed(signature, dict(zip(roles, (one[which] for one in found), strict=True)), norm) for which in (0, 1)
+        _summed(signature, {role: (one[which], *one[2:]) for role, one in found.items()}) for which in (0, 1)
     )
     return before, after
 
 
-def _summed(signature: Signature, squares: Mapping[str, float], norm: float) -> Distances:
+def _summed(signature: Signature, found: Mapping[str, tuple[float, float, float]]) -> Distances:
+    """found: role -> |a - b|^2, |b|^2, weight."""
+    squares, norm = {role: one[0] for role, one in found.items()}, sum(one[1] for one in found.values())
     parts: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
     layers: defaultdict[int, float] = defaultdict(float)
     for role, square in squares.items():
@@ -90,6 +99,8 @@ def _summed(signature: Signature, squares: Mapping[str, float], norm: float) -> 
         distance / math.sqrt(norm) if norm else (math.inf if distance else 0.0),
         {part: math.sqrt(square) for part, square in parts.items()},
         {str(layer): math.sqrt(layers[layer]) for layer in sorted(layers)},
+        sum(square * weight for square, _, weight in found.values()),
+        sum(size * weight for _, size, weight in found.values()),
     )
 
 

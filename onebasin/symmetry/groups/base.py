@@ -26,6 +26,8 @@ class Moments:
                               permutations move and no sign changes; None where there are none
     one_sided                 whether `dual` is zero: no tensor reads the space, or an isometry acts, which moves
                               readers as it moves writers, so that all of them are in `primal`
+    so_far                    the map that S went through already, (*batch, n, n), where what is found comes after it
+                              and the two together have a bound; None for the identity
     The squared distance of g is
         |A|^2 + |g S|^2 + |g^-T S|^2 - 2 <g, primal> - 2 <g^-T, dual>.
     """
@@ -38,6 +40,7 @@ class Moments:
     dual_gram: Tensor | None = None
     diagonal: Tensor | None = None
     one_sided: bool = False
+    so_far: Tensor | None = None
 
     @property
     def total(self) -> Tensor:
@@ -93,11 +96,12 @@ class Moments:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Moments:
         """`change` applied to every statistic: a dtype, a device, a shape of the batch."""
-        primal_gram, dual_gram, diagonal = (
-            None if each is None else change(each) for each in (self.primal_gram, self.dual_gram, self.diagonal)
+        primal_gram, dual_gram, diagonal, so_far = (
+            None if each is None else change(each)
+            for each in (self.primal_gram, self.dual_gram, self.diagonal, self.so_far)
         )
         return Moments(change(self.primal), change(self.dual), change(self.primal_norm), change(self.dual_norm),
-                       primal_gram, dual_gram, diagonal, self.one_sided)  # fmt: skip
+                       primal_gram, dual_gram, diagonal, self.one_sided, so_far)  # fmt: skip
 
     def take(self, index: Tensor | tuple[Tensor, ...] | slice) -> Moments:
         """The moments of some batch entries."""
@@ -109,7 +113,8 @@ class Moments:
                        _add(self.primal_gram, other.primal_gram),
                        _add(self.dual_gram, other.dual_gram),
                        _add(self.diagonal, other.diagonal),
-                       self.one_sided and other.one_sided)  # fmt: skip
+                       self.one_sided and other.one_sided,
+                       other.so_far if self.so_far is None else self.so_far)  # fmt: skip
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

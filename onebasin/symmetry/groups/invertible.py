@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -30,15 +32,18 @@ class Invertible:
     start. The determinant keeps its sign on the way, so a second descent starts from the best reflection of
     the start, and the one that is lower after a few steps goes on.
 
-    condition: steps that take |g| |g^-1| / n (Frobenius) above it are refused, so that the source does not
-    lose digits. tolerance: stops where a step promises less than this part of |g S|^2 + |h S|^2. limit: most
-    steps. Computed in float64, all heads at once.
+    Directions of X in which neither writers nor readers have anything, to the rounding of the moments, are left out:
+    there the map stays an isometry with a scale, as in the start.
+
+    condition: steps that take |g| |g^-1| / n (Frobenius) of g and all that came before it (`Moments.so_far`) above it
+    are refused, since a copy in float32 loses as many digits: 1e3 roundings are 6e-5. tolerance: stops where a step
+    promises less than this part of |g S|^2 + |h S|^2. limit: most steps. Computed in float64, all heads at once.
     """
 
     name = "invertible"
     uses_gram = True
 
-    def __init__(self, condition: float = 1e4, tolerance: float = 1e-10, limit: int = 30) -> None:
+    def __init__(self, condition: float = 1e3, tolerance: float = 1e-10, limit: int = 30) -> None:
         self.condition, self.tolerance, self.limit = condition, tolerance, limit
 
     def nearest(self, moments: Moments) -> Linear:
@@ -47,59 +52,68 @@ class Invertible:
             raise ValueError("an invertible map needs the Gram matrices of the source among its moments")
         shape = moments.primal.shape
         flat = moments.map(lambda statistic: statistic.double().reshape(-1, *statistic.shape[len(shape) - 2 :]))
-        start = ScaledOrthogonal().nearest(flat)
+        if flat.so_far is None:
+            flat = replace(flat, so_far=torch.eye(shape[-1]).to(flat.primal).expand_as(flat.primal))
+        start, rounding = ScaledOrthogonal().nearest(flat), shape[-1] * torch.finfo(moments.primal.dtype).eps
         assert start.dual is not None
         flip = _reflection(start.matrix.mT @ flat.primal + start.dual.mT @ flat.dual)
         trial = min(TRIAL, self.limit)
-        here = self._descend(start.matrix, start.dual, flat, trial)
-        there = self._descend(start.matrix @ flip, start.dual @ flip, flat, trial)
+        here = self._descend(start.matrix, start.dual, flat, rounding, trial)
+        there = self._descend(start.matrix @ flip, start.dual @ flip, flat, rounding, trial)
         ahead = flat.value(Linear(*there)) < flat.value(Linear(*here))
         g, h = (_where(ahead, *pair) for pair in zip(there, here, strict=True))
-        g, h = self._descend(g, h, flat, self.limit - trial)
+        g, h = self._descend(g, h, flat, rounding, self.limit - trial)
         return Linear(g.reshape(shape).to(moments.primal), h.reshape(shape).to(moments.primal))
 
-    def _descend(self, g: Tensor, h: Tensor, moments: Moments, limit: int) -> tuple[Tensor, Tensor]:
-        """At most `limit` steps from g, h, (N, n, n) each; heads that have arrived rest."""
+    def _descend(self, g: Tensor, h: Tensor, moments: Moments, rounding: float, limit: int) -> tuple[Tensor, Tensor]:
+        """At most `limit` steps from g, h, (N, n, n) each; heads that have arrived rest. rounding: of the moments."""
         g, h = g.clone(), h.clone()
         live = torch.arange(len(g), device=g.device)
         for _ in range(limit):
             if not len(live):
                 break
-            g[live], h[live], going = self._step(g[live], h[live], moments.take(live))
+            g[live], h[live], going = self._step(g[live], h[live], moments.take(live), rounding)
             live = live[going]
         return g, h
 
-    def _step(self, g: Tensor, h: Tensor, moments: Moments) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(self, g: Tensor, h: Tensor, moments: Moments, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
         """One step of all heads: the new g and h, and which heads have further to go."""
-        primal, dual, primal_gram, dual_gram = (
+        primal, dual, primal_gram, dual_gram, so_far = (
             moments.primal,
             moments.dual,
             moments.primal_gram,
             moments.dual_gram,
+            moments.so_far,
         )
-        assert primal_gram is not None and dual_gram is not None
+        assert primal_gram is not None and dual_gram is not None and so_far is not None
+        so_far_dual = torch.linalg.inv(so_far).mT
+
+        def spread(g: Tensor, h: Tensor) -> Tensor:
+            norms: Tensor = torch.linalg.matrix_norm(g @ so_far) * torch.linalg.matrix_norm(h @ so_far_dual)
+            return norms / g.shape[-1]
+
         gram_p, gram_d = g @ primal_gram @ g.mT, h @ dual_gram @ h.mT
         force = (gram_p - primal @ g.mT) - (gram_d - dual @ h.mT).mT
         a, u = torch.linalg.eigh(gram_p)
         b, v = torch.linalg.eigh(gram_d)
         stiff = b.clamp_min(0)[:, :, None] + a.clamp_min(0)[:, None, :]
-        stiff = stiff + 1e-12 * (a[:, -1] + b[:, -1])[:, None, None] + torch.finfo(a.dtype).tiny
-        x = -v @ ((v.mT @ force @ u) / stiff) @ u.mT
+        some = stiff > rounding * (a[:, -1] + b[:, -1])[:, None, None]
+        x = -v @ torch.where(some, (v.mT @ force @ u) / torch.where(some, stiff, 1.0), 0.0) @ u.mT
         slope, now = 2 * (force * x).sum((-2, -1)), moments.value(Linear(g, h))
         size = a.sum(-1) + b.sum(-1)
         todo = slope.abs() > self.tolerance * size
         allowed = now + 8 * torch.finfo(a.dtype).eps * size  # the last digits of f do not judge the last step
 
         eye, length = torch.eye(g.shape[-1]).to(g), torch.ones_like(slope)
+        bound = spread(g, h).clamp_min(self.condition)
         pending, moved_g, moved_h = slope < 0, g, h  # the last small step is taken too
         for _ in range(30):
             if not bool(pending.any()):
                 break
             move, singular = torch.linalg.inv_ex(eye + length[:, None, None] * x)
             new_g, new_h = g + length[:, None, None] * x @ g, move.mT @ h
-            spread = torch.linalg.matrix_norm(new_g) * torch.linalg.matrix_norm(new_h) / g.shape[-1]
             lower = moments.value(Linear(new_g, new_h)) <= allowed + 1e-4 * length * slope
-            good = lower & (spread < self.condition) & (singular == 0)
+            good = lower & (spread(new_g, new_h) <= bound) & (singular == 0)
             taken = pending & good
             moved_g, moved_h = _where(taken, new_g, moved_g), _where(taken, new_h, moved_h)
             pending = pending & ~good
