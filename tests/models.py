@@ -21,6 +21,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from onebasin.families import table_for, tables
+from onebasin.running.expert_layout import running_experts
+from onebasin.running.float64 import throughout
+
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
@@ -416,6 +420,15 @@ _add("DeepseekV2ForCausalLM", "groups", **{**_LATENT, "n_group": 2, "q_lora_rank
 _add("CLIPVisionModel CLIPVisionModelWithProjection", **_SIGHT, projection_dim=8)
 
 
+def one_of_each_family() -> list[str]:
+    """The first case of every table."""
+    first: dict[str, str] = {}
+    for case, builder in CASES.items():
+        first.setdefault(table_for(getattr(transformers, builder.args[0]).config_class.model_type).family, case)
+    assert first.keys() == tables().keys()
+    return list(first.values())
+
+
 # How a picture is given, and how many tokens it takes: its patches, with a new line after each row, or groups of them.
 PICTURES: dict[str, tuple[tuple[int, ...], int]] = {
     "LlavaForConditionalGeneration": ((), 4), "LlavaNextForConditionalGeneration": ((2,), 10),
@@ -496,7 +509,8 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
 def named_outputs(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """All floating-point tensors of the output, by name; no cache."""
     cache = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-    found = model(**given, **cache, return_dict=True)
+    with running_experts(model), throughout(model.dtype):
+        found = model(**given, **cache, return_dict=True)
     # What goes from a tower into the stream is not put out, nor are embeddings that are only compared.
     inner = ("hidden_states", "_embeds") if "logits_per_image" in found else ("hidden_states",)
     tensors = {key: value for key, value in found.items() if isinstance(value, Tensor) and not key.endswith(inner)}

@@ -6,9 +6,11 @@ Nothing is known here about a class: a parameter whose entries are marked says b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +72,14 @@ ROW = 16  # bytes: torch's grouped products take rows of whole multiples
 
 def one_by_one(model: nn.Module) -> None:
     """Let a model call its experts one after another, each on what is routed to it."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_experts_implementation"):
-            config._experts_implementation = "eager"
+    for config in _calling_experts(model):
+        config._experts_implementation = "eager"
+
+
+def _calling_experts(model: nn.Module) -> Iterator[Any]:
+    """The configurations that say how a model's experts are called."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    return (config for config in configs.values() if hasattr(config, "_experts_implementation"))
 
 
 def one_by_one_where_needed(model: nn.Module) -> None:
@@ -81,3 +87,15 @@ def one_by_one_where_needed(model: nn.Module) -> None:
     stacks = [p for m in model.modules() if hasattr(m, "config") for p in m.parameters(recurse=False) if p.dim() == 3]
     if any(p.dtype == torch.float64 or any(s * p.itemsize % ROW for s in p.stride()[:-1]) for p in stacks):
         one_by_one(model)
+
+
+@contextmanager
+def running_experts(model: nn.Module) -> Iterator[None]:
+    """`one_by_one_where_needed` while the block lasts."""
+    before = [(config, config._experts_implementation) for config in _calling_experts(model)]
+    one_by_one_where_needed(model)
+    try:
+        yield
+    finally:
+        for config, how in before:
+            config._experts_implementation = how

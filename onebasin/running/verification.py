@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ from onebasin.models.folder import Checkpoint, CheckpointError, one_line
 from onebasin.models.lazy_tensors import Making
 from onebasin.models.model import Model
 
-from .expert_layout import one_by_one_where_needed
+from .expert_layout import one_by_one_where_needed, running_experts
+from .float64 import throughout
 from .lazy_weights import await_weights, placed, stand_ins
 from .probes import probe
 
@@ -167,10 +169,15 @@ def compare_models(
     return Verification(relative <= allowed, largest, relative, allowed, tuple(both))
 
 
+def has_class(folder: Checkpoint) -> bool:
+    """Return whether `transformers` has a class that runs models of this type."""
+    return folder.raw_config["model_type"] in CONFIG_MAPPING
+
+
 def runnable(folder: Checkpoint) -> None:
     """Raise CheckpointError where `transformers` has no class that runs models of this type."""
     kind = folder.raw_config["model_type"]
-    if kind not in CONFIG_MAPPING:
+    if not has_class(folder):
         raise CheckpointError(f"'{folder.given}' is of type '{kind}', which transformers has no class for, so it "
                               "cannot be run to verify it; --no-verify does without")  # fmt: skip
 
@@ -223,7 +230,6 @@ def streamed(
     if not await_weights(model, given, make, dtype, device):
         raise DoesNotRun(f"'{folder.given}': {_kind(model)} keeps copies of what it loads")
     model.train(False)
-    one_by_one_where_needed(model)
     return model, unused
 
 
@@ -261,7 +267,7 @@ def _loaded(
             config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **updates})
             source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
         cls = _class(config)
-        with _no_exceptions(cls):
+        with _no_exceptions(cls, dtype):
             model, info = cls.from_pretrained(
                 **source, config=config, output_loading_info=True, **{_DTYPE: dtype}, **options
             )
@@ -269,14 +275,27 @@ def _loaded(
 
 
 @contextmanager
-def _no_exceptions(cls: Any) -> Iterator[None]:
-    """Some classes keep single layers in float32 (T5's `wo`), which a float64 comparison must not."""
+def _no_exceptions(cls: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Load every parameter in `dtype`: some classes keep layers in float32 (T5's `wo`), others declare parameters of it
+    (DeBERTa's and XLNet's biases), to which the loader rounds; a float64 comparison must not see that."""
     kept = getattr(cls, "_keep_in_fp32_modules", None)
+    build = cls.__init__
+
+    @wraps(build)
+    def built(model: nn.Module, *args: Any, **options: Any) -> None:
+        build(model, *args, **options)
+        for module in model.modules():
+            for name, held in module._parameters.items():
+                if held is not None and held.is_floating_point() and held.dtype != dtype:
+                    module._parameters[name] = nn.Parameter(held.to(dtype), held.requires_grad)
+
+    cls.__init__ = built
     if kept is not None:
         cls._keep_in_fp32_modules = None
     try:
         yield
     finally:
+        cls.__init__ = build
         if kept is not None:
             cls._keep_in_fp32_modules = kept
 
@@ -311,7 +330,8 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
         with torch.random.fork_rng(devices=cpu_and_device, device_type=model.device.type):
             torch.manual_seed(seed)  # for models that draw a mask of their own
             model.train(False)
-            found = model(**given, **cache, return_dict=True)
+            with running_experts(model), throughout(model.dtype):
+                found = model(**given, **cache, return_dict=True)
     except Exception as error:
         raise DoesNotRun(f"{_kind(model)} cannot be run on random inputs: {one_line(error)}") from None
     finally:

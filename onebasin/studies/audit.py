@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import named_table, table_for, tables
 from onebasin.models import Checkpoint
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import one_by_one
+from onebasin.running.float64 import Float64
 from onebasin.running.loaded import _load
 from onebasin.running.verification import _quietly, outward
 from onebasin.settings import Seed, checked
@@ -259,35 +259,3 @@ def random_inputs(
     if getattr(config, "add_cross_attention", False):
         given["encoder_hidden_states"] = normal(5, text.hidden_size)
     return {name: value for name, value in given.items() if name in accepted}
-
-
-class Float64(TorchFunctionMode):
-    """Float64 throughout: what a model would turn into float32 (in RMSNorm, in attention's softmax) stays.
-
-    A batch norm is written out: its running statistics are tensors of the model like others, and torch has no
-    derivative by them.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.nn.functional.batch_norm:
-            return _batch_norm(*args, **kwargs)
-        if func is torch.einsum:  # XLNet's positions are float32
-            args = (args[0], *(arg.double() for arg in args[1:]))
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            if func is Tensor.float:
-                return args[0]
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
-            if func in (Tensor.to, Tensor.type):
-                args = (args[0], *(torch.float64 if arg is torch.float32 else arg for arg in args[1:]))
-        return func(*args, **kwargs)
-
-
-def _batch_norm(
-    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float, **_: object
-) -> Tensor:
-    """(batch, channels, ...) -> the same, as evaluation has it."""
-    scale = weight / (variance + eps).sqrt()
-    shape = (1, -1, *[1] * (x.dim() - 2))
-    return x * scale.view(shape) + (bias - mean * scale).view(shape)

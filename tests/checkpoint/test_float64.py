@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification in float64 sees rounding of float64 alone, whatever the classes of transformers compute in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from elements import random_alignment
+
+import onebasin
+from onebasin.models import Canonical, Checkpoint, Rewritten
+from onebasin.running import compare_rewritten
+from onebasin.running.float64 import Float64
+from onebasin.symmetry import acting_groups
+
+
+@pytest.mark.parametrize("case", models.one_of_each_family())
+def test_an_exact_copy_is_the_same_in_float64(case: str, tmp_path: Path) -> None:
+    folder = Checkpoint(models.save(models.CASES[case]().double(), tmp_path))
+    form = Canonical(folder, torch.float64)
+    groups = acting_groups(form.signature, "full", rescale="joint")
+    moved = Rewritten(form, random_alignment(form.signature, groups), torch.float64)
+    verdict = compare_rewritten(folder, moved, arithmetic=torch.float64, dtype=torch.float64)
+    assert verdict.same, f"relative difference {verdict.relative_difference:.2g}"
+
+
+def test_a_match_in_float64_is_written(tmp_path: Path) -> None:
+    """Gemma's norms and rotary tables are float32 in a float64 model."""
+    a, b = (models.build("GemmaForCausalLM", **models.ROTARY) for _ in range(2))
+    with torch.no_grad():
+        for parameter in b.parameters():
+            parameter.mul_(1.1)
+    result = onebasin.match(models.save(a, tmp_path / "a"), models.save(b, tmp_path / "b"), tmp_path / "out",
+                            symmetry="full", precision="float64")  # fmt: skip
+    assert result["max_output_difference"] < 1e-9
+
+
+def test_casts_to_float32_are_taken_away_and_others_stay() -> None:
+    x = torch.ones(2, dtype=torch.float64)
+    with Float64():
+        assert {x.float().dtype, x.to(torch.float32).dtype, x.softmax(0, dtype=torch.float32).dtype} == {x.dtype}
+        assert x.to(torch.bfloat16).dtype == torch.bfloat16 and x.half().float().dtype == torch.float32
+    assert x.float().dtype == torch.float32
