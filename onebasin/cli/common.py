@@ -44,7 +44,8 @@ Verify = Annotated[
     typer.Option(
         "--verify",
         help="Before anything appears: outputs runs the rewritten model beside its source on random inputs, layer by "
-        "layer; tensors checks every map that was found, which needs no class that runs the model; none.",
+        "layer; tensors proves that every map found may act by the table, and tries the table itself on a tiny model "
+        "of the same configuration (where transformers has a class for it), but runs no model at its size; none.",
     ),
 ]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")]

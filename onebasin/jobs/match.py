@@ -50,7 +50,8 @@ def match(
     is what the output is close to (default: output + "-anchor"). adapter: folder of a LoRA adapter of the source, which
     is rewritten with it and written to adapter_output (default: output + "-adapter"). dtype: of the weights written
     (default: the source's). verify: before anything is moved into place, compare `outputs` on random inputs, or check
-    the maps of all `tensors`, which needs no model in memory, or `none`. options: fields of `Options`.
+    the maps of all `tensors`, and the table on a tiny model of the same configuration, or `none`. options: fields of
+    `Options`.
 
     Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
     Raises ValueError (CheckpointError, TableError) with one clear sentence for what cannot be matched, and for an

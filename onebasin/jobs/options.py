@@ -250,7 +250,8 @@ VERIFY = ("outputs", "tensors", "none")
 
 
 def verification(given: bool | str) -> str:
-    """How to verify: `outputs` (True) runs the models, `tensors` checks the maps that were found, or `none` (False)."""
+    """How to verify: `outputs` (True) runs the models, `tensors` checks the maps that were found, and the table on a
+    tiny twin of the model, or `none` (False)."""
     how = ("none", "outputs")[given] if isinstance(given, bool) else given
     if how not in VERIFY:
         raise ValueError(f"verify '{how}': choose one of {', '.join(VERIFY)}")

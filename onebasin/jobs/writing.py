@@ -26,7 +26,9 @@ from onebasin.models import (
 )
 from onebasin.models.card import hashes
 from onebasin.running import compare_rewritten, tolerance_of
-from onebasin.running.verification import class_of, runnable
+from onebasin.running.twin import TOLERANCE as TWIN_TOLERANCE
+from onebasin.running.twin import departure_on_twin
+from onebasin.running.verification import class_of, has_class, runnable
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
@@ -62,15 +64,16 @@ def verified(
 ) -> float | None:
     """The largest output difference between a folder and its rewritten model; CheckpointError where it is not rounding.
 
-    how: see `verification`; None is returned where the models are not run. With `tensors` only the maps are checked.
-    Else both models are run, in the precision of the mathematics: weights rounded to 16 bits would need a tolerance
-    that hides real errors.
+    how: see `verification`; None is returned where the models are not run. With `tensors` the maps are checked, and
+    the table on a tiny twin. Else both models are run, in the precision of the mathematics: weights rounded to 16 bits
+    would need a tolerance that hides real errors.
     """
     if verification(how) == "none":
         return None
     if tell:
         tell(f"verifying {original.given}")
     if verification(how) == "tensors":
+        refuse_wrong_table(model)
         refuse_inexact(model)
         return None
     stored = original.stored_dtype
@@ -85,6 +88,21 @@ def verified(
             f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
         )
     return verdict.max_difference
+
+
+def refuse_wrong_table(model: Model) -> None:
+    """Raise CheckpointError where the model's table changes the function of its tiny twin, see `departure_on_twin`.
+
+    A type that transformers has no class for has no twin: its table is taken at its word.
+    """
+    if not has_class(model.origin):
+        return
+    found = departure_on_twin(model)
+    if not found <= TWIN_TOLERANCE:
+        raise CheckpointError(
+            f"the table of family '{model.signature.family}' is wrong for '{model.given}': on a small model of the "
+            f"same configuration its maps change the outputs by {found:.3g} (relative); nothing was written"
+        )
 
 
 def refuse_inexact(model: Rewritten[Alignment]) -> None:

@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from onebasin.families import named_table, table_for
 from onebasin.settings import refuse_vast
-from onebasin.symmetry import Signature, resolve
+from onebasin.symmetry import Signature, Table, resolve
 
 from .shards import CODES, Place, mapped, pages_of, places
 
@@ -318,14 +318,18 @@ class Checkpoint:
         return counted[0][0] if counted else torch.float32
 
     @cached_property
+    def table(self) -> Table:
+        """The table of this model type, or the one that was named. Raises TableError where there is none."""
+        return named_table(self._family) if self._family else table_for(self.raw_config["model_type"])
+
+    @cached_property
     def signature(self) -> Signature:
         """The table of this model type, fitted to these tensors.
 
         Raises CheckpointError naming tensors that are unknown, missing or of a wrong shape.
         """
         try:
-            table = named_table(self._family) if self._family else table_for(self.raw_config["model_type"])
-            return resolve(table, self.shapes, self.config)
+            return resolve(self.table, self.shapes, self.config)
         except CheckpointError:
             raise
         except ValueError as error:

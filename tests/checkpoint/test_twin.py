@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny twin has its model's structure, and no table that changes its function passes."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+
+import onebasin
+from onebasin.families import tables
+from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.running.probes import probe
+from onebasin.running.twin import TOLERANCE, TRIES, Scale, departure_on_twin, random_model, saved_twin, shrunk
+from onebasin.running.verification import _outputs
+
+TYPES = [kind for table in tables().values() for kind in table.types if kind in CONFIG_MAPPING]
+UNRUN = {"deepseek_v2": dict(num_experts_per_tok=6)}  # the class has no number that runs
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_type_has_a_twin_that_runs(kind: str) -> None:
+    """At the sizes that its configuration has by default, which are those of real models."""
+    config = CONFIG_MAPPING[kind](**UNRUN.get(kind, {})).to_dict()
+    model = random_model(shrunk({**config, "model_type": kind}, Scale(*TRIES[0])))
+    assert sum(parameter.numel() for parameter in model.parameters()) < 200_000
+    found = _outputs(model, probe(model, model, 2, 8, 0), 0)
+    assert found and all(bool(value.isfinite().all()) for value in found.values())
+    assert all(float(parameter.detach().std()) > 0 for parameter in model.parameters() if parameter.numel() > 1)
+
+
+@pytest.mark.parametrize("case", models.CASES)
+def test_every_small_configuration_has_a_twin(case: str) -> None:
+    """Whose switches are as they were: the twin has the layers' parameters that the model has."""
+    given = models.CASES[case]()
+    config = {**given.config.to_dict(), "model_type": given.config.model_type, "architectures": [type(given).__name__]}
+    for scale in TRIES:
+        model = random_model(shrunk(config, Scale(*scale)))
+        if patterns(given) == patterns(model):
+            break
+    assert type(model) is type(given)
+    assert patterns(given) == patterns(model)
+
+
+def patterns(model: torch.nn.Module) -> set[str]:
+    """The names of parameters without numbers, and without the pooler that a class may leave out."""
+    names = (".".join("{}" if part.isdigit() else part for part in name.split(".")) for name, _ in
+             model.named_parameters())  # fmt: skip
+    return {name for name in names if "pooler." not in name}
+
+
+LLAMA = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+             num_hidden_layers=32, vocab_size=128256, max_position_embeddings=8192, bos_token_id=128000,
+             eos_token_id=[128001, 128009])  # fmt: skip
+
+
+def test_sizes_shrink_and_ratios_stay() -> None:
+    small = shrunk(LLAMA, Scale(4, 2))
+    assert (small["num_attention_heads"], small["num_key_value_heads"]) == (4, 2)
+    assert small["head_dim"] * small["num_attention_heads"] == small["hidden_size"] < small["intermediate_size"]
+    assert small["num_hidden_layers"] == 2 and small["vocab_size"] == 64
+    tokens = [small["bos_token_id"], *small["eos_token_id"]]
+    assert len(set(tokens)) == 3 and max(tokens) < 64
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    (dict(num_attention_heads=12), (2, None)), (dict(num_attention_heads=12, num_key_value_heads=12), (2, 2)),
+    (dict(num_attention_heads=71, num_key_value_heads=1), (2, 1)), (dict(num_attention_heads=1), (1, None)),
+])  # fmt: skip
+def test_heads(given: dict[str, Any], expected: tuple[int, int | None]) -> None:
+    small = shrunk(given, Scale(4, 2))
+    assert (small["num_attention_heads"], small.get("num_key_value_heads")) == expected
+
+
+def test_every_kind_of_layer_is_there() -> None:
+    kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(26)]
+    small = shrunk({"num_hidden_layers": 26, "layer_types": kinds, "mlp_only_layers": [5]}, Scale(4, 2))
+    assert small["layer_types"] == ["sliding_attention", "full_attention"] and small["num_hidden_layers"] == 2
+    assert small["mlp_only_layers"] == [1]
+
+
+@pytest.mark.parametrize("case", models.one_of_each_family())
+def test_the_tables_hold_on_their_twins(case: str, tmp_path: Path) -> None:
+    model = Checkpoint(models.save(models.CASES[case](), tmp_path))
+    assert departure_on_twin(model) < TOLERANCE / 1e4
+    assert departure_on_twin(Canonical(model)) < TOLERANCE / 1e4
+
+
+# Tables that are wrong in one place each: what is read there, what happens, and how the true table has it.
+WRONG = {
+    "neurons rotate": ("gpt2", "ffn         act activation_function", "ffn         linear"),
+    "a bias passes a norm": ("deberta-v2", "!=0 ; until 1", "!=0 ; until 1 ; passes"),
+    "a key reads like a query": ("bert", "attention.self.key.weight                    (head qk')",
+                                 "attention.self.key.weight                    (head qk)"),
+}  # fmt: skip
+CASE = {"gpt2": "GPT2LMHeadModel", "deberta-v2": "DebertaV2ForTokenClassification-own-keys-conv",
+        "bert": "BertForTokenClassification"}  # fmt: skip
+
+
+@pytest.fixture(params=WRONG)
+def wrong(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Two models, and a table that is wrong for them."""
+    family, true, false = WRONG[request.param]
+    text = (files("onebasin.families") / f"{family}.txt").read_text("utf-8")
+    assert true in text
+    table = tmp_path / "wrong.txt"
+    table.write_text(text.replace(true, false))
+    builder = models.CASES[CASE[family]]
+    a, b = builder(), builder()
+    with torch.no_grad():
+        for parameter in b.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return models.save(a, tmp_path / "a"), models.save(b, tmp_path / "b"), table
+
+
+def test_a_wrong_table_does_not_pass(wrong: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    a, b, table = wrong
+    out = tmp_path / "out"
+    for job in (
+        lambda: onebasin.match(a, b, out, symmetry="full", family=str(table), verify="tensors"),
+        lambda: onebasin.merge([a, b], out, match="full", family=str(table), verify="tensors"),
+        lambda: onebasin.canonical(a, out, family=str(table), verify="tensors"),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"the table of family '.*' is wrong for '.*/[ab]'.*nothing was written"
+        ):
+            job()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "wrong.txt"]
+
+
+def test_a_right_table_passes(tmp_path: Path) -> None:
+    a, b = (models.save(models.CASES["GPT2LMHeadModel"](), tmp_path / name) for name in "ab")
+    assert onebasin.match(a, b, tmp_path / "out", symmetry="full", verify="tensors")["max_output_difference"] is None
+
+
+def test_where_no_twin_can_be_made_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Checkpoint(models.save(models.CASES["GPT2LMHeadModel"](), tmp_path / "a"))
+    monkeypatch.setattr("onebasin.running.twin.TRIES", ())
+    with pytest.raises(CheckpointError, match=r"no small model of its configuration could be made.*--verify outputs"):
+        saved_twin(model, tmp_path)
