@@ -64,6 +64,21 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
     }
 
 
+def unpadded(value: Tensor, mask: Tensor | None) -> Tensor:
+    """Return what a mask leaves of a tensor whose first axes are those of the mask; any other tensor as it is.
+
+    Args:
+        value: (batch, tokens, ...).
+        mask: (batch, tokens), 0 at padding, or None.
+
+    Returns:
+        (samples, ...). What stands at padding means nothing: a padded query may have no key left to attend to.
+    """
+    if mask is not None and value.shape[: mask.dim()] == mask.shape:
+        return value[mask.to(value.device).bool()]
+    return value
+
+
 def _place_images(model: Any, given: dict[str, Tensor], token: int) -> None:
     """Put the tokens that stand for the images before the texts of a model that reads both; leave the images out where
     the model does not say how many they are."""

@@ -19,6 +19,7 @@ from onebasin.models.folder import CheckpointError
 from onebasin.symmetry.tables.axes import Axis, leaves
 
 from .loaded import Stock
+from .probes import unpadded
 from .verification import takes_cache
 
 Batch = Mapping[str, Tensor]
@@ -58,9 +59,8 @@ def samples(value: Tensor, mask: Tensor | None) -> Tensor:
 
     mask: (batch, tokens), 0 at padding.
     """
-    if mask is not None and value.dim() > mask.dim() and value.shape[: mask.dim()] == mask.shape:
-        return value[mask.to(value.device).bool()]
-    return value.reshape(-1, value.shape[-1])
+    kept = unpadded(value, mask) if mask is not None and value.dim() > mask.dim() else value
+    return kept.reshape(-1, value.shape[-1])
 
 
 @contextmanager

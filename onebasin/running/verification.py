@@ -24,7 +24,7 @@ from onebasin.models.model import Model
 from .expert_layout import one_by_one_where_needed, running_experts
 from .float64 import throughout
 from .lazy_weights import await_weights, placed, stand_ins
-from .probes import probe
+from .probes import probe, unpadded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -162,6 +162,7 @@ def compare_models(
         if x.shape != y.shape:
             raise CheckpointError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and "
                                   f"{tuple(y.shape)}")  # fmt: skip
+        x, y = (unpadded(value, given.get("attention_mask")) for value in (x, y))
         difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
         scale = _largest(x[x.isfinite()])
         largest = max(largest, difference)

@@ -14,8 +14,8 @@ import transformers
 from damage import edit_config, edit_weights, to_pickle
 
 import onebasin
-from onebasin.models import Checkpoint, CheckpointError, write_model
-from onebasin.running import compare, compare_models, load_model
+from onebasin.models import Canonical, Checkpoint, CheckpointError, write_model
+from onebasin.running import compare, compare_models, compare_rewritten, load_model
 from onebasin.running.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -183,6 +183,13 @@ def test_tolerance_is_that_of_the_coarsest(make) -> None:
     assert compare(c, c).tolerance == tolerance_of(torch.float32)  # the forward pass is the coarser of the two
     assert compare(c, c, dtype=torch.float64).tolerance == tolerance_of(torch.float64)
     assert compare(a, b, tolerance=0.5).tolerance == 0.5
+
+
+def test_what_stands_at_padding_is_not_compared(tmp_path: Path) -> None:
+    """ModernBERT's window leaves padded queries without a key: value biases pass through no softmax there."""
+    folder = Checkpoint(models.save(models.CASES["ModernBertForMaskedLM-biases"]().double(), tmp_path))
+    form = Canonical(folder, torch.float64)
+    assert compare_rewritten(folder, form, arithmetic=torch.float64, dtype=torch.float64).same
 
 
 def test_the_figures(make) -> None:
