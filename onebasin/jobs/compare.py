@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.models import Distances, distances
-from onebasin.models.tensors import compare_tensors
 from onebasin.running import Verification, compare
+from onebasin.running.same_tensors import compare_tensors
 from onebasin.settings import Seed, checked
 from onebasin.symmetry import Alignment
 
@@ -27,7 +27,7 @@ def verify(
 ) -> Verification:
     """Do two models compute the same function? Random valid inputs; see `onebasin.checkpoint.compare`.
 
-    tensors: compare the weights instead, tensor by tensor, see `onebasin.models.tensors`; the models are not run
+    tensors: compare the weights instead, tensor by tensor, see `onebasin.running.same_tensors`; the models are not run
     and need not fit in memory. alignment: the file that `match` saved, by whose maps `b` was made of `a`.
     """
     refuse_device(how.get("device", "cpu"))

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from onebasin.engine import peak_memory
 from onebasin.models import Canonical, Checkpoint, Rewritten, Widened, write_model
-from onebasin.models.lora import CONFIG as ADAPTER
-from onebasin.models.lora import Adapter, fit, folded, transported, write_adapter
 from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
+from onebasin.running.lora import CONFIG as ADAPTER
+from onebasin.running.lora import Adapter, fit, folded, transported, write_adapter
 from onebasin.symmetry import Signature
 
 from .aligning import align

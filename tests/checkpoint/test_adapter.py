@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from onebasin.models import Canonical, Checkpoint, CheckpointError, Model
-from onebasin.models.lora import CONFIG, WEIGHTS, Adapter, fit, folded, transported, write_adapter
+from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, fit, folded, transported, write_adapter
 from onebasin.symmetry import Alignment, acting_groups
 
 RANK, SCALE = 3, 0.7

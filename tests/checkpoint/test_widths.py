@@ -42,6 +42,19 @@ def test_the_widened_model_computes_the_same_function(kind, number, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "number"), PAIRS)
+def test_all_that_a_widened_model_says_is_wide(kind, number, tmp_path):
+    """Its config, its signature and what it reads are those of one model, which could be a folder."""
+    narrow, wide = (Canonical(Checkpoint(folder)) for folder in two(kind, number, tmp_path))
+    form = Widened(narrow, wide)
+    for role, entry in form.signature.tensors.items():
+        assert tuple(form.read(role).shape) == entry.shape
+    changes = WIDER[kind][1 + number]
+    assert {key: form.config[key] for key in changes} == {key: form.raw_config[key] for key in changes} == changes
+    again = Widened(narrow, wide).origin
+    assert again is narrow.origin and again.raw_config == Checkpoint(again.folder).raw_config
+
+
+@pytest.mark.parametrize(("kind", "number"), PAIRS)
 def test_match_and_merge_at_the_wider_width(kind, number, tmp_path):
     narrow, wide = two(kind, number, tmp_path)
     result = onebasin.match(narrow, wide, tmp_path / "out", symmetry="full", precision="float64")

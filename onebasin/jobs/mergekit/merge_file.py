@@ -15,13 +15,13 @@ from typing import Any
 from onebasin.engine import peak_memory
 from onebasin.fusion import MERGE_METHODS
 from onebasin.models import DTYPES, Checkpoint, Model, View, write_model
-from onebasin.models.adapted import write_adapted
 from onebasin.models.card import paths_of
 from onebasin.models.folder import locate
-from onebasin.models.lora import CONFIG, WEIGHTS, Adapter
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.published import without_paths
 from onebasin.running import load_model
+from onebasin.running.adapted import write_adapted
+from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
 
 from ..aligning import Found, align_all
 from ..folders import one_vocabulary, opened, together, workplace

@@ -8,11 +8,10 @@ from math import inf
 import torch
 
 from onebasin.engine import in_order
+from onebasin.models.folder import Checkpoint, CheckpointError
 from onebasin.running.verification import Verification
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
-
-from .folder import Checkpoint, CheckpointError
 
 MAPPED = 1e-5  # what rounding explains in float32 where tensors were multiplied by maps
 

@@ -21,16 +21,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from onebasin.running.loaded import stock_model
+from onebasin.models.companions import copy_companions
+from onebasin.models.folder import Checkpoint, CheckpointError, _json, one_line, refuse_links_out
+from onebasin.models.weight_files import clearly
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.gauge.canonical import plan
 from onebasin.symmetry.gauge.dataflow import along, cut, downstream, noted, outlets, speaks_of
 from onebasin.symmetry.tables.axes import Leaf
 from onebasin.symmetry.tables.ties import tied, with_ties
 
-from .companions import copy_companions
-from .folder import Checkpoint, CheckpointError, _json, one_line, refuse_links_out
-from .weight_files import clearly
+from .loaded import stock_model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

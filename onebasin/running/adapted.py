@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .folder import Checkpoint, CheckpointError
+from onebasin.models.folder import Checkpoint, CheckpointError
+from onebasin.models.writer import write_model
+
 from .lora import _FACTOR, Adapter, fit
-from .writer import write_model
 
 
 def write_adapted(base: Checkpoint, adapter: Adapter, out: Path) -> None:
