@@ -16,12 +16,12 @@ Count = Annotated[int, Field(ge=1, le=10**9)]  # of examples, steps
 Few = Annotated[int, Field(ge=1, le=1000)]  # of what is costly each time: starts of a search, threads, labels drawn
 Context = Annotated[int, Field(ge=2, le=10**6)]  # tokens; one leaves nothing to predict
 Points = Annotated[int, Field(ge=2, le=1000)]  # on a line or an edge, both ends included
-Share = Annotated[float, Field(gt=0, le=1)]  # of a whole
-Factor = Annotated[float, Field(ge=0, le=1)]
-Rate = Annotated[float, Field(gt=0, le=10)]  # of learning
-Strength = Annotated[float, Field(ge=0, le=10**6)]  # of noise, of entropy, of a tensor in a sum
-Temperature = Annotated[float, Field(gt=0, le=10**6)]
-Weight = Annotated[float, Field(ge=-(10**6), le=10**6)]  # of a model in a sum; a task vector's may be negative
+Share = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1)]  # of a whole
+Factor = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
+Rate = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10)]  # of learning
+Strength = Annotated[float, Field(allow_inf_nan=False, ge=0, le=10**6)]  # of noise, of entropy, of a tensor in a sum
+Temperature = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**6)]
+Weight = Annotated[float, Field(allow_inf_nan=False, ge=-(10**6), le=10**6)]  # of a model in a sum
 
 MOST_VALUES = 100_000  # of a YAML file
 DEEPEST = 100
