@@ -28,7 +28,7 @@ import typer
 from transformers import BertConfig, BertForSequenceClassification
 
 from onebasin.matching import match_weights
-from onebasin.models import Checkpoint, read_pair, write_model
+from onebasin.models import Folder, read_pair, write_model
 from onebasin.symmetry import acting_groups
 
 from . import floor as floors
@@ -114,7 +114,7 @@ def make(folder: Path, kind: str, layers: int, number: int) -> None:
                 tensor += STD * NOISE * torch.randn(shape, generator=own)
             yield name, tensor + 1 if "LayerNorm.weight" in name else tensor
 
-    like = Checkpoint(bare(folder))
+    like = Folder(bare(folder))
     like.__dict__["files"] = dict.fromkeys(shapes, bare(folder))
     write_model(folder, tensors(), like, dtype=torch.float32)
 
@@ -148,7 +148,7 @@ def floor(models: list[Path], out: Path) -> dict[str, float]:
 
     GEMM and solvers are those that matching asks for in the first two layers, times the number of layers.
     """
-    source, anchor = (Checkpoint(model) for model in models)
+    source, anchor = (Folder(model) for model in models)
     groups = acting_groups(source.signature, "paper")
     roles = [role for role, entry in source.signature.tensors.items() if entry.alias is None]
     some = [role for role in roles if source.signature.tensors[role].layer in (0, 1)]

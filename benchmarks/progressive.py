@@ -2,7 +2,7 @@
 """`python -m benchmarks.progressive`: progressive merging beside the forward passes that it needs.
 
 Two models of BERT-base's size with random weights, 128 sequences of 128 random tokens. A merge needs one pass of every
-model and one of the merged model, and, where it chooses ridges, four over the data held back: of both models, of their
+model and one of the merged model, and, where it chooses ridges, four over the data held out: of both models, of their
 average and of the merged model. Everything else it does, which is normal equations, their solution and bookkeeping, is
 what the ratio shows above 1.
 """
@@ -22,8 +22,8 @@ import typer
 from transformers import BertConfig, BertModel
 
 from onebasin.fusion.progressive import RIDGES, merge_progressively
-from onebasin.models import Checkpoint
-from onebasin.running.loaded import stock_model
+from onebasin.models import Folder
+from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import Batch, run
 
 OUTPUT = Path("build/bench/progressive.json")
@@ -57,8 +57,8 @@ def measure(layers: int, sequences: int, tokens: int) -> dict[str, Any]:
         for seed in range(2):
             torch.manual_seed(seed)
             BertModel(BertConfig(num_hidden_layers=layers)).save_pretrained(Path(place) / str(seed))  # type: ignore[call-arg, unused-ignore]
-            models.append(Checkpoint(Path(place) / str(seed)))
-        stock = stock_model(models[0])
+            models.append(Folder(Path(place) / str(seed)))
+        stock = loaded_model(models[0])
         run(stock, batches[0])  # so that libraries have buffers
         forward = min(_seconds(lambda: [run(stock, batch) for batch in batches]) for _ in range(2))
         shared = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
@@ -69,7 +69,7 @@ def measure(layers: int, sequences: int, tokens: int) -> dict[str, Any]:
                     models, [0.5, 0.5], 0, shared, batches, ridge=ridges
                 )
             )
-            passes = 3 + (4 / len(batches) if len(ridges) > 1 else 0)  # of four batches one is held back
+            passes = 3 + (4 / len(batches) if len(ridges) > 1 else 0)  # of four batches one is held out
             merges.append(
                 {"ridges": len(ridges), "seconds": taken, "passes": passes, "ratio": taken / passes / forward}
             )

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.studies.audit import audit, tiny_model
 from onebasin.symmetry import Signature, acting_groups
 
@@ -26,7 +26,7 @@ def record(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     kind = name.partition(":")[0]
     with tempfile.TemporaryDirectory() as folder:
         tiny_model(kind, **settings).save_pretrained(folder)
-        spaces = dimensions(Checkpoint(folder).signature)
+        spaces = dimensions(Folder(folder).signature)
     found = audit(kind, **settings)
     return {"settings": settings, "spaces": spaces, "parameters": found.parameters, "nullity": found.nullity,
             "dimension": found.dimension, "complete": found.complete}  # fmt: skip

@@ -92,12 +92,12 @@ onebasin merge A B -o plain --match none
 
 JSON: as `match`, with `anchor` a number and lists over the other models in `distance_before`, `distance_after` and
 `max_output_difference`; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridges`
-(layer -> the ridge that it took) and `held_back_losses` (of the plain average and the fitted model), RegMean
+(layer -> the ridge that it took) and `held_out_losses` (of the plain average and the fitted model), RegMean
 `jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are explained in
 [methods.md](methods.md).
 
 `--quality` settles level, matching and method, so these options are then left alone. JSON: `quality` with `level`,
-`chosen`, `why`, `candidates` (each with its loss on data held back, in nats) and `next`: the next level, and what it
+`chosen`, `why`, `candidates` (each with its loss on data held out, in nats) and `next`: the next level, and what it
 would cost in forward passes over the calibration data and in seconds, estimated from one batch.
 
 `--layers auto` merges once for every candidate, and once more to write the best. JSON: `layers`, those that were

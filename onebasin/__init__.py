@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onebasin.jobs.options import Options, StateDict
     from onebasin.jobs.refine import refine
     from onebasin.jobs.statistics import statistics
-    from onebasin.models import Checkpoint, CheckpointError
+    from onebasin.models import Folder, ModelError
     from onebasin.symmetry import Alignment, Signature, TableError
 
 __version__ = "0.1.0"
@@ -26,8 +26,8 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "Alignment",
-    "Checkpoint",
-    "CheckpointError",
+    "Folder",
+    "ModelError",
     "Options",
     "Signature",
     "StateDict",
@@ -51,7 +51,7 @@ _ROOM = {
     **dict.fromkeys(("Options", "StateDict"), ".jobs.options"),
     "merge_best_layers": ".jobs.layers",
     "merge_config": ".jobs.mergekit.merge_file",
-    **dict.fromkeys(("Checkpoint", "CheckpointError"), ".models"),
+    **dict.fromkeys(("Folder", "ModelError"), ".models"),
     **dict.fromkeys(("METHODS",), ".fusion"),
     **dict.fromkeys(("Alignment", "Signature", "TableError"), ".symmetry"),
 }

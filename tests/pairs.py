@@ -12,7 +12,7 @@ from models import GPT2, IMAGE, TEXT, build, save
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.symmetry import Alignment, acting_groups
 
 
@@ -33,7 +33,7 @@ def folder(where: Path, kind: str = "BertForSequenceClassification", seed: int =
 
 def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0, family: str | None = None) -> Path:
     """The same function with other weights: a random group element in every space that `level` moves."""
-    checkpoint = Checkpoint(source, family)
+    checkpoint = Folder(source, family)
     signature = checkpoint.signature
     generator = torch.Generator().manual_seed(seed)
     elements, batch = {}, {}

@@ -146,8 +146,8 @@ def test_weight_of_a_tensor() -> None:
 
 
 def test_errors_are_value_errors(tmp_path: Path) -> None:
-    assert issubclass(onebasin.CheckpointError, ValueError) and issubclass(onebasin.TableError, ValueError)
-    with pytest.raises(onebasin.CheckpointError, match="there is no folder"):
+    assert issubclass(onebasin.ModelError, ValueError) and issubclass(onebasin.TableError, ValueError)
+    with pytest.raises(onebasin.ModelError, match="there is no folder"):
         onebasin.distance(tmp_path / "no", tmp_path)
 
 

@@ -11,7 +11,7 @@ from models import CASES, save
 from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
-from onebasin.data.teaching import held_out
+from onebasin.data.teaching import split_held_out
 from onebasin.jobs.aligning import calibration, noised
 from onebasin.jobs.options import Options
 
@@ -31,9 +31,9 @@ def test_progressive_merging_on_what_the_models_write(tmp_path, match_with):
     found = onebasin.merge(
         models, tmp_path / "out", method="progressive", match="full", match_with=match_with, data="self", samples=64
     )
-    assert onebasin.Checkpoint(tmp_path / "out").signature.tensors  # an ordinary folder
+    assert onebasin.Folder(tmp_path / "out").signature.tensors  # an ordinary folder
     assert found["ridges"] and all(ridge is None or ridge > 0 for ridge in found["ridges"].values())
-    losses = found["held_back_losses"]
+    losses = found["held_out_losses"]
     assert set(losses) == {"average", "progressive"}
     assert all(difference < 1e-4 for difference in found["max_output_difference"])
     assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["options"]["data"] == "self"
@@ -110,22 +110,22 @@ def test_the_task_s_own_loss_needs_labels(tmp_path):
 
 
 def test_calibration_data_of_masked_language_models_tell_what_was_hidden(tmp_path):
-    models = [onebasin.Checkpoint(model) for model in pair("BertForMaskedLM", tmp_path)]
+    models = [onebasin.Folder(model) for model in pair("BertForMaskedLM", tmp_path)]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"input_ids": {[5 + (i * j) % 15 for j in range(1, 9)]}}}\n' for i in range(1, 41)))
     for batch in calibration(models, Options(data=str(rows), mask_id=4), None):
         assert bool(((batch["labels"] != -100) == (batch["input_ids"] == 4)).all())
-    base = [onebasin.Checkpoint(model) for model in pair("BertModel", tmp_path / "base")]
+    base = [onebasin.Folder(model) for model in pair("BertModel", tmp_path / "base")]
     assert all("labels" not in b for b in calibration(base, Options(data=str(rows), mask_id=4, task="masked-lm"), None))
 
 
 def test_what_is_held_back_has_its_share_of_every_file(tmp_path):
-    models = [onebasin.Checkpoint(model) for model in pair("GPT2LMHeadModel", tmp_path)]
+    models = [onebasin.Folder(model) for model in pair("GPT2LMHeadModel", tmp_path)]
     for number in (0, 1):
         rows = [{"input_ids": [3 + number, 5, 7 + i % 9]} for i in range(48)]
         (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     opt = Options(data=[str(tmp_path / f"{number}.jsonl") for number in (0, 1)], samples=96, task="causal-lm")
-    fit, held = held_out(calibration(models, opt, None), None)
+    fit, held = split_held_out(calibration(models, opt, None), None)
     for batches in (fit, held):
         assert {int(first) for batch in batches for first in batch["input_ids"][:, 0]} == {3, 4}
     assert sum(len(batch["input_ids"]) for batch in (*fit, *held)) == 96
@@ -157,7 +157,7 @@ def test_noise_reaches_merging_of_images(tmp_path):
     models = [save(ViTForImageClassification(config), tmp_path / str(number)) for number in range(2)]
     losses = [
         onebasin.merge(models, method="progressive", match="none", data="builtin:digits", samples=64, noise=noise)[
-            "held_back_losses"
+            "held_out_losses"
         ]
         for noise in (0.0, 0.3)
     ]

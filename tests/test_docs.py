@@ -21,7 +21,7 @@ import onebasin
 from onebasin.cli import app
 from onebasin.fusion import MERGE_METHODS
 from onebasin.jobs.options import MATCH_WITH
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.symmetry import LEVELS, groups
 from onebasin.symmetry.tables.signature import MOVES
 
@@ -111,7 +111,7 @@ def test_the_example_table_is_exact(tmp_path: Path) -> None:
             parameter.data.add_(0.3 * torch.randn(parameter.shape, generator=generator))
         source = tmp_path / kind.__name__
         model.save_pretrained(source)
-        assert not list(Checkpoint(source, str(tmp_path / "table.txt")).others())
+        assert not list(Folder(source, str(tmp_path / "table.txt")).others())
         for level in ("paper", "permutation", "full"):
             moved = scrambled(source, tmp_path / f"{kind.__name__}-{level}", level, family=str(tmp_path / "table.txt"))
             other = kind.from_pretrained(moved, dtype=torch.float64).eval()

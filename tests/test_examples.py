@@ -57,7 +57,7 @@ REACTIONS = [
 
 @pytest.mark.parametrize("respell", [False, True])
 def test_reactions_held_back_never_teach(respell: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 batches of two, three rounds: 19 teach in every round, and the same one is held back, as it is spelled."""
+    """20 batches of two, three rounds: 19 teach in every round, and the same one is held out, as it is spelled."""
     pytest.importorskip("rdkit")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from agave_chem import rounds_of  # type: ignore[import-not-found]

@@ -15,7 +15,7 @@ from onebasin.jobs.aligning import align_all
 from onebasin.jobs.frame import in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.writing import verified
-from onebasin.models import Checkpoint, CheckpointError, Rewritten, View
+from onebasin.models import Folder, ModelError, Rewritten, View
 from onebasin.running import compare_rewritten
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.groups.elements import Monomial
@@ -32,12 +32,12 @@ def gpt2(folder: Path, width: int, seed: int) -> Path:
 
 
 @pytest.fixture
-def widths(tmp_path: Path) -> list[Checkpoint]:
-    return [Checkpoint(gpt2(tmp_path / str(seed), width, seed)) for seed, width in enumerate((16, 24, 16))]
+def widths(tmp_path: Path) -> list[Folder]:
+    return [Folder(gpt2(tmp_path / str(seed), width, seed)) for seed, width in enumerate((16, 24, 16))]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 2)])
-def test_the_widest_model_is_the_anchor(widths: list[Checkpoint], order: tuple[int, ...]) -> None:
+def test_the_widest_model_is_the_anchor(widths: list[Folder], order: tuple[int, ...]) -> None:
     models = [widths[number] for number in order]
     frame = in_one_frame(models, None, "orthogonal", Options(symmetry="orthogonal", max_sweeps=2), None)
     assert frame.centre == order.index(1)
@@ -50,35 +50,35 @@ def test_the_widest_model_is_the_anchor(widths: list[Checkpoint], order: tuple[i
     assert all(difference is not None and difference < 1e-3 for difference in differences)
 
 
-def test_a_merge_file_takes_the_widest_model_as_its_anchor(widths: list[Checkpoint], tmp_path: Path) -> None:
+def test_a_merge_file_takes_the_widest_model_as_its_anchor(widths: list[Folder], tmp_path: Path) -> None:
     recipe = tmp_path / "merge.yml"
-    named = "".join(f"  - model: {model.given}\n    parameters: {{weight: 0.5}}\n" for model in widths[:2])
+    named = "".join(f"  - model: {model.name}\n    parameters: {{weight: 0.5}}\n" for model in widths[:2])
     recipe.write_text(f"merge_method: linear\nmodels:\n{named}align: {{symmetry: orthogonal, anchor: auto}}\n")
     assert onebasin.merge_config(recipe, tmp_path / "out")["anchor"] == 1
 
 
-def test_without_matching_nothing_moves(widths: list[Checkpoint]) -> None:
+def test_without_matching_nothing_moves(widths: list[Folder]) -> None:
     frame = in_one_frame([widths[0], widths[2]], 1, "none", Options(), None)
     assert frame.models == [widths[0], widths[2]] and frame.centre == 1
     aligned = align_all(frame.models, frame.centre, "none", Options(), None)
     assert frame.differences(aligned.models, Options(), None) == [None] and not aligned.found[0].alignment.elements
 
 
-def test_what_is_not_the_same_function_is_refused(widths: list[Checkpoint]) -> None:
+def test_what_is_not_the_same_function_is_refused(widths: list[Folder]) -> None:
     model = widths[0]
     torch.manual_seed(0)
     ffn = next(root for root in model.signature.spaces if root.endswith("ffn"))
     right = Alignment({ffn: Monomial(torch.randperm(64))})
     assert (verified(model, Rewritten(model, right), Options(), None) or 0) < 1e-4
     wrong = Alignment({ffn: Monomial(torch.randperm(64), torch.full((64,), 2.0))})  # GELU does not scale
-    with pytest.raises(CheckpointError, match="differs from the original"):
+    with pytest.raises(ModelError, match="differs from the original"):
         verified(model, Rewritten(model, wrong), Options(), None)
 
 
-def test_a_copy_that_lacks_a_tensor_is_refused(widths: list[Checkpoint]) -> None:
+def test_a_copy_that_lacks_a_tensor_is_refused(widths: list[Folder]) -> None:
     model = widths[0]
     assert compare_rewritten(model, Rewritten(model, Alignment())).max_difference == 0
     *kept, _ = model.signature.tensors
     short = replace(model.signature, tensors={role: model.signature.tensors[role] for role in kept})
-    with pytest.raises(CheckpointError, match="lack"):
+    with pytest.raises(ModelError, match="lack"):
         compare_rewritten(model, View(model, short))

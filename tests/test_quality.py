@@ -12,9 +12,9 @@ from models import CASES, save
 
 import onebasin
 from onebasin.data.calibration import self_generated
-from onebasin.data.teaching import HELD_BACK, divergence, forward_of
+from onebasin.data.teaching import HELD_OUT, divergence, forward_of
 from onebasin.jobs.quality import CHOOSING, passes_of, simplest_of_best
-from onebasin.running.loaded import stock_model
+from onebasin.running.loaded import loaded_model
 
 
 def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> list[Path]:
@@ -33,7 +33,7 @@ def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> li
 
 def divergence_of(merged: Path, models: list[Path], batches: list[dict[str, torch.Tensor]]) -> float:
     """Of a written folder from its sources, measured apart from the code under test."""
-    own, *theirs = (stock_model(onebasin.Checkpoint(folder)) for folder in (merged, *models))
+    own, *theirs = (loaded_model(onebasin.Folder(folder)) for folder in (merged, *models))
     losses = []
     for batch in batches:
         answers = [forward_of(model)(model.parameter, batch) for model in theirs]
@@ -50,12 +50,12 @@ def test_what_is_chosen_is_written(quality: str, tmp_path: Path) -> None:
     starts = {"weights", "activations"} | ({"learned"} if quality == "best" else set())
     assert {name.split(",")[0].split(" ")[0] for name in report["candidates"]} == starts
     assert report["chosen"].endswith(", " + found["method"])
-    writers = [stock_model(onebasin.Checkpoint(folder)).model for folder in models]
+    writers = [loaded_model(onebasin.Folder(folder)).model for folder in models]
     batches = self_generated(writers, 128, None, 0)
-    share = HELD_BACK if found["method"] == "progressive" else CHOOSING  # fitted once more, on more data
+    share = HELD_OUT if found["method"] == "progressive" else CHOOSING  # fitted once more, on more data
     held = batches[-max(1, round(share * len(batches))) :]
     # Canonical forms write other sequences than their sources only where rounding tips a draw.
-    wanted = pytest.approx(found["held_back_losses"][found["method"]], rel=0.05)
+    wanted = pytest.approx(found["held_out_losses"][found["method"]], rel=0.05)
     assert divergence_of(tmp_path / "out", models, held) == wanted
     said = " ".join(found["notes"])
     assert report["chosen"] in said and ("refine" in said if quality == "best" else "the next quality, best" in said)
@@ -76,7 +76,7 @@ def test_fast_needs_no_data_and_says_what_more_would_cost(tmp_path: Path) -> Non
     models = models_of("BertForMaskedLM", tmp_path)
     found = onebasin.merge(models, tmp_path / "fast", quality="fast", anchor=0)
     plain = onebasin.merge(models, tmp_path / "plain", match="full", anchor=0)
-    first, second = (stock_model(onebasin.Checkpoint(tmp_path / name)).parameter for name in ("fast", "plain"))
+    first, second = (loaded_model(onebasin.Folder(tmp_path / name)).parameter for name in ("fast", "plain"))
     assert all(torch.equal(first[role], second[role]) for role in first)
     assert found["quality"]["next"]["level"] == "balanced" and found["quality"]["next"]["seconds"] > 0
     assert found["method"] == plain["method"] == "average"

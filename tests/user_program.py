@@ -22,7 +22,7 @@ def move(tensors: dict[str, torch.Tensor]) -> float:
 
 
 def read(path: str) -> tuple[str, list[int]]:
-    model = onebasin.Checkpoint(path)
+    model = onebasin.Folder(path)
     signature: onebasin.Signature = model.signature
     return signature.family, signature.layers
 

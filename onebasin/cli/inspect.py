@@ -19,11 +19,11 @@ def inspect(
     json: c.Json = False,
 ) -> None:
     """Show which spaces a model has and what may act on them."""
-    from onebasin.models import Checkpoint
+    from onebasin.models import Folder
     from onebasin.symmetry import acting_groups
     from onebasin.symmetry.tables.axes import show
 
-    checkpoint = Checkpoint(model, family)
+    checkpoint = Folder(model, family)
     signature = checkpoint.signature
     groups = acting_groups(signature, symmetry, rescale="joint")
     spaces = []

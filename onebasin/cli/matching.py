@@ -15,7 +15,7 @@ Start = Annotated[str, typer.Option(help="Where learning starts from: weights, a
 Steps = Annotated[int, typer.Option(help="Steps of learning.")]
 Patience = Annotated[
     int | None,
-    typer.Option(help="End learning when so many of its 20 looks at held-back data bring nothing [default: never]."),
+    typer.Option(help="End learning when so many of its 20 looks at held-out data bring nothing [default: never]."),
 ]
 Rate = Annotated[float, typer.Option(help="The largest learning rate of learning.")]
 Loss = Annotated[

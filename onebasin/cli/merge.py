@@ -20,7 +20,7 @@ Statistics = Annotated[
     typer.Option(help="fisher, regmean: files of onebasin statistics, one per model, instead of --data."),
 ]
 Eps = Annotated[float, typer.Option(help="fisher: least weight of a parameter, as a share of the mean.")]
-Normalise = Annotated[bool, typer.Option("--normalise", help="fisher: every model's information divided by its mean.")]
+Normalise = Annotated[bool, typer.Option("--normalize", help="fisher: every model's information divided by its mean.")]
 Shrink = Annotated[float, typer.Option(help="regmean: factor of the Gram matrices off their diagonal.")]
 Ground = Annotated[str, typer.Option(help="ot: compare weights (wts), or activations on --data (acts).")]
 Entropy = Annotated[float, typer.Option(help="ot: softness of the couplings, such as 0.05; 0 gives hard ones (emd).")]
@@ -38,7 +38,7 @@ FUSION: dict[str, tuple[Any, Any]] = {
     "labels": (c.Labels, "sampled"),
     "draws": (c.Draws, 1),
     "eps": (Eps, 1e-6),
-    "normalise": (Normalise, False),
+    "normalize": (Normalise, False),
     "shrink": (Shrink, 0.9),
     "spread": (Spread, False),
     "ground": (Ground, "wts"),

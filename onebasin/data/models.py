@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.running.expert_layout import one_by_one_where_needed
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
 
 def configured(model: str | Path) -> tuple[Path, Any]:
     """A model's folder and its configuration."""
-    checkpoint = Checkpoint(model)
+    checkpoint = Folder(model)
     family = checkpoint.raw_config["model_type"]  # says clearly what is wrong with a damaged config.json
     try:
         return checkpoint.folder, AutoConfig.from_pretrained(checkpoint.folder)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from onebasin.running.loaded import Stock
+from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch
 from onebasin.running.verification import takes_cache
 
@@ -25,13 +25,13 @@ Forward = Callable[[Mapping[str, Tensor], Batch], Outputs]  # (role -> tensor, b
 Kept = tuple[Tensor, Tensor | None]  # an output, or its rows that count and where they are
 Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
 
-HELD_BACK = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
+HELD_OUT = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
 SPREAD = 0.1  # two models: the second's weight is uniform in 0.5 -+ this
 CONCENTRATION = 20.0  # more models: weights ~ Dirichlet with this parameter for each
 KEPT = 2**26  # numbers of the models' outputs that are kept rather than computed again
 
 
-def forward_of(stock: Stock) -> Forward:
+def forward_of(stock: LoadedModel) -> Forward:
     """The stock model as a function of its tensors: (role -> tensor, batch) -> `predictions`. It is left unchanged."""
     names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
     name_of = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
@@ -182,17 +182,17 @@ def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list
     return order, rng.dirichlet([CONCENTRATION] * models, steps).tolist()
 
 
-def held_out(
-    batches: Sequence[Batch], held_back: Sequence[Batch] | None, share: float = HELD_BACK
+def split_held_out(
+    batches: Sequence[Batch], held_out: Sequence[Batch] | None, share: float = HELD_OUT
 ) -> tuple[list[Batch], list[Batch]]:
     """Batches to fit on and batches to choose on, the last `share` of all unless they are given.
 
     Raises ValueError where there are too few for both.
     """
-    if held_back is not None and batches and held_back:
-        return list(batches), list(held_back)
+    if held_out is not None and batches and held_out:
+        return list(batches), list(held_out)
     if len(batches) < 2:
-        raise ValueError("at least two batches of calibration data are needed, one of which is held back to choose by; "
+        raise ValueError("at least two batches of calibration data are needed, one of which is held out to choose by; "
                          "give more data, or smaller batches")  # fmt: skip
     count = max(1, round(share * len(batches)))
     return list(batches[:-count]), list(batches[-count:])

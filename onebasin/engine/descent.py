@@ -23,8 +23,8 @@ class Descent:
     """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already.
 
-    looks: at the held-back loss in one run. settings: what else makes the run, compared where a saved one is taken up
-    again. losses: step -> held-back loss; step 0 is the start.
+    looks: at the held-out loss in one run. settings: what else makes the run, compared where a saved one is taken up
+    again. losses: step -> held-out loss; step 0 is the start.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Descent:
     def descend(
         self,
         loss_at: Callable[[int], Tensor],
-        held_back_loss: Callable[[], float],
+        held_out_loss: Callable[[], float],
         *,
         moved: Callable[[], None] = lambda: None,
         patience: int | None = None,
         checkpoint: str | Path | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        """Descend `loss_at(step)`, steps counted from 1, and leave `free` as it was at the least held-back loss.
+        """Descend `loss_at(step)`, steps counted from 1, and leave `free` as it was at the least held-out loss.
 
         moved: called whenever `free` has changed. patience: end after so many looks that bring nothing. checkpoint: a
         file that the run is saved in at every look, and continued from where it exists; a continued run ends as an
@@ -63,7 +63,7 @@ class Descent:
         """
         if checkpoint is not None and not (parent := Path(checkpoint).resolve().parent).is_dir():
             raise ValueError(f"there is no folder '{parent}' for the checkpoint; make it or choose another")
-        self._look(0, held_back_loss())
+        self._look(0, held_out_loss())
         begun = self._resume(checkpoint) if checkpoint is not None else 0
         if begun:
             moved()
@@ -76,7 +76,7 @@ class Descent:
             if progress:
                 progress(f"step {step} of {self.steps}", float(loss.detach()))
             if step % self.every == 0 or step == self.steps:
-                self._look(step, held_back_loss())
+                self._look(step, held_out_loss())
                 if checkpoint is not None:
                     self._save(Path(checkpoint), step)
         with torch.no_grad():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from onebasin.models import Making, Model
+from onebasin.models import LazyTensors, Model
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.tables.axes import Leaf, blocks
 
@@ -93,12 +93,12 @@ def merged_tensors(
     device: str = "cpu",
     workers: int | None = 1,
     ray: str | None = None,
-) -> Making:
+) -> LazyTensors:
     """The merged model's tensors under the names of `models[layout]`, one at a time.
 
     Roles in `shared` are combined by `method`, or by `combine` where it is given. All others come from
     `models[layout]` alone. Where position tables differ in length, the
-    common rows are combined and the rest are the layout's. workers, ray: as of `Making`.
+    common rows are combined and the rest are the layout's. workers, ray: as of `LazyTensors`.
     """
     signature = models[layout].signature
     combine = combine or COMBINE.get(method, average)
@@ -151,7 +151,7 @@ def merged_tensors(
         return {role: single(role) for role in roles}
 
     groups = dict.fromkeys(together.get(role, (role,)) for role in signature.tensors)
-    return Making(signature, make, [*groups], workers, ray)
+    return LazyTensors(signature, make, [*groups], workers, ray)
 
 
 def nearest_to_mean(models: Sequence[Model], shared: Sequence[str], weights: Sequence[float]) -> int:

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from onebasin.engine import Tell
-from onebasin.models import CheckpointError, Model
-from onebasin.running.loaded import stock_model
+from onebasin.models import Model, ModelError
+from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Signature
 from onebasin.symmetry.coupling import Blend, Coupling
@@ -31,7 +31,7 @@ from onebasin.symmetry.groups.elements import Acts, Monomial
 from onebasin.symmetry.tables.axes import Axis, leaves, nesting
 from onebasin.symmetry.tables.signature import MOVES
 
-from .cross_moments import Evidence, of_activations, order_of
+from .cross_moments import CrossMoments, of_activations, order_of
 from .transport import Transport, carried, dense, mixed, plan, resized
 
 GROUNDS = ("wts", "acts")
@@ -66,7 +66,7 @@ def transport(
 
     The two may differ in width: neurons, stream, inside of heads. entropy: see `plan`. batches: for `acts`.
     Raises ValueError for unknown words, `acts` without data, and spaces of different size between which nothing can be
-    carried (classes, heads, vocabulary); CheckpointError for models of different families or numbers of layers.
+    carried (classes, heads, vocabulary); ModelError for models of different families or numbers of layers.
     """
     for what, word, known in (("ground cost", ground, GROUNDS), ("residual policy", residual, RESIDUALS)):
         if word not in known:
@@ -78,10 +78,10 @@ def transport(
                          "see only those that their own router sends them; compare weights (wts)")  # fmt: skip
     mine, theirs = anchor.signature, source.signature
     if mine.family != theirs.family or mine.layers != theirs.layers:
-        raise CheckpointError(f"'{source.given}' and '{anchor.given}' differ in family or number of layers")
+        raise ModelError(f"'{source.name}' and '{anchor.name}' differ in family or number of layers")
     finder = _Finder(source, anchor, entropy, {"dtype": dtype, "device": device})
     if ground == "acts":
-        ours, moved = stock_model(anchor, **finder.how), stock_model(source, **finder.how)
+        ours, moved = loaded_model(anchor, **finder.how), loaded_model(source, **finder.how)
         finder.measured = of_activations(ours, moved, batches, finder.target.sizes, tell)
     if residual == "one":
         finder.all_at_once(tell)
@@ -125,11 +125,11 @@ class _Finder:
         self.units = units(self.signature)
         self.maps: dict[str, Acts] = {}
         self.own: dict[str, dict[str, Acts]] = {}
-        self.measured: dict[tuple[str, tuple[str, ...]], Evidence] | None = None
+        self.measured: dict[tuple[str, tuple[str, ...]], CrossMoments] | None = None
         movable = {root for unit in self.units for root in unit.roots if root != unit.root or self.alone(unit)}
         for key, size in self.signature.sizes.items():
             if size != self.target.sizes[key] and self.signature.root[key] not in movable:
-                raise ValueError(f"the space '{key}' has {size} entries in '{source.given}' and "
+                raise ValueError(f"the space '{key}' has {size} entries in '{source.name}' and "
                                  f"{self.target.sizes[key]} in the anchor, and cannot be carried over")  # fmt: skip
         # What both models hold in comparable shapes.
         there = anchor.signature.tensors
@@ -146,12 +146,12 @@ class _Finder:
 
     # --- evidence -----------------------------------------------------------------------------------------------
 
-    def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str], raw: bool = False) -> Evidence:
+    def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str], raw: bool = False) -> CrossMoments:
         """What neurons of a space have in common; of what is inside heads, those of all heads in a row.
 
         raw: activations in their own units; else every layer counts the same.
         """
-        total, wanted = Evidence(), [role for role in roles if role in self.roles]
+        total, wanted = CrossMoments(), [role for role in roles if role in self.roles]
         if self.measured is not None:
             asked = (unit.root,) if inner is None else (unit.root, inner)
             for (role, found), one in self.measured.items():
@@ -265,7 +265,7 @@ class _Finder:
         """Along the forward pass: what a block writes gets a plan of its own, what reads it the mean up to there."""
         streams = {unit.root: unit for unit in self.units if self.signature.spaces[unit.root].part == "stream"}
         running: dict[str, Acts] = {}
-        sums: dict[str, Evidence] = {root: Evidence() for root in streams}
+        sums: dict[str, CrossMoments] = {root: CrossMoments() for root in streams}
         first: list[tuple[str, str]] = []  # what writes a stream before anything reads it: one plan for all of these
 
         def start(root: str, readers: Sequence[str] = ()) -> Acts:
@@ -278,7 +278,7 @@ class _Finder:
                         self.own.setdefault(role, {})[root] = running[root]
             return running[root]
 
-        for held in order_of(stock_model(self.anchor, **self.how)):
+        for held in order_of(loaded_model(self.anchor, **self.how)):
             roles = [role for role in held if role in self.signature.tensors]
             touched = sorted((root, role) for role in roles for root in self.roots_of(role) & streams.keys())
             written = {root for root, role in touched if self.writes(role, root)}

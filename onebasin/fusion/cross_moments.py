@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from onebasin.engine import Tell
-from onebasin.running.loaded import Stock
+from onebasin.running.loaded import LoadedModel
 from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks
 
 
 @dataclass
-class Evidence:
+class CrossMoments:
     """How much neurons of the anchor, x (m, features), and of the source, y (n, features), have in common, summed."""
 
     cross: Tensor | None = None
@@ -24,9 +24,9 @@ class Evidence:
     theirs: Tensor | None = None
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        self.join(Evidence(x @ y.mT, x.square().sum(-1), y.square().sum(-1)))
+        self.join(CrossMoments(x @ y.mT, x.square().sum(-1), y.square().sum(-1)))
 
-    def join(self, other: Evidence, scale: float = 1.0) -> None:
+    def join(self, other: CrossMoments, scale: float = 1.0) -> None:
         if other.cross is None or other.ours is None or other.theirs is None:
             return
         cross, ours, theirs = scale * other.cross, scale * other.ours, scale * other.theirs
@@ -47,17 +47,17 @@ class Evidence:
 
 
 def of_activations(
-    anchor: Stock,
-    source: Stock,
+    anchor: LoadedModel,
+    source: LoadedModel,
     batches: Sequence[Batch],
     sizes: Mapping[str, int],
     tell: Tell | None = None,
-) -> dict[tuple[str, tuple[str, ...]], Evidence]:
-    """Evidence for every block of what linear layers and norms give out: (role, roots of the block) -> sums.
+) -> dict[tuple[str, tuple[str, ...]], CrossMoments]:
+    """CrossMoments for every block of what linear layers and norms give out: (role, roots of the block) -> sums.
 
     sizes: of the spaces; those of size 1 are left out of the roots.
     """
-    found: dict[tuple[str, tuple[str, ...]], Evidence] = {}
+    found: dict[tuple[str, tuple[str, ...]], CrossMoments] = {}
     outputs = _outputs(source, {name: tensor[:2] for name, tensor in batches[0].items()})
     own = anchor.signature.sizes, source.signature.sizes
 
@@ -75,11 +75,11 @@ def of_activations(
                     roots = tuple(
                         source.signature.root.get(leaf.space, leaf.space) for leaf in leaves[1:] if long(leaf)
                     )
-                    found.setdefault((role, roots), Evidence()).add(a.flatten(1).mT, b.flatten(1).mT)
+                    found.setdefault((role, roots), CrossMoments()).add(a.flatten(1).mT, b.flatten(1).mT)
     return found
 
 
-def _outputs(stock: Stock, example: Batch) -> dict[str, tuple[str, Axis]]:
+def _outputs(stock: LoadedModel, example: Batch) -> dict[str, tuple[str, Axis]]:
     """Role of a weight -> its module, and the axis of the module's output: linear layers and norms."""
     found: dict[str, tuple[str, Axis]] = {}
     for call in linear_layers(stock, example):
@@ -90,7 +90,7 @@ def _outputs(stock: Stock, example: Batch) -> dict[str, tuple[str, Axis]]:
     return found
 
 
-def _seen(stock: Stock, outputs: dict[str, tuple[str, Axis]], batch: Batch) -> dict[str, list[Tensor]]:
+def _seen(stock: LoadedModel, outputs: dict[str, tuple[str, Axis]], batch: Batch) -> dict[str, list[Tensor]]:
     """Role -> outputs of its module, (samples, neurons), without padding."""
     found: dict[str, list[Tensor]] = {}
     mask = batch.get("attention_mask")
@@ -106,7 +106,7 @@ def _seen(stock: Stock, outputs: dict[str, tuple[str, Axis]], batch: Batch) -> d
     return found
 
 
-def order_of(stock: Stock) -> list[list[str]]:
+def order_of(stock: LoadedModel) -> list[list[str]]:
     """The roles of every module that holds any, in the order in which the modules first return."""
     owned: dict[str, list[str]] = {}
     for role, name in stock.owner.items():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from onebasin.running.loaded import Stock
+from onebasin.running.loaded import LoadedModel
 
 Look = Callable[[str, int, Tensor], None]
 
@@ -22,7 +22,7 @@ class expert_inputs(TorchFunctionMode):
     A product is known by the memory of its matrix, which may hold several roles (gate and up projection).
     """
 
-    def __init__(self, stock: Stock, look: Look) -> None:
+    def __init__(self, stock: LoadedModel, look: Look) -> None:
         super().__init__()
         self.look = look
         self.held: dict[int, list[tuple[int, str, int]]] = {}
@@ -47,7 +47,7 @@ class expert_inputs(TorchFunctionMode):
 class ExpertGrams:
     """Sums of x x^T over what each expert reads, role -> (experts, n, n) float64."""
 
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: LoadedModel) -> None:
         self.counts = {role: len(parts) for role, parts in stock.parts.items()}
         self.sums: dict[str, Tensor] = {}
 

@@ -22,7 +22,7 @@ from torch.nn.functional import logsigmoid
 
 from onebasin.data.teaching import predictions
 from onebasin.engine import Tell
-from onebasin.running.loaded import Stock
+from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch
 from onebasin.running.verification import takes_cache
 from onebasin.settings import Few, Share, checked
@@ -43,7 +43,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def fisher_diagonal(
-    stock: Stock,
+    stock: LoadedModel,
     batches: Sequence[Batch],
     *,
     labels: str = "sampled",
@@ -99,7 +99,7 @@ def fisher_diagonal(
 class _Gradients:
     """Per-example gradients of the log-likelihood: vectorised, or one by one for a model that cannot be."""
 
-    def __init__(self, stock: Stock, labels: str, causal: bool) -> None:
+    def __init__(self, stock: LoadedModel, labels: str, causal: bool) -> None:
         self.stock, self.labels, self.causal = stock, labels, causal
         self.options: dict[str, Any] = {"use_cache": False} if takes_cache(stock.model) else {}
         self.vectorised = True
@@ -178,17 +178,17 @@ def _bernoulli(logits: Tensor, given: Tensor | None) -> Tensor:
 # --- merging ----------------------------------------------------------------------------------------------------
 
 
-def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalise: bool = False) -> Combine:
+def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalize: bool = False) -> Combine:
     """The average of aligned tensors with weights w_i (F_i + eps m), where m is the mean of all diagonals.
 
     diagonals: one for every model, role -> F in the aligned tensors' shapes; roles without one are plainly averaged,
-    as is a parameter on which no data depend. normalise: divide every model's diagonal by its mean first. A model that
+    as is a parameter on which no data depend. normalize: divide every model's diagonal by its mean first. A model that
     is sure of its answers has a small one everywhere, and without this the result is nearly the other model.
     Raises ValueError for an eps that is not in (0, 1]; what is returned raises it for weights that are negative or all
     zero.
     """
     eps = checked(Share, "eps", eps)
-    if normalise:
+    if normalize:
         diagonals = [_normalised(diagonal) for diagonal in diagonals]
     number = sum(f.numel() for diagonal in diagonals for f in diagonal.values())
     mean = sum(float(f.sum(dtype=torch.float64)) for diagonal in diagonals for f in diagonal.values()) / max(1, number)

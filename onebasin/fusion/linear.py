@@ -13,7 +13,7 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float], normalize: bool 
     """sum_i w_i T_i, over sum_i w_i where `normalize` (Model soups, Wortsman et al., 2022, Section 2).
 
     Summed in float32, or in float64 where the tensors are; returned in their dtype. Raises ValueError where the
-    weights to be normalised by sum to 0.
+    weights to be normalized by sum to 0.
     """
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     total = torch.zeros_like(tensors[0], dtype=dtype)
@@ -22,6 +22,6 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float], normalize: bool 
         total.addcmul_(tensor.to(dtype), share)
     if normalize:
         if float(shares.sum()) == 0:
-            raise ValueError("the weights of a normalised sum add up to 0")
+            raise ValueError("the weights of a normalized sum add up to 0")
         total /= shares.sum()
     return total.to(tensors[0].dtype)

@@ -8,7 +8,7 @@ Start from the plain average of aligned models. In the order of execution, let X
     W <- W + (X^T X + r D)^-1 X^T R        D = diag(X^T X)
 
 the least-squares solution with a ridge r towards the average. Each layer takes the ridge that leaves the least |R|^2
-on calibration data that are held back: they walk along, but enter no sum. Because X comes from the merged model and R
+on calibration data that are held out: they walk along, but enter no sum. Because X comes from the merged model and R
 compares with the stream rather than with the layer's own output, each layer also repairs what earlier ones left wrong.
 With all weight on one model, or with equal models, R is zero and nothing changes.
 
@@ -20,7 +20,7 @@ al., 2023, restores the same statistics after averaging.)
 
 A layer that is called K times in one pass (ALBERT) has one W for all calls, and its earlier calls see later changes.
 Every call is then asked for a K-th of what it inherits wrong, and the walk is repeated with these layers as they are by
-now: what all their calls lack together gives the next change, which is halved until predictions on held-back data
+now: what all their calls lack together gives the next change, which is halved until predictions on held-out data
 improve. Where nothing is left to change, W solves the equations of all calls together.
 
 RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the inputs of the models that are merged.
@@ -37,10 +37,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from onebasin.data.teaching import Teachers, divergence, forward_of, held_out, mean_loss
+from onebasin.data.teaching import Teachers, divergence, forward_of, mean_loss, split_held_out
 from onebasin.engine import Tell
-from onebasin.models import CheckpointError, Model
-from onebasin.running.loaded import Stock, stock_model
+from onebasin.models import Model, ModelError
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch, Call, hooks, linear_calls, run, samples
 from onebasin.symmetry.tables.axes import leaves
 
@@ -58,7 +58,7 @@ class Progressive:
     """tensors: role -> merged tensor. fitted: False where the plain average was better in the end.
 
     ridges: module -> the ridge that its layer took, None where it kept its average. losses: of the plain average and of
-    the fitted model on held-back data, empty where there was nothing to choose. skipped: linear layers that keep their
+    the fitted model on held-out data, empty where there was nothing to choose. skipped: linear layers that keep their
     average, because the models do not share them or they are tied.
     """
 
@@ -77,7 +77,7 @@ def merge_progressively(
     batches: Sequence[Batch],
     *,
     ridge: float | Sequence[float] = RIDGES,
-    held_back: Sequence[Batch] | None = None,
+    held_out: Sequence[Batch] | None = None,
     spread: bool = False,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -86,21 +86,21 @@ def merge_progressively(
     """Merge aligned models over calibration batches; arguments as in `merged_tensors`.
 
     batches: inputs of the models; padding is left out where there is an attention_mask. ridge: one value, or several,
-    of which each layer takes its best on `held_back` (default: a sixteenth of the batches, at least one, which then fit
+    of which each layer takes its best on `held_out` (default: a sixteenth of the batches, at least one, which then fit
     nothing). With several the plain average is kept where it predicts better than the fitted model there: by the KL
     divergence from the mixture of the models' predictions; without logits, by squared distance from their mean output.
     spread: whether targets inside attention and feed-forward layers keep the models' spread, as above.
 
-    Raises ValueError for too few batches, and CheckpointError for a model whose layers cannot be followed.
+    Raises ValueError for too few batches, and ModelError for a model whose layers cannot be followed.
     """
     ridges = [float(ridge)] if isinstance(ridge, (int, float)) else sorted(map(float, ridge))
     if not ridges or min(ridges) <= 0:
         raise ValueError("the ridge of progressive merging must be positive")
     if not batches:
         raise ValueError("progressive merging needs calibration data")
-    fit, held = held_out(batches, held_back) if len(ridges) > 1 else (list(batches), [])
-    teachers = [stock_model(model, dtype=dtype, device=device) for model in models]
-    student = stock_model(models[layout], dtype=dtype, device=device)
+    fit, held = split_held_out(batches, held_out) if len(ridges) > 1 else (list(batches), [])
+    teachers = [loaded_model(model, dtype=dtype, device=device) for model in models]
+    student = loaded_model(models[layout], dtype=dtype, device=device)
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     average = {
         by_name[name]: tensor
@@ -111,26 +111,26 @@ def merge_progressively(
     calls = linear_calls(student, {key: value[:2] for key, value in fit[0].items()})
     answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
 
-    def held_back_loss() -> float:
+    def held_out_loss() -> float:
         shares = [weight / sum(weights) for weight in weights]
         return mean_loss(divergence, partial(forward_of(student), student.parameter), answers, shares, held or fit)
 
-    losses = {AVERAGE: held_back_loss()} if held else {}
+    losses = {AVERAGE: held_out_loss()} if held else {}
     fitted = [call for call in calls if call.weight in shared and not student.shared(call.weight)]
     fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, spread, tell)
     fitting.walk()
     if fitting.repeated:
-        _settle(fitting, student, held_back_loss)
+        _settle(fitting, student, held_out_loss)
     skipped = [call.weight for call in calls if call not in fitted]
     if held:
-        losses[FITTED] = held_back_loss()
+        losses[FITTED] = held_out_loss()
     better = not held or losses[FITTED] < losses[AVERAGE]
     if better:
         average.update({role: tensor.detach() for role, tensor in student.parameter.items()})
     return Progressive(average, better, fitting.chosen, losses, skipped)
 
 
-def _settle(fitting: Fitting, student: Stock, loss: Callable[[], float]) -> None:
+def _settle(fitting: Fitting, student: LoadedModel, loss: Callable[[], float]) -> None:
     """Walk again with the layers that are called several times as they are, then change them, while that helps.
 
     A change that makes the predictions worse is taken back and halved.
@@ -154,11 +154,11 @@ def _settle(fitting: Fitting, student: Stock, loss: Callable[[], float]) -> None
 _State = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
-def _state(fitting: Fitting, student: Stock) -> _State:
+def _state(fitting: Fitting, student: LoadedModel) -> _State:
     return {role: tensor.detach().clone() for role, tensor in student.parameter.items()}, dict(fitting.made)
 
 
-def _restore(fitting: Fitting, student: Stock, state: _State) -> None:
+def _restore(fitting: Fitting, student: LoadedModel, state: _State) -> None:
     student.fill(state[0].__getitem__)
     fitting.made = dict(state[1])
 
@@ -169,25 +169,25 @@ def _restore(fitting: Fitting, student: Stock, state: _State) -> None:
 class Fitting:
     """The layers of `student`, fitted while it walks beside the `teachers` through all batches.
 
-    chosen: module -> the ridge that it took: the only one, or that with the least squared error on `held_back` (None:
+    chosen: module -> the ridge that it took: the only one, or that with the least squared error on `held_out` (None:
     no change is best). repeated: modules that are called several times in one pass. made: module -> its change since
     the average.
     """
 
     def __init__(
         self,
-        teachers: Sequence[Stock],
-        student: Stock,
+        teachers: Sequence[LoadedModel],
+        student: LoadedModel,
         weights: Sequence[float],
         ridges: Sequence[float],
         calls: Sequence[Call],
         batches: Sequence[Batch],
-        held_back: Sequence[Batch] = (),
+        held_out: Sequence[Batch] = (),
         spread: bool = False,
         tell: Tell | None = None,
     ) -> None:
         self.stocks, self.weights, self.ridges, self.calls = (*teachers, student), weights, ridges, calls
-        self.batches, self.count, self.chooses = [*batches, *held_back], len(batches), bool(held_back)
+        self.batches, self.count, self.chooses = [*batches, *held_out], len(batches), bool(held_out)
         self.masks = [batch.get("attention_mask") for batch in self.batches]
         self.times = Counter(call.module for call in calls)
         self.spread = {call.module for call in calls if spread and _inside(call, student)}
@@ -234,7 +234,7 @@ class Fitting:
             self._change(module, step)
 
     def _grams(self, mine: Sequence[_Seen], constant: bool) -> tuple[Tensor, Tensor]:
-        """Of the student's inputs: what is fitted on, and what is held back."""
+        """Of the student's inputs: what is fitted on, and what is held out."""
         found: list[Tensor | None] = [None, None]
         for b, here in enumerate(mine):
             new = gram(samples(here.inputs, self.masks[b]), constant)
@@ -308,7 +308,7 @@ class Fitting:
         return change
 
 
-def _inside(call: Call, stock: Stock) -> bool:
+def _inside(call: Call, stock: LoadedModel) -> bool:
     """Whether the output stays inside attention or a feed-forward layer."""
     roots = [stock.signature.root[leaf.space] for leaf in leaves(call.axes(stock)[1]) if not leaf.constant]
     return not call.norm and all(stock.signature.spaces[root].part in ("attention", "ffn") for root in roots)
@@ -335,7 +335,7 @@ class _Seen:
 class _Walk:
     """One model's passes over all batches, which stop where the calls are measured."""
 
-    def __init__(self, stock: Stock, calls: Sequence[Call], batches: Sequence[Batch]) -> None:
+    def __init__(self, stock: LoadedModel, calls: Sequence[Call], batches: Sequence[Batch]) -> None:
         of_module: dict[str, list[Call]] = {}
         for call in calls:
             of_module.setdefault(call.module, []).append(call)
@@ -370,7 +370,7 @@ class _Walk:
         for one in self.passes:
             event = one.advance()
             if event is None or event[0] != call:
-                raise CheckpointError(f"the models do not run their layers in the same order, from '{call.module}' on")
+                raise ModelError(f"the models do not run their layers in the same order, from '{call.module}' on")
             found.append(_Seen(*event[1:]))
         return found
 
@@ -383,7 +383,7 @@ class _Walk:
 class _Layer:
     """A linear layer as one matrix: its weight, (inputs, outputs), above its bias."""
 
-    def __init__(self, stock: Stock, call: Call) -> None:
+    def __init__(self, stock: LoadedModel, call: Call) -> None:
         self.columns = call.columns
         self.weight = stock.parameter[call.weight]
         self.bias: nn.Parameter | None = stock.parameter[call.bias] if call.bias else None

@@ -25,26 +25,26 @@ from onebasin.data.teaching import (
     descent_plan,
     divergence,
     forward_of,
-    held_out,
     mean_loss,
+    split_held_out,
 )
 from onebasin.engine import Descent
-from onebasin.models import Checkpoint
-from onebasin.running.loaded import Stock, stock_model
+from onebasin.models import Folder
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
 from onebasin.settings import Count, Rate, Weight, checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LOOKS = 10  # at the held-back loss in one run
+LOOKS = 10  # at the held-out loss in one run
 
 
 @dataclass(frozen=True)
 class Refined:
-    """model: in eval mode, holding `tensors` (role -> tensor), those of the step with the least held-back loss.
+    """model: in eval mode, holding `tensors` (role -> tensor), those of the step with the least held-out loss.
 
-    losses: step -> loss on held-back batches; step 0 is the merged model as it was.
+    losses: step -> loss on held-out batches; step 0 is the merged model as it was.
     """
 
     model: PreTrainedModel
@@ -54,11 +54,11 @@ class Refined:
 
 
 def refine(
-    merged: Checkpoint,
-    teachers: Sequence[Checkpoint],
+    merged: Folder,
+    teachers: Sequence[Folder],
     batches: Sequence[Batch],
     *,
-    held_back: Sequence[Batch] | None = None,
+    held_out: Sequence[Batch] | None = None,
     steps: int = 200,
     lr: float = 1e-3,
     weights: Sequence[float] | None = None,
@@ -72,7 +72,7 @@ def refine(
 ) -> Refined:
     """Distil `teachers` into `merged` with Adam (linear warm-up and decay); one batch makes a step.
 
-    held_back: batches to choose the step by (default: a sixteenth of `batches`, at least one, which then teach
+    held_out: batches to choose the step by (default: a sixteenth of `batches`, at least one, which then teach
     nothing). weights: of the teachers' predictions (default: equal). loss: default the KL divergence from the mixture
     of the teachers' predictions. mixed: products of matrices in bfloat16, which graphics cards and recent processors do
     faster; weights and their updates in `dtype` (Micikevicius et al., 2018); on processors with attention maps held
@@ -83,20 +83,20 @@ def refine(
     """
     shares = check(len(teachers), weights, steps, lr)
     loss = loss or divergence
-    fit, held = held_out(batches, held_back)
-    masters = [stock_model(teacher, dtype=dtype, device=device) for teacher in teachers]
+    fit, held = split_held_out(batches, held_out)
+    masters = [loaded_model(teacher, dtype=dtype, device=device) for teacher in teachers]
     function_of = _in_bfloat16 if mixed else forward_of
     answers = Teachers([partial(function_of(master), master.parameter) for master in masters])
     # On processors the gradient of torch's fused attention multiplies many small blocks, each at a cost of its own.
     attention = "eager" if mixed and torch.device(device).type == "cpu" else None
-    student = stock_model(merged, dtype=dtype, device=device, attention=attention)
+    student = loaded_model(merged, dtype=dtype, device=device, attention=attention)
     forward = function_of(student)
     free = student.parameter
     for parameter in free.values():
         parameter.requires_grad_()
     order = descent_plan(seed, steps, len(fit), 2)[0]
 
-    def held_back_loss() -> float:
+    def held_out_loss() -> float:
         return mean_loss(loss, partial(forward, free), answers, shares, held)
 
     def loss_at(step: int) -> Tensor:
@@ -105,14 +105,14 @@ def refine(
 
     run = Descent(list(free.values()), steps=steps, lr=lr, looks=LOOKS, seed=seed, batches=len(fit), weights=shares,
                   mixed=mixed)  # fmt: skip
-    run.descend(loss_at, held_back_loss, checkpoint=checkpoint, progress=progress)
+    run.descend(loss_at, held_out_loss, checkpoint=checkpoint, progress=progress)
     for parameter in free.values():
         parameter.requires_grad_(False)
     tensors = {role: parameter.detach() for role, parameter in free.items()}
     return Refined(student.model, tensors, run.best_step, run.losses)
 
 
-def _in_bfloat16(stock: Stock) -> Forward:
+def _in_bfloat16(stock: LoadedModel) -> Forward:
     """`forward_of`, its products of matrices in bfloat16; what it gives is in float32."""
     forward = forward_of(stock)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import unfold
 
 from onebasin.engine import Tell
-from onebasin.running.loaded import Stock
+from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
 from onebasin.settings import Factor, check_fields
 from onebasin.symmetry import Entry, Signature
@@ -37,7 +37,7 @@ JITTERS = (1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal; the first with whic
 
 
 def input_grams(
-    stock: Stock, batches: Sequence[Batch], *, tell: Tell | None = None
+    stock: LoadedModel, batches: Sequence[Batch], *, tell: Tell | None = None
 ) -> tuple[dict[str, Tensor], frozenset[str], int]:
     """Gram matrices of the inputs of all linear layers, summed batch by batch.
 
@@ -88,7 +88,7 @@ def input_grams(
     return means, frozenset((columns | grams.sums.keys()) & means.keys()), examples
 
 
-def _convolutions(stock: Stock) -> dict[str, str]:
+def _convolutions(stock: LoadedModel) -> dict[str, str]:
     """Module -> role of the weight, for convolutions that are linear layers over patches."""
     found = {}
     for role, name in stock.owner.items():

@@ -78,7 +78,7 @@ class Statistics:
             ours = mine.get(role, (float("nan"), 0.0))
             if not (abs(ours[0] - norm) <= TOLERANCE * norm and abs(ours[1] - look) <= TOLERANCE):
                 raise ValueError(
-                    f"the statistics of '{self.model}' were not measured on '{model.given}' as it is merged ('{role}' "
+                    f"the statistics of '{self.model}' were not measured on '{model.name}' as it is merged ('{role}' "
                     "differs); levels that move the residual stream need them measured with --canonical"
                 )
         return self
@@ -125,7 +125,7 @@ def measured(
     kind: str, tensors: Mapping[str, Tensor], samples: int, columns: Collection[str], model: Model
 ) -> Statistics:
     """Statistics of `model`, and what it is known by."""
-    return Statistics(kind, tensors, samples, frozenset(columns), public_name(model.given), marks(model))
+    return Statistics(kind, tensors, samples, frozenset(columns), public_name(model.name), marks(model))
 
 
 def marks(model: Model) -> dict[str, tuple[float, float]]:

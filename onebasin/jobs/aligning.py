@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from onebasin.data.calibration import from_file, noisy, recut, self_generated
-from onebasin.data.teaching import HELD_BACK, LOSSES, Forward, forward_of, held_out
+from onebasin.data.teaching import HELD_OUT, LOSSES, Forward, forward_of, split_held_out
 from onebasin.matching import Matched, Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
-from onebasin.models import CheckpointError, Distances, Model, Rewritten, before_and_after, read_pair, shared_roles
-from onebasin.running import stock_model, tolerance_of
+from onebasin.models import Distances, Model, ModelError, Rewritten, before_and_after, read_pair, shared_roles
+from onebasin.running import loaded_model, tolerance_of
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Coupling, Softened
@@ -31,9 +31,9 @@ EXAMPLES = (16, 64)  # the least and most examples of a step
 
 
 @dataclass(frozen=True)
-class Found:
+class AlignedPair:
     """A source's alignment to its anchor, the distances before and after it, and what comes after it where learning
-    relaxed permutations. losses: of learning, step -> loss on data held back."""
+    relaxed permutations. losses: of learning, step -> loss on data held out."""
 
     alignment: Alignment
     before: Distances
@@ -49,10 +49,10 @@ class Aligned:
     """Every model rewritten by its alignment, and what was found for those that are not the anchor."""
 
     models: list[Rewritten[Alignment]]
-    found: list[Found]
+    found: list[AlignedPair]
 
 
-def align(source: Model, anchor: Model, opt: Options, tell: Tell | None) -> Found:
+def align(source: Model, anchor: Model, opt: Options, tell: Tell | None) -> AlignedPair:
     """Align one model to another."""
     return align_all([anchor, source], 0, opt.symmetry, opt, tell).found[0]
 
@@ -64,12 +64,12 @@ def align_all(
     opt: Options,
     tell: Tell | None,
     batches: Sequence[Batch] | None = None,
-    held_back: Sequence[Batch] | None = None,
+    held_out: Sequence[Batch] | None = None,
 ) -> Aligned:
     """Align all models to `models[centre]`.
 
     level: of symmetry, or `none`. batches: calibration data (default: what `opt` asks for, where matching measures).
-    held_back: those that learning chooses its step by (default: a share of `batches`).
+    held_out: those that learning chooses its step by (default: a share of `batches`).
     """
     others = [i for i in range(len(models)) if i != centre]
     shared = {i: shared_roles(models[i], models[centre]) for i in others}
@@ -78,13 +78,13 @@ def align_all(
     learned: Learned | None = None
     if level != "none":
         if batches is None and opt.measures:
-            batches, held_back = noised(calibration(models, opt, tell), opt)
+            batches, held_out = noised(calibration(models, opt, tell), opt)
         batches = batches or ()
         first = opt.match_with if opt.match_with != "learned" else opt.start
         if first != "none":
             alignments, objective, matched = starts(models, centre, first, opt, tell, batches)
         if opt.match_with == "learned":
-            learned = learn(models, centre, alignments, opt, tell, batches, held_back)
+            learned = learn(models, centre, alignments, opt, tell, batches, held_out)
     found = []
     for place, i in enumerate(others):
         if learned is not None:
@@ -97,7 +97,7 @@ def align_all(
         if learned is None and i in matched:
             refuse_drift(models[i], matched[i], before, after, opt)
         found.append(
-            Found(
+            AlignedPair(
                 alignments[i],
                 before,
                 after,
@@ -136,22 +136,22 @@ def starts(
             matched[i] = align_weights(models[i], models[centre], roles, opt, tell)
             found[i] = matched[i].alignment
         else:
-            pair = [stock_model(model, **eager) for model in (models[centre], models[i])]
+            pair = [loaded_model(model, **eager) for model in (models[centre], models[i])]
             groups = groups_of(models[i], opt)
             found[i] = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
     return found, next((one.objective for one in matched.values()), []), matched
 
 
 def refuse_drift(source: Model, matched: Matched, before: Distances, after: Distances, opt: Options) -> None:
-    """Raise CheckpointError where what would be written is not as near as matching says, beyond rounding.
+    """Raise ModelError where what would be written is not as near as matching says, beyond rounding.
 
     The distances are measured on the tensors themselves, with the maps as they will be written; the objective comes
     from moments and from products of maps.
     """
     promised = before.weighted - (matched.before - matched.objective[-1])
     if abs(after.weighted - promised) > tolerance_of(opt.dtype) * (before.weighted + before.weighted_norm):
-        raise CheckpointError(
-            f"the rewritten '{source.given}' would lie at a squared distance of {after.weighted:.6g} from the anchor, "
+        raise ModelError(
+            f"the rewritten '{source.name}' would lie at a squared distance of {after.weighted:.6g} from the anchor, "
             f"not at the {promised:.6g} that matching found, so its maps are wrong; nothing was written"
         )
 
@@ -163,11 +163,11 @@ def learn(
     opt: Options,
     tell: Tell | None,
     batches: Sequence[Batch],
-    held_back: Sequence[Batch] | None = None,
+    held_out: Sequence[Batch] | None = None,
 ) -> Learned:
     """Learn the alignments of all models to `models[centre]` together, in the order of the others."""
     others = [i for i in range(len(models)) if i != centre]
-    stock = [stock_model(models[i], dtype=opt.dtype, device=opt.device) for i in (centre, *others)]
+    stock = [loaded_model(models[i], dtype=opt.dtype, device=opt.device) for i in (centre, *others)]
     forward = forward_of(stock[0])
     tensors = cornered([one.parameter for one in stock])
     shown: Callable[[str, float], None] | None = None
@@ -179,7 +179,7 @@ def learn(
     return match_learned(
         models[centre].signature, tensors[0], tensors[1:],
         [alignments[i] for i in others], groups_of(models[centre], opt), forward,
-        recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_back=held_back,
+        recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_out=held_out,
         steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=LOSSES[opt.loss],
         permutations=opt.permutations, patience=opt.patience, checkpoint=opt.checkpoint, progress=shown,
     )  # fmt: skip
@@ -245,19 +245,19 @@ def calibration(models: Sequence[Model], opt: Options, tell: Tell | None, labels
     found: list[Sequence[Batch]] = []
     for file in files:
         if file == "self":
-            writers = [stock_model(model, device=opt.device).model for model in models]
+            writers = [loaded_model(model, device=opt.device).model for model in models]
             written = self_generated(writers, share, opt.context, opt.seed)
             found.append([{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written)
         else:
             task = opt.task or task_of(models[0])
-            size = max(1, min(32, int(HELD_BACK * share)))  # so that a sixteenth can be held back of few examples, too
+            size = max(1, min(32, int(HELD_OUT * share)))  # so that a sixteenth can be held out of few examples, too
             kept = labels or (task == "masked-lm" and all(is_for(model, task) for model in models))
             found.append(from_file(file, models[0].origin.folder, task, share, batch=size, labels=kept, **given))
     return spread_evenly(found)
 
 
 def spread_evenly(groups: Sequence[Sequence[Batch]]) -> list[Batch]:
-    """All batches in one row, each group evenly spread in it: what is held back at the end has its share of each."""
+    """All batches in one row, each group evenly spread in it: what is held out at the end has its share of each."""
     placed = [((i + 0.5) / len(group), number, batch) for number, group in enumerate(groups)
               for i, batch in enumerate(group)]  # fmt: skip
     return [batch for _, _, batch in sorted(placed, key=lambda one: one[:2])]
@@ -268,7 +268,7 @@ def noised(batches: list[Batch], opt: Options) -> tuple[list[Batch], list[Batch]
     on one side; else None, which leaves it to each method."""
     if not opt.noise:
         return batches, None
-    fit, held = held_out(batches, None, 2 * HELD_BACK)  # copies make up for what the fit goes without
+    fit, held = split_held_out(batches, None, 2 * HELD_OUT)  # copies make up for what the fit goes without
     return [*noisy(fit, opt.noise, opt.seed)], [*noisy(held, opt.noise, opt.seed + 1)]
 
 
@@ -286,7 +286,7 @@ def task_of(model: Model) -> str:
     ):
         if ending in names:
             return task
-    raise ValueError(f"'{model.given}': its class does not name the task of the calibration data; say --task")
+    raise ValueError(f"'{model.name}': its class does not name the task of the calibration data; say --task")
 
 
 def is_for(model: Model, task: str) -> bool:

@@ -40,7 +40,7 @@ def check(
         found = preflight(first, second, symmetry, symmetry in STREAM_LEVELS)
         words = vocabulary(first, second)
         named = [ancestors(model) for model in (first, second)]
-        both = [{model.given.rstrip("/"), *names} for model, names in zip((first, second), named, strict=True)]
+        both = [{model.name.rstrip("/"), *names} for model, names in zip((first, second), named, strict=True)]
         small = peeked(first, second, found) if peek and found.reason is None else None
         memory, times = {}, {}
         if found.signature is not None:

@@ -16,7 +16,7 @@ from torch import nn
 from onebasin.data.models import quiet
 from onebasin.engine import Placing, kept, placed_by
 from onebasin.engine.placing import hidden, real
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Model, Widened, shared_roles
+from onebasin.models import Canonical, Folder, Model, ModelError, Widened, shared_roles
 from onebasin.models.companions import copy_companions
 from onebasin.models.folder import link, refuse_links_out
 from onebasin.models.outputs import Output, refuse_outputs
@@ -45,7 +45,7 @@ def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
     path = Path(str(model))
     if path.suffix == ".safetensors" and path.is_file():
         if not path.with_name("config.json").is_file():
-            raise CheckpointError(f"'{path}' has no config.json beside it, which says what model it is")
+            raise ModelError(f"'{path}' has no config.json beside it, which says what model it is")
         refuse_links_out(path.parent)
         folder.mkdir()
         link(folder / "model.safetensors", path)
@@ -56,19 +56,19 @@ def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
 
 
 @contextmanager
-def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[Checkpoint]]:
+def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[Folder]]:
     """Open every model; what is no folder goes through a temporary one. All are closed afterwards."""
     with tempfile.TemporaryDirectory() as temporary:
-        checkpoints: list[Checkpoint] = []
+        checkpoints: list[Folder] = []
         try:
             for number, model in enumerate(models):
-                if isinstance(model, Checkpoint):
+                if isinstance(model, Folder):
                     checkpoints.append(model)
                     continue
                 place, name = placed(model, Path(temporary) / f"model-{number}")
                 table = model.table if isinstance(model, StateDict) else None
-                checkpoints.append(Checkpoint(place, table or family))
-                checkpoints[-1].given = name
+                checkpoints.append(Folder(place, table or family))
+                checkpoints[-1].name = name
             yield checkpoints
         finally:
             for checkpoint in checkpoints:
@@ -77,15 +77,15 @@ def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[C
 
 @contextmanager
 def one_vocabulary(
-    models: list[Checkpoint], source: str | None, base: int = 0
-) -> Iterator[tuple[list[Checkpoint], Unified | None]]:
+    models: list[Folder], source: str | None, base: int = 0
+) -> Iterator[tuple[list[Folder], Unified | None]]:
     """The models with one vocabulary. source: None refuses those that differ; else union, base or one of the models, as
-    it was given. `Unified.filled` gives them the rows that they lack. Raises CheckpointError as `unify` does."""
+    it was given. `Unified.filled` gives them the rows that they lack. Raises ModelError as `unify` does."""
     if source is None:
         refuse_other_vocabularies(models)
         yield models, None
         return
-    names = [model.given for model in models]
+    names = [model.name for model in models]
     if source not in ("union", "base", *names):
         raise ValueError(f"the tokenizer's source '{source}' is not union, base or a model: {', '.join(names)}")
     with tempfile.TemporaryDirectory() as scratch:
@@ -93,7 +93,7 @@ def one_vocabulary(
         unified = unify(models, chosen, base, Path(scratch))
         with opened(unified.folders, models[base]._family) as given:
             for model, name in zip(given, names, strict=True):
-                model.given = name
+                model.name = name
             yield given, unified
 
 
@@ -123,7 +123,7 @@ def unit_folder(output: str | Path | None, opt: Options) -> Iterator[Options]:
 
 
 def refuse_places(
-    outputs: Sequence[Output], inputs: Sequence[Checkpoint | Path], overwrite: bool, opt: Options
+    outputs: Sequence[Output], inputs: Sequence[Folder | Path], overwrite: bool, opt: Options
 ) -> Callable[[str | Path], bool]:
     """Fail before any work where one of the outputs could not be written at the end, see `refuse_outputs`.
 
@@ -150,7 +150,7 @@ def gauge(checkpoint: Model, opt: Options, tell: Tell | None) -> Model:
     if opt.symmetry not in STREAM_LEVELS:
         return checkpoint
     if tell:
-        tell(f"canonical form of {checkpoint.given}")
+        tell(f"canonical form of {checkpoint.name}")
     return Canonical(checkpoint, opt.dtype)
 
 

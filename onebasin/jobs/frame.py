@@ -53,7 +53,7 @@ def in_one_frame(
 
     anchor: its number; None for the widest where widths differ, else the one nearest to the mean (weights: shares).
     level: of symmetry; with `none` the models stay as they are. verify: how the rewritten models shall be. Raises
-    CheckpointError for models that cannot be paired, or not be verified so.
+    ModelError for models that cannot be paired, or not be verified so.
     """
     matching = level != "none"
     how = verification(verify) if matching else "none"

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from onebasin.engine import peak_memory
-from onebasin.models import Canonical, Checkpoint, Rewritten, Widened, write_model
+from onebasin.models import Canonical, Folder, Rewritten, Widened, write_model
 from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.lora import CONFIG as ADAPTER
-from onebasin.running.lora import Adapter, fit, folded, transported, write_adapter
+from onebasin.running.lora import Adapter, fit, folded, rewritten_adapter, write_adapter
 from onebasin.symmetry import Signature
 
 from .aligning import align
@@ -54,7 +54,7 @@ def match(
     `Options`.
 
     Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
-    Raises ValueError (CheckpointError, TableError) with one clear sentence for what cannot be matched, and for an
+    Raises ValueError (ModelError, TableError) with one clear sentence for what cannot be matched, and for an
     output that would differ from the source beyond rounding; nothing is written then.
     """
     started = time.perf_counter()
@@ -88,12 +88,12 @@ def match(
         first, second = (gauge(checkpoint, opt, tell) for checkpoint in given)
         first = widened(first, second)
         if lora is not None and isinstance(first, Widened):
-            raise ValueError(f"'{first.given}' is widened to the anchor's sizes, which its adapter cannot follow")
+            raise ValueError(f"'{first.name}' is widened to the anchor's sizes, which its adapter cannot follow")
         found = align(first, second, opt, tell)
         moved = Rewritten(first, found.alignment, opt.dtype)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
-            "anchor": second.given,
+            "anchor": second.name,
             "symmetry": opt.symmetry,
             "rescale": opt.rescale,
             "distance_before": found.before.distance,
@@ -114,7 +114,7 @@ def match(
             if isinstance(second, Canonical):
                 write_canonical(second, Path(beside), replaces(beside), dtype, verify, placing)
             if lora is not None and followed is not None:
-                tensors = transported(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
+                tensors = rewritten_adapter(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
                 place = placing.folder(Path(followed), ADAPTER if replaces(followed) else None)
                 write_adapter(lora.adapter, tensors, place, output or "")
                 result["adapter_output"] = str(followed)
@@ -156,7 +156,7 @@ class Lora:
     tensors: dict[str, Tensor] | None
 
     @classmethod
-    def of(cls, folder: str | Path, base: Checkpoint, opt: Options) -> Lora:
+    def of(cls, folder: str | Path, base: Folder, opt: Options) -> Lora:
         """Fails before any work where the adapter does not follow."""
         adapter = Adapter(folder)
         fitted = fit(adapter, base)

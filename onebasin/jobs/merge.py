@@ -120,7 +120,7 @@ def merge(
             merged = unified.filled(merged, opt.dtype)
         tensors: Iterable[tuple[str, Tensor]]
         if chosen.fitted is not None:
-            result["ridges"], result["held_back_losses"] = chosen.fitted.ridges, chosen.fitted.losses
+            result["ridges"], result["held_out_losses"] = chosen.fitted.ridges, chosen.fitted.losses
             whole, entries = chosen.fitted.tensors, merged[layout].signature.tensors
             tensors = (pair for role, entry in entries.items() if entry.stored for pair in entry.split(whole[role]))
         else:
@@ -213,7 +213,7 @@ def fuse(plan: Plan, frame: Frame, layout: int, opt: Options) -> Fused:
     aligned = align_all(models, centre, plan.match, opt, tell, batches, held)
     if plan.method != "progressive":
         return Fused(aligned, plan.method)
-    fitted = merge_progressively(aligned.models, plan.shares, layout, set(frame.common.roles), batches, held_back=held,
+    fitted = merge_progressively(aligned.models, plan.shares, layout, set(frame.common.roles), batches, held_out=held,
                                  spread=plan.how.spread, dtype=opt.dtype, device=opt.device, tell=tell)  # fmt: skip
     return Fused(aligned, plan.method, fitted)
 
@@ -242,7 +242,7 @@ def notes_of(plan: Plan, frame: Frame, way: Fused, layout: int) -> list[str]:
     """What the user should know about the result, each once."""
     notes = [*frame.models[layout].notes, *(note for item in way.aligned.found for note in item.notes)]
     if frame.common.differing:
-        notes.append(f"copied from model {layout} ({frame.given[layout].given}), since the models differ there: "
+        notes.append(f"copied from model {layout} ({frame.given[layout].name}), since the models differ there: "
                      + ", ".join(frame.common.differing))  # fmt: skip
     if any(item.couplings for item in way.aligned.found):
         notes.append("relaxed permutations: the averaged models are no longer the same functions as their sources")

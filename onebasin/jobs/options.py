@@ -17,7 +17,7 @@ from onebasin.data.teaching import LOSSES
 from onebasin.engine import Tell as Tell
 from onebasin.matching.latents import PERMUTATIONS
 from onebasin.matching.weights import typical_size
-from onebasin.models import DTYPES, Checkpoint
+from onebasin.models import DTYPES, Folder
 from onebasin.settings import (
     Context,
     Count,
@@ -59,7 +59,7 @@ class StateDict:
         save_file(owned, folder / "model.safetensors", {"format": "pt"})
 
 
-ModelSource: TypeAlias = "str | Path | PreTrainedModel | Checkpoint | StateDict"
+ModelSource: TypeAlias = "str | Path | PreTrainedModel | Folder | StateDict"
 
 MATCH_WITH = ("weights", "activations", "learned")
 STARTS = ("weights", "activations", "none")  # of learning
@@ -190,7 +190,7 @@ class Options:
 class Fusion:
     """What single methods of merging are told.
 
-    statistics: one file of `onebasin statistics` for every model. labels, draws, eps, normalise: of `fisher`, see
+    statistics: one file of `onebasin statistics` for every model. labels, draws, eps, normalize: of `fisher`, see
     `onebasin.fusion.fisher`. shrink: of `regmean`. spread: of `progressive`, see `onebasin.fusion.progressive`. ground,
     entropy, residual: of `ot`, see `onebasin.fusion.couplings`.
     """
@@ -199,7 +199,7 @@ class Fusion:
     labels: str = "sampled"
     draws: Few = 1
     eps: Share = 1e-6
-    normalise: bool = False
+    normalize: bool = False
     shrink: Factor = 0.9
     spread: bool = False
     ground: str = "wts"
@@ -212,7 +212,7 @@ class Fusion:
     def of(self, method: str) -> dict[str, Any]:
         """The settings that a method looks at, as JSON takes them."""
         names = {
-            "fisher": ("labels", "draws", "eps", "normalise"),
+            "fisher": ("labels", "draws", "eps", "normalize"),
             "regmean": ("shrink",),
             "progressive": ("spread",),
             "ot": ("ground", "entropy", "residual"),

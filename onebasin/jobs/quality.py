@@ -6,7 +6,7 @@
     best        these, and progressive merging after learned matching: gradients
 
 What the models do on data that nothing was fitted on decides between the candidates of a level: the KL divergence of
-the merged model's predictions from the mixture of the models'. A quarter of the data is held back for that. Of the
+the merged model's predictions from the mixture of the models'. A quarter of the data is held out for that. Of the
 candidates that are within one standard error of the best, example by example, the first is taken, which needs least
 (the one-standard-error rule, Breiman et al., 1984, section 3.4.3), and fitted once more on nearly all data. No family
 has a rule of its own.
@@ -23,10 +23,10 @@ from typing import Any
 from torch import Tensor
 
 from onebasin.data.calibration import noisy
-from onebasin.data.teaching import Teachers, divergence, example_losses, forward_of, held_out, predictions
+from onebasin.data.teaching import Teachers, divergence, example_losses, forward_of, predictions, split_held_out
 from onebasin.fusion.progressive import AVERAGE, FITTED, Progressive, merge_progressively
-from onebasin.models import CheckpointError, Model, distances
-from onebasin.running import stock_model
+from onebasin.models import Model, ModelError, distances
+from onebasin.running import loaded_model
 from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, run
 
@@ -37,7 +37,7 @@ from .options import Options, Tell
 QUALITIES = ("fast", "balanced", "best")
 LEVEL = "full"
 RELATED = 0.7  # relative distance under which models share an origin, so that not matching them is a candidate, too
-CHOOSING = 1 / 4  # share of the data that are held back to choose between candidates
+CHOOSING = 1 / 4  # share of the data that are held out to choose between candidates
 BACKWARD = 3  # a step of learning in forward passes: forward and backward
 SETTLED = {"method": "average", "match": "paper", "match_with": "weights", "soft": None, "spread": False}
 
@@ -83,7 +83,7 @@ def choose(
     if opt.data is None and is_for(models[0], "causal-lm"):  # it writes them itself
         opt = replace(opt, data="self")
     batches = calibration(models, opt, tell)
-    fit, held = held_out(batches, None, CHOOSING)
+    fit, held = split_held_out(batches, None, CHOOSING)
     if opt.noise:
         fit, held = [*noisy(fit, opt.noise, opt.seed)], [*noisy(held, opt.noise, opt.seed + 1)]
     _refuse_incomparable(quality, models, held[0], opt)
@@ -91,7 +91,7 @@ def choose(
         merge_progressively, weights=shares, layout=layout, shared=set(common_roles(models).roles),
         dtype=opt.dtype, device=opt.device, tell=tell,
     )  # fmt: skip
-    teachers = [stock_model(model, dtype=opt.dtype, device=opt.device) for model in models]
+    teachers = [loaded_model(model, dtype=opt.dtype, device=opt.device) for model in models]
     answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
     forward, parts = forward_of(teachers[layout]), [share / sum(shares) for share in shares]
     candidates: dict[str, tuple[Aligned, Progressive]] = {}
@@ -102,8 +102,8 @@ def choose(
     def consider(name: str, level: str = LEVEL, **how: Any) -> None:
         try:
             aligned = align_all(models, centre, level, replace(opt, **how), tell, fit, held)
-            fitted = merged(aligned.models, batches=fit, held_back=held)
-        except CheckpointError as error:
+            fitted = merged(aligned.models, batches=fit, held_out=held)
+        except ModelError as error:
             notes.append(f"no candidate: {name} ({error})")
             return
         candidates[name] = aligned, fitted
@@ -119,15 +119,15 @@ def choose(
         start = min(("weights", "activations"), key=lambda name: seen.get(f"{name}, {AVERAGE}", float("inf")))
         consider(f"learned from {start}", match_with="learned", start=start)
     if not candidates:
-        raise CheckpointError(f"quality '{quality}' cannot follow these models; use fast. " + "; ".join(notes))
+        raise ModelError(f"quality '{quality}' cannot follow these models; use fast. " + "; ".join(notes))
     name = simplest_of_best(losses)
     aligned, fitted = candidates[name]
     if fitted.fitted:
         nearly_all, rest = noised(batches, opt)
-        fitted = merged(aligned.models, batches=nearly_all, held_back=rest)
+        fitted = merged(aligned.models, batches=nearly_all, held_out=rest)
     report["chosen"] = f"{name}, {FITTED if fitted.fitted else AVERAGE}"
     report["why"] = (
-        f"KL divergence {losses[name].mean():.4g} from the models' mixture on {len(losses[name])} examples held back; "
+        f"KL divergence {losses[name].mean():.4g} from the models' mixture on {len(losses[name])} examples held out; "
         f"the least is {min(loss.mean() for loss in losses.values()):.4g}, a standard error or less below"
     )
     return _told(Chosen(aligned, fitted, report, notes), models, opt, batches)
@@ -153,7 +153,7 @@ def _refuse_incomparable(quality: str, models: Sequence[Model], batch: Batch, op
     example = {name: value[:1] for name, value in batch.items() if name != "labels"}
     shapes = []
     for model in models:
-        stock = stock_model(model, dtype=opt.dtype, device=opt.device)
+        stock = loaded_model(model, dtype=opt.dtype, device=opt.device)
         shapes.append({(name, value.shape) for name, value in predictions(run(stock, example)).items()})
     if not set.intersection(*shapes):
         raise ValueError(f"quality '{quality}' compares what the models predict, but their heads have no output in "
@@ -204,7 +204,7 @@ def _pass(model: Model, opt: Options, batches: Sequence[Batch] | None) -> tuple[
 
     Measured on one batch; where there are no data yet, on random inputs of at most 64 tokens.
     """
-    stock = stock_model(model, dtype=opt.dtype, device=opt.device)
+    stock = loaded_model(model, dtype=opt.dtype, device=opt.device)
     batch = batches[0] if batches else probe(stock.model, stock.model, 4, 64, 0)
     started = time.perf_counter()
     examples = examples_per_step(forward_of(stock), stock.parameter, [batch])

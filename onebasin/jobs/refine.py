@@ -14,7 +14,7 @@ from torch import Tensor
 from onebasin.data.calibration import recut
 from onebasin.fusion.refine import Refined, check
 from onebasin.fusion.refine import refine as distil
-from onebasin.models import Checkpoint, provenance, write_model
+from onebasin.models import Folder, provenance, write_model
 from onebasin.models.card import front_matter, paths_of
 from onebasin.models.outputs import Output
 from onebasin.models.published import block, code, prose, public_name, without_paths
@@ -58,7 +58,7 @@ def refine(
     and `checkpoint`, beside which the control's run is saved as `.control`).
 
     Returns {"output", "steps", "step", "loss_before", "loss_after", "control", "notes", "seconds"}; losses are those on
-    data held back, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.
+    data held out, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.
     """
     started = time.perf_counter()
     opt, stored = Options(data=data, samples=samples, **options), stored_dtype(dtype)
@@ -73,13 +73,13 @@ def refine(
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
         batches = recut(calibration(masters, opt, tell), batch)
 
-        def run(start: Checkpoint, saved: str | None) -> Refined:
+        def run(start: Folder, saved: str | None) -> Refined:
             return distil(
                 start, masters, batches, steps=steps, lr=lr, weights=weights, seed=opt.seed, dtype=opt.dtype,
-                device=opt.device, mixed=mixed, checkpoint=saved, progress=_progress(tell, start.given),
+                device=opt.device, mixed=mixed, checkpoint=saved, progress=_progress(tell, start.name),
             )  # fmt: skip
 
-        compared = [{"model": start.given, **_summary(run(start, beside))} for start in starts[1:]]
+        compared = [{"model": start.name, **_summary(run(start, beside))} for start in starts[1:]]
         found = run(starts[0], opt.checkpoint)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
@@ -120,22 +120,20 @@ def _summary(found: Refined) -> dict[str, Any]:
     return {"step": found.step, "loss_before": found.losses[0], "loss_after": found.losses[found.step]}
 
 
-def rewritten(like: Checkpoint, found: Refined) -> Iterator[tuple[str, Tensor]]:
+def rewritten(like: Folder, found: Refined) -> Iterator[tuple[str, Tensor]]:
     """Every tensor that the folder stores, under its names."""
     for role, entry in like.signature.tensors.items():
         if entry.stored:
             yield from entry.split(found.tensors[role if role in found.tensors else str(entry.alias)])
 
 
-def _card(
-    name: str, merged: Checkpoint, teachers: Sequence[Checkpoint], result: dict[str, Any], command: str | None
-) -> str:
+def _card(name: str, merged: Folder, teachers: Sequence[Folder], result: dict[str, Any], command: str | None) -> str:
     models = [merged, *teachers]
-    names = [public_name(model.given) for model in models]
+    names = [public_name(model.name) for model in models]
     lines = [*front_matter(names, ["onebasin", "distillation"]), f"# {prose(name)}", ""]
     lines += [f"{code(names[0])} after {result['step']} steps of distillation. This is training, not alignment: the "
               "teachers are", "", *(f"- {code(teacher)}" for teacher in names[1:]), ""]  # fmt: skip
-    lines += ["| KL divergence from the teachers, on data held back | before | after |", "|---|---:|---:|"]
+    lines += ["| KL divergence from the teachers, on data held out | before | after |", "|---|---:|---:|"]
     rows = [(names[0], result), *((public_name(c["model"]), c) for c in [result["control"]] if c)]
     lines += [f"| {prose(model)} | {row['loss_before']:.6g} | {row['loss_after']:.6g} |" for model, row in rows]
     lines += ["", "Made with onebasin:", "", *block(without_paths(command or CALL, paths_of(models)), "sh"), ""]

@@ -15,7 +15,7 @@ from onebasin.fusion.statistics import KINDS, Statistics, measured
 from onebasin.models import Canonical, Model, Rewritten
 from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
-from onebasin.running import stock_model
+from onebasin.running import loaded_model
 from onebasin.settings import Few, checked
 from onebasin.symmetry import Alignment
 
@@ -82,9 +82,9 @@ def measure(
     batches = calibration([model], opt, tell, labels=given)
     how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device}
     if kind == "gram":
-        grams, columns, count = input_grams(stock_model(model, **how, experts=True), batches, tell=tell)
+        grams, columns, count = input_grams(loaded_model(model, **how, experts=True), batches, tell=tell)
         return measured(kind, grams, count, columns, model)
-    stock = stock_model(model, **how, attention="eager", experts=True)
+    stock = loaded_model(model, **how, attention="eager", experts=True)
     causal = given and (opt.task or task_of(model)) == "causal-lm"
     diagonal, count = fisher_diagonal(
         stock, batches, labels=labels, causal=causal, draws=draws, seed=opt.seed, tell=tell
@@ -118,7 +118,7 @@ def combination(
         ]
     tensors: list[Mapping[str, Any]] = [one.tensors for one in moved]
     if kind == "fisher":
-        return fisher_mean(tensors, how.eps, how.normalise)
+        return fisher_mean(tensors, how.eps, how.normalize)
     return Regression(tensors, frozenset().union(*(one.columns for one in moved)), how.shrink)
 
 

@@ -31,7 +31,7 @@ def align_weights(source: Model, anchor: Model, roles: Sequence[str], opt: Optio
         if store:
             store.put(piece.name, matched.save)
         if tell:
-            tell(f"matching {source.given}: {piece.name} of {len(pieces)} units")
+            tell(f"matching {source.name}: {piece.name} of {len(pieces)} units")
     return joined(found[piece] for piece in pieces)
 
 
@@ -62,7 +62,7 @@ def _unit(
         roles=roles,
         workers=opt.workers,
         store=store,
-        progress=None if tell is None else partial(_progress, tell, source.given),
+        progress=None if tell is None else partial(_progress, tell, source.name),
         **opt.descent,
     )
 

@@ -15,10 +15,10 @@ import torch
 from onebasin.engine import Placing, meanwhile
 from onebasin.models import (
     Canonical,
-    Checkpoint,
-    CheckpointError,
-    Making,
+    Folder,
+    LazyTensors,
     Model,
+    ModelError,
     Rewritten,
     model_card,
     provenance,
@@ -32,37 +32,37 @@ from onebasin.running.verification import class_of, has_class, runnable
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
-from .aligning import Found
+from .aligning import AlignedPair
 from .options import Options, Tell, stored_dtype, verification
 
 EXACT = 1e-5  # relative departure of a map from its group that the rounding of float32 explains
 
 
-def tensors_of(model: Model, opt: Options) -> Making:
+def tensors_of(model: Model, opt: Options) -> LazyTensors:
     """The model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
-    return Making.of_model(model, opt.dtype, opt.device, opt.workers, opt.ray)
+    return LazyTensors.of_model(model, opt.dtype, opt.device, opt.workers, opt.ray)
 
 
-def refuse_unverifiable(checkpoint: Checkpoint) -> None:
+def refuse_unverifiable(checkpoint: Folder) -> None:
     """Fail before any work where the model could not be verified; a type without a table is told first."""
     assert checkpoint.signature
     runnable(checkpoint)
 
 
-def ready_to_verify(models: Sequence[Checkpoint], how: bool | str) -> AbstractContextManager[object]:
+def ready_to_verify(models: Sequence[Folder], how: bool | str) -> AbstractContextManager[object]:
     """Import what runs the models while the block runs, which takes about a second."""
     run = models if verification(how) == "outputs" else ()
     return meanwhile(lambda _: [class_of(model) for model in run])
 
 
 def verified(
-    original: Checkpoint,
+    original: Folder,
     model: Rewritten[Alignment],
     opt: Options,
     tell: Tell | None,
     how: bool | str = "outputs",
 ) -> float | None:
-    """The largest output difference between a folder and its rewritten model; CheckpointError where it is not rounding.
+    """The largest output difference between a folder and its rewritten model; ModelError where it is not rounding.
 
     how: see `verification`; None is returned where the models are not run. With `tensors` the maps are checked, and
     the table on a tiny twin. Else both models are run, in the precision of the mathematics: weights rounded to 16 bits
@@ -71,7 +71,7 @@ def verified(
     if verification(how) == "none":
         return None
     if tell:
-        tell(f"verifying {original.given}")
+        tell(f"verifying {original.name}")
     if verification(how) == "tensors":
         refuse_wrong_table(model)
         refuse_inexact(model)
@@ -83,15 +83,15 @@ def verified(
         dtype=dtype, device=opt.device, tolerance=tolerance_of(opt.dtype),
     )  # fmt: skip
     if not verdict.same:
-        raise CheckpointError(
-            f"the rewritten '{original.given}' differs from the original by {verdict.max_difference:.3g} "
+        raise ModelError(
+            f"the rewritten '{original.name}' differs from the original by {verdict.max_difference:.3g} "
             f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
         )
     return verdict.max_difference
 
 
 def refuse_wrong_table(model: Model) -> None:
-    """Raise CheckpointError where the model's table changes the function of its tiny twin, see `departure_on_twin`.
+    """Raise ModelError where the model's table changes the function of its tiny twin, see `departure_on_twin`.
 
     A type that transformers has no class for has no twin: its table is taken at its word.
     """
@@ -99,24 +99,24 @@ def refuse_wrong_table(model: Model) -> None:
         return
     found = departure_on_twin(model)
     if not found <= TWIN_TOLERANCE:
-        raise CheckpointError(
-            f"the table of family '{model.signature.family}' is wrong for '{model.given}': on a small model of the "
+        raise ModelError(
+            f"the table of family '{model.signature.family}' is wrong for '{model.name}': on a small model of the "
             f"same configuration its maps change the outputs by {found:.3g} (relative); nothing was written"
         )
 
 
 def refuse_inexact(model: Rewritten[Alignment]) -> None:
-    """Raise CheckpointError where a map of its alignment is not one that leaves the function as it is."""
+    """Raise ModelError where a map of its alignment is not one that leaves the function as it is."""
     try:
         found = departure(model.signature, model.alignment.elements)
     except ValueError as error:
-        raise CheckpointError(f"the rewritten '{model.given}' would not be the same function: {error}") from None
+        raise ModelError(f"the rewritten '{model.name}' would not be the same function: {error}") from None
     if found > EXACT:
-        raise CheckpointError(f"the maps found for '{model.given}' are off by {found:.3g} (allowed {EXACT:.3g}); "
+        raise ModelError(f"the maps found for '{model.name}' are off by {found:.3g} (allowed {EXACT:.3g}); "
                               "nothing was written")  # fmt: skip
 
 
-def hashed(models: Sequence[Checkpoint]) -> AbstractContextManager[Callable[[], list[dict[str, str]]]]:
+def hashed(models: Sequence[Folder]) -> AbstractContextManager[Callable[[], list[dict[str, str]]]]:
     """The hashes of all input files, made while the block runs."""
     for model in models:
         assert model.files  # which a thread of its own should not be the first to ask
@@ -150,10 +150,10 @@ class Record:
 
     job: str
     command: str | None
-    inputs: Sequence[Checkpoint]
+    inputs: Sequence[Folder]
     options: Options
     result: Mapping[str, Any]
-    found: Sequence[Found]
+    found: Sequence[AlignedPair]
     sha256: Callable[[], Sequence[Mapping[str, str]]] | None = None
 
     def write(self, folder: Path, card: bool = True) -> None:

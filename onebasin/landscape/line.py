@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onebasin.data import Task, evaluate, load_model
 from onebasin.engine import Tell
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.settings import Points, checked
 
 Model = Mapping[str, Tensor] | str | Path
@@ -99,7 +99,7 @@ def curve(
 def _tensors(model: Model) -> Mapping[str, Tensor]:
     if isinstance(model, Mapping):
         return model
-    checkpoint = Checkpoint(model)
+    checkpoint = Folder(model)
     try:
         return {name: checkpoint.read_name(name) for name in checkpoint.files}
     finally:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from onebasin.engine import Tell
-from onebasin.running.loaded import Stock
+from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch, hooks, linear_calls, run, samples
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import Invertible, Orthogonal, Permutation, ScaledOrthogonal, ScaledPermutation, nuclear
@@ -81,8 +81,8 @@ class Site:
 
 def match_activations(
     signature: Signature,
-    anchor: Stock,
-    source: Stock,
+    anchor: LoadedModel,
+    source: LoadedModel,
     batches: Iterable[Batch],
     groups: Mapping[str, Group],
     *,
@@ -93,7 +93,7 @@ def match_activations(
     signature: of the source. batches: inputs of both models; padding is left out where there is an attention_mask.
     groups: scales stay 1 and shears are left out, since one activation alone does not tell them: the rotation or
     permutation is found. Levels that rotate the stream need both models in canonical form.
-    Raises CheckpointError where the models' layers cannot be followed, ValueError for no batches.
+    Raises ModelError where the models' layers cannot be followed, ValueError for no batches.
     """
     groups = {root: _rigid(group) for root, group in groups.items()}
     batches = iter(batches)
@@ -140,7 +140,7 @@ def _moments(matrix: Tensor) -> Moments:
 class _Meter:
     """Second moments of all sites, and where each space is measured."""
 
-    def __init__(self, signature: Signature, anchor: Stock, source: Stock, example: Batch) -> None:
+    def __init__(self, signature: Signature, anchor: LoadedModel, source: LoadedModel, example: Batch) -> None:
         self.signature, self.anchor, self.source = signature, anchor, source
         self.outputs: dict[str, tuple[Axis, list[Site]]] = {}  # module -> sites along the axis of its output
         self.inputs: dict[str, tuple[Axis, list[Site]]] = {}

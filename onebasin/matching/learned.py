@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, held_out, mean_loss
+from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, mean_loss, split_held_out
 from onebasin.engine import Descent
 from onebasin.running.trace import Batch
 from onebasin.settings import Count, Rate, checked
@@ -32,14 +32,14 @@ from onebasin.symmetry.groups.elements import Acts
 
 from .latents import PERMUTATIONS, Latent, blend, element_of, finished, zeros
 
-LOOKS = 20  # at the held-back loss in one run
+LOOKS = 20  # at the held-out loss in one run
 
 
 @dataclass(frozen=True)
 class Learned:
-    """alignments: one per source. step: the one with the least loss on held-back batches, which they are from.
+    """alignments: one per source. step: the one with the least loss on held-out batches, which they are from.
 
-    losses: step -> loss on held-back batches at equal weights; step 0 is the start. couplings: per source, to be
+    losses: step -> loss on held-out batches at equal weights; step 0 is the start. couplings: per source, to be
     applied after its alignment; empty but where permutations were relaxed.
     """
 
@@ -58,7 +58,7 @@ def match_learned(
     forward: Forward,
     batches: Sequence[Batch],
     *,
-    held_back: Sequence[Batch] | None = None,
+    held_out: Sequence[Batch] | None = None,
     steps: int = 200,
     lr: float = 8e-3,
     seed: int = 0,
@@ -72,10 +72,10 @@ def match_learned(
 
     signature: of all models. anchor, sources: role -> tensor, all roles that `forward` needs, of equal shapes, in the
     dtype and on the device of the mathematics. starts: one alignment per source. groups: root space -> what may act.
-    batches: inputs; one makes a step. held_back: batches to choose the step by (default: a sixteenth of `batches`, at
+    batches: inputs; one makes a step. held_out: batches to choose the step by (default: a sixteenth of `batches`, at
     least one, which then teach nothing). loss: default `divergence`. permutations: `fixed` as the starts have them;
     `straight-through` learns them, too; `sinkhorn` relaxes those of neurons to doubly stochastic `couplings`, after
-    which the sources are no longer the same functions. patience: stop after so many looks at the held-back loss (there
+    which the sources are no longer the same functions. patience: stop after so many looks at the held-out loss (there
     are 20) that bring nothing; None runs all steps. checkpoint: a file that the run is saved in at every look, and
     continued from where it exists; a continued run ends as an undisturbed one does. progress: called with a text and
     the loss.
@@ -85,7 +85,7 @@ def match_learned(
     """
     loss = loss or divergence
     _check(anchor, sources, starts, steps, lr, permutations)
-    fit, held = held_out(batches, held_back)
+    fit, held = split_held_out(batches, held_out)
     with torch.no_grad():
         aligned = [
             {role: start.apply(signature, role, tensor) for role, tensor in source.items()}
@@ -99,7 +99,7 @@ def match_learned(
         return blend(signature, anchor, aligned, moving.elements(), shares)
 
     @torch.no_grad()
-    def held_back_loss() -> float:
+    def held_out_loss() -> float:
         return mean_loss(loss, partial(forward, merged(equal)), answers, equal, held)
 
     order, weights = descent_plan(seed, steps, len(fit), len(sources) + 1)
@@ -110,7 +110,7 @@ def match_learned(
 
     run = Descent(moving.free, moving.scores, steps=steps, lr=lr, looks=LOOKS, seed=seed, batches=len(fit),
                   sources=len(sources), permutations=permutations)  # fmt: skip
-    run.descend(loss_at, held_back_loss, moved=moving.forget, patience=patience, checkpoint=checkpoint,
+    run.descend(loss_at, held_out_loss, moved=moving.forget, patience=patience, checkpoint=checkpoint,
                 progress=progress)  # fmt: skip
     found = [finished(signature, groups, *pair) for pair in zip(starts, moving.latents, strict=True)]
     return Learned([item[0] for item in found], run.best_step, run.losses, [item[1] for item in found])
@@ -119,7 +119,7 @@ def match_learned(
 class _Moving:
     """The free numbers of all sources, and what they stand for: made once for every state of the numbers.
 
-    A look at the held-back loss and the step after it share the same elements.
+    A look at the held-out loss and the step after it share the same elements.
     """
 
     def __init__(self, groups: Mapping[str, Group], latents: Sequence[Mapping[str, Latent]]) -> None:

@@ -26,7 +26,7 @@ def soft_couplings(
     read: gives the source as it stands after matching, so that a coupling tends to the identity with the temperature.
     Neurons are scored by the cross-moments of their permutation, heads by what a pair gains with its best inner maps
     (the values of `Wreath.nearest`). Query, key, value and output of a head are mixed with the same weights. Heads with
-    tensors of their own (relative biases, normalised queries) keep their permutation. Raises ValueError as `soften`.
+    tensors of their own (relative biases, normalized queries) keep their permutation. Raises ValueError as `soften`.
     """
     found: dict[str, Coupling | Blend] = {}
     for root in groups:

@@ -8,8 +8,8 @@ Everything that touches the disk lives here. Nothing here runs a model (`onebasi
 from .canonical import Canonical
 from .card import model_card, provenance
 from .distance import Distances, before_and_after, distances
-from .folder import DTYPES, Checkpoint, CheckpointError, locate
-from .lazy_tensors import Making
+from .folder import DTYPES, Folder, ModelError, locate
+from .lazy_tensors import LazyTensors
 from .model import Model, View
 from .pairing import Shared, read_pair, shared_roles
 from .rewritten import Rewritten
@@ -19,11 +19,11 @@ from .writer import write_model
 __all__ = [
     "DTYPES",
     "Canonical",
-    "Checkpoint",
-    "CheckpointError",
     "Distances",
-    "Making",
+    "Folder",
+    "LazyTensors",
     "Model",
+    "ModelError",
     "Rewritten",
     "Shared",
     "View",

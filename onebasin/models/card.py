@@ -18,14 +18,14 @@ import torch
 import transformers
 
 from .distance import Distances
-from .folder import Checkpoint
+from .folder import Folder
 from .published import block, code, plain, prose, public_name, without_paths
 
 _MATCHED = "The first model below, rewritten to lie close to the second by changes that its function does not see"
 
 
 def model_card(
-    inputs: Sequence[Checkpoint],
+    inputs: Sequence[Folder],
     *,
     command: str,
     result: Mapping[str, Any],
@@ -39,7 +39,7 @@ def model_card(
     distances of every model but the anchor to it, in one order.
     """
     kind = "merge" if "method" in result else "match"
-    known, names = paths_of(inputs), [public_name(model.given) for model in inputs]
+    known, names = paths_of(inputs), [public_name(model.name) for model in inputs]
     title = Path(str(result.get("output") or "")).name or f"onebasin {kind}"
     tags = ["onebasin", kind, *(["mergekit"] if "models" in result else [])]  # a merge file, see `merge_config`
     lines = [*front_matter(names, tags), f"# {prose(title)}", "", _introduction(kind, result), ""]
@@ -60,9 +60,9 @@ def front_matter(names: Sequence[str], tags: Sequence[str]) -> list[str]:
             ""]  # fmt: skip
 
 
-def paths_of(inputs: Sequence[Checkpoint]) -> list[str]:
+def paths_of(inputs: Sequence[Folder]) -> list[str]:
     """Where the models lie, which is not published."""
-    return [place for model in inputs for place in (model.given, str(model.folder))]
+    return [place for model in inputs for place in (model.name, str(model.folder))]
 
 
 def _introduction(kind: str, result: Mapping[str, Any]) -> str:
@@ -92,7 +92,7 @@ def _table(before: Sequence[Distances], after: Sequence[Distances], matched: boo
 
 
 def provenance(
-    inputs: Sequence[Checkpoint],
+    inputs: Sequence[Folder],
     *,
     command: str,
     options: Mapping[str, Any],
@@ -107,7 +107,7 @@ def provenance(
     every input, where they are known already.
     """
     sha256 = [hashes(model) for model in inputs] if sha256 is None else sha256
-    named = zip(map(public_name, (model.given for model in inputs)), sha256, strict=True)
+    named = zip(map(public_name, (model.name for model in inputs)), sha256, strict=True)
     facts = {
         "command": command,
         "inputs": [{"model": name, "sha256": dict(found)} for name, found in named],
@@ -120,7 +120,7 @@ def provenance(
     return cleared
 
 
-def hashes(model: Checkpoint, stop: Event | None = None) -> dict[str, str]:
+def hashes(model: Folder, stop: Event | None = None) -> dict[str, str]:
     """File name -> SHA-256, of config.json and every weight file. Reads all of them, or up to where `stop` is set."""
     files = [model.folder / "config.json", *sorted(set(model.files.values()))]
     return {file.name: _sha256(file, stop) for file in files}

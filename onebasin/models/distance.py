@@ -46,7 +46,7 @@ def distances(
     """The distance between `a`, rewritten by `align`, and `b`, over their shared tensors.
 
     Two tensors are in memory at a time for every worker, read in `dtype`; squares are summed in float64.
-    Raises CheckpointError where the models cannot be paired (`shared_roles`) or hold NaN or infinity.
+    Raises ModelError where the models cannot be paired (`shared_roles`) or hold NaN or infinity.
     """
     return before_and_after(a, b, align, dtype=dtype, device=device, workers=workers)[1]
 

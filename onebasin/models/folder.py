@@ -40,7 +40,7 @@ _BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model
 _LAYERS, _LABELS = 1000, 10**6  # no more of them than these are believed where there are fewer tensors
 
 
-class CheckpointError(ValueError):
+class ModelError(ValueError):
     """A model folder that cannot be read; the message says which file and what to do."""
 
 
@@ -56,15 +56,15 @@ def _json(path: Path) -> Any:
         refuse_vast(content)
         return content
     except OSError as error:
-        raise CheckpointError(f"'{path}' cannot be read: {error.strerror}") from None
+        raise ModelError(f"'{path}' cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"'{path}' is not valid JSON: {one_line(error)}") from None
+        raise ModelError(f"'{path}' is not valid JSON: {one_line(error)}") from None
 
 
 def locate(model: str | Path, *files: str) -> Path:
     """The local folder of a model: a path, or a hub id `owner/name[@revision]` fetched into the hub's cache.
 
-    files: patterns of what to fetch (default: a model's weights and what lies beside them). Raises CheckpointError
+    files: patterns of what to fetch (default: a model's weights and what lies beside them). Raises ModelError
     where there is neither, and where a file of the folder is a link that leads out of it.
     """
     text = str(model)
@@ -73,9 +73,9 @@ def locate(model: str | Path, *files: str) -> Path:
         refuse_links_out(path)
         return path
     if text and path.exists():
-        raise CheckpointError(f"'{text}' is a file; give the folder that holds config.json and the weights")
+        raise ModelError(f"'{text}' is a file; give the folder that holds config.json and the weights")
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.parent.is_dir():
-        raise CheckpointError(f"there is no folder '{text}' (a model on the hub is called 'owner/name')")
+        raise ModelError(f"there is no folder '{text}' (a model on the hub is called 'owner/name')")
     try:
         if files:
             return _fetch(text, *files)
@@ -84,10 +84,10 @@ def locate(model: str | Path, *files: str) -> Path:
     except LocalEntryNotFoundError:  # offline, or no connection
         reason = "it is not in the hub's cache, and the hub cannot be reached"
         fetch = f"give a folder, or fetch it first: hf download {text.partition('@')[0]}"
-        raise CheckpointError(f"there is no folder '{text}', {reason}; {fetch}") from None
+        raise ModelError(f"there is no folder '{text}', {reason}; {fetch}") from None
     except Exception as error:  # the client's own errors, and those of whichever transport it uses
         reason = one_line(error)
-        raise CheckpointError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None
+        raise ModelError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None
 
 
 _followed: set[Path] = set()  # links that `link` made
@@ -100,7 +100,7 @@ def link(place: Path, target: Path) -> None:
 
 
 def refuse_links_out(folder: Path) -> None:
-    """Raise CheckpointError, naming the file, where a file of a model folder lies elsewhere, by a link.
+    """Raise ModelError, naming the file, where a file of a model folder lies elsewhere, by a link.
 
     Such a folder may come from anywhere, and what its files hold goes into the output. The hub's cache is made of
     links: those into it are followed, and those of a snapshot to the blobs beside it, wherever that cache lies.
@@ -112,7 +112,7 @@ def refuse_links_out(folder: Path) -> None:
     for path in (*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*")):
         target = Path(os.path.realpath(path))  # `resolve` raises where links run in a circle
         if not any(map(target.is_relative_to, roots)) and target.is_file() and path.absolute() not in _followed:
-            raise CheckpointError(f"'{path}' is a link that leads out of its folder, to '{target}'; put a copy of the "
+            raise ModelError(f"'{path}' is a link that leads out of its folder, to '{target}'; put a copy of the "
                                   "file in its place")  # fmt: skip
 
 
@@ -126,25 +126,25 @@ def finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
 
 
-class Checkpoint:
+class Folder:
     """A model folder, read lazily. Nothing is loaded until `read`, and nothing stays in memory after it.
 
     folder: where config.json and the weights lie. family: the name or file of a table, for a model type that
-    has none. Raises CheckpointError (a ValueError) for what cannot be read or does not fit its table.
+    has none. Raises ModelError (a ValueError) for what cannot be read or does not fit its table.
     """
 
     def __init__(self, model: str | Path, family: str | None = None) -> None:
-        self.given = str(model)
+        self.name = str(model)
         self.folder = locate(model)
         self._family = family
         self._open = ExitStack()
         self.notes: list[str] = []
 
     def __repr__(self) -> str:
-        return f"Checkpoint({self.given!r})"
+        return f"Folder({self.name!r})"
 
     @property
-    def origin(self) -> Checkpoint:
+    def origin(self) -> Folder:
         return self
 
     @cached_property
@@ -152,12 +152,12 @@ class Checkpoint:
         """config.json as it stands."""
         path = self.folder / "config.json"
         if not path.is_file():
-            raise CheckpointError(f"'{self.folder}' holds no config.json; is it a Hugging Face model folder?")
+            raise ModelError(f"'{self.folder}' holds no config.json; is it a Hugging Face model folder?")
         config = _json(path)
         if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-            raise CheckpointError(f"'{path}' names no model_type")
+            raise ModelError(f"'{path}' names no model_type")
         if "quantization_config" in config:
-            raise CheckpointError(f"'{self.given}' is quantised; give the model in floating point")
+            raise ModelError(f"'{self.name}' is quantised; give the model in floating point")
         _refuse_kinds(config, path)
         return config
 
@@ -172,16 +172,16 @@ class Checkpoint:
             names = {new: getattr(full, new, None) for new in getattr(full, "attribute_map", {})}
             return _filled(self.raw_config, {**full.to_dict(), **names})
         except Exception as error:  # each config class refuses bad values in its own way
-            raise CheckpointError(f"'{self.folder / 'config.json'}': {one_line(error)}") from None
+            raise ModelError(f"'{self.folder / 'config.json'}': {one_line(error)}") from None
 
     @cached_property
     def files(self) -> dict[str, Path]:
         """Tensor name -> file that holds it. The order of preference is that of transformers.
 
-        Raises CheckpointError where there are no weights, or an index and its files do not belong together.
+        Raises ModelError where there are no weights, or an index and its files do not belong together.
         """
         if "transformers_weights" in self.raw_config:
-            raise CheckpointError(f"'{self.given}' renames its weight files (transformers_weights); "
+            raise ModelError(f"'{self.name}' renames its weight files (transformers_weights); "
                                   "save it again with its usual names")  # fmt: skip
         for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
             single = self.folder / f"{stem}{suffix}"
@@ -190,25 +190,25 @@ class Checkpoint:
             index = self.folder / f"{stem}{suffix}.index.json"
             if index.is_file():
                 return self._indexed(index, suffix)
-        raise CheckpointError(f"'{self.folder}' holds no model.safetensors and no pytorch_model.bin")
+        raise ModelError(f"'{self.folder}' holds no model.safetensors and no pytorch_model.bin")
 
     def _indexed(self, index: Path, suffix: str) -> dict[str, Path]:
         read = _json(index)
         named = read.get("weight_map") if isinstance(read, dict) else None
         if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
-            raise CheckpointError(f"'{index}' is not an index of weight files: it has no usable 'weight_map'")
+            raise ModelError(f"'{index}' is not an index of weight files: it has no usable 'weight_map'")
         files: dict[str, Path] = {}
         for file in dict.fromkeys(named.values()):
             path = self.folder / file
             if Path(file).name != file or not file.endswith(suffix) or not path.is_file():
-                raise CheckpointError(f"'{index}' names '{file}', which is no weight file of this folder")
+                raise ModelError(f"'{index}' names '{file}', which is no weight file of this folder")
             for name in self._names(path):  # transformers loads all that a file holds, listed or not
                 if name in files:
-                    raise CheckpointError(f"'{name}' is in '{files[name]}' and again in '{path}'")
+                    raise ModelError(f"'{name}' is in '{files[name]}' and again in '{path}'")
                 files[name] = path
         for name, file in named.items():
             if files.get(name) != self.folder / file:
-                raise CheckpointError(f"'{self.folder / file}' lacks '{name}', which '{index.name}' promises")
+                raise ModelError(f"'{self.folder / file}' lacks '{name}', which '{index.name}' promises")
         return files
 
     # --- safetensors and pickles ----------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Checkpoint:
             try:
                 self._handles[file] = self._open.enter_context(safe_open(str(file), "pt"))
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"'{file}' is damaged or cut short: {error}") from None
+                raise ModelError(f"'{file}' is damaged or cut short: {error}") from None
         return self._handles[file]
 
     @cached_property
@@ -256,18 +256,18 @@ class Checkpoint:
                     loaded = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # a hostile file can raise anything
                 reason = f"is damaged, or holds more than tensors and could run code ({one_line(error)})"
-                raise CheckpointError(f"'{file}' {reason}; it was not loaded") from None
+                raise ModelError(f"'{file}' {reason}; it was not loaded") from None
             if not isinstance(loaded, dict) or not all(
                 isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
                 for name, value in loaded.items()
             ):
-                raise CheckpointError(f"'{file}' is not a dictionary of tensors")
+                raise ModelError(f"'{file}' is not a dictionary of tensors")
             for name, value in loaded.items():
                 if value.is_meta:
-                    raise CheckpointError(f"'{file}': the tensor '{name}' is on the device meta, where it has no "
+                    raise ModelError(f"'{file}': the tensor '{name}' is on the device meta, where it has no "
                                           "numbers; save the model again from memory")  # fmt: skip
                 if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                    raise CheckpointError(f"'{file}': the tensor '{name}' repeats numbers that it stores once (an "
+                    raise ModelError(f"'{file}': the tensor '{name}' repeats numbers that it stores once (an "
                                           "expanded tensor); save it again as .contiguous()")  # fmt: skip
             self._handles[file] = {name: value.detach() for name, value in loaded.items()}
         return self._handles[file]  # type: ignore[no-any-return]
@@ -326,14 +326,14 @@ class Checkpoint:
     def signature(self) -> Signature:
         """The table of this model type, fitted to these tensors.
 
-        Raises CheckpointError naming tensors that are unknown, missing or of a wrong shape.
+        Raises ModelError naming tensors that are unknown, missing or of a wrong shape.
         """
         try:
             return resolve(self.table, self.shapes, self.config)
-        except CheckpointError:
+        except ModelError:
             raise
         except ValueError as error:
-            raise CheckpointError(f"'{self.given}': {error}") from None
+            raise ModelError(f"'{self.name}': {error}") from None
 
     def read_name(self, name: str) -> Tensor:
         """The tensor `name` (as on disk) in its own dtype."""
@@ -344,22 +344,22 @@ class Checkpoint:
         try:
             return mapped(self._map(file), self._places(file)[name])
         except (OSError, KeyError, ValueError) as error:
-            raise CheckpointError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
+            raise ModelError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         """The tensor `role` of the signature, in the dtype and on the device where the mathematics runs.
 
-        Raises CheckpointError naming the tensor where it holds NaN or infinity, or no floating-point numbers; a single
+        Raises ModelError naming the tensor where it holds NaN or infinity, or no floating-point numbers; a single
         number (a counter) may be of another kind.
         """
         entry = self.signature.tensors[role]
         name = entry.name
         if entry.shape and not all(each in self.dtypes for each in entry.names):
-            raise CheckpointError(f"'{self.given}': the tensor '{name}' does not hold plain floating-point numbers")
+            raise ModelError(f"'{self.name}': the tensor '{name}' does not hold plain floating-point numbers")
         parts = [self.read_name(each).to(device=device, dtype=dtype) for each in entry.names]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, entry.joint)
         if role not in self._finite and not finite(tensor):
-            raise CheckpointError(f"'{self.given}': the tensor '{name}' holds NaN or infinite values")
+            raise ModelError(f"'{self.name}': the tensor '{name}' holds NaN or infinite values")
         self._finite.add(role)
         return tensor
 
@@ -375,17 +375,17 @@ class Checkpoint:
 
 
 def _refuse_kinds(config: dict[str, Any], path: Path) -> None:
-    """Raise CheckpointError where what is read of every config, and checked by no class, is of another kind."""
+    """Raise ModelError where what is read of every config, and checked by no class, is of another kind."""
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise CheckpointError(f"'{path}': architectures is {str(names)[:40]!r} and not a list of names")
+        raise ModelError(f"'{path}': architectures is {str(names)[:40]!r} and not a list of names")
     for key in ("id2label", "label2id"):
         if not isinstance(config.get(key), dict | None):
-            raise CheckpointError(f"'{path}': {key} is {str(config[key])[:40]!r} and not an object")
+            raise ModelError(f"'{path}': {key} is {str(config[key])[:40]!r} and not an object")
 
 
 def _refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
-    """Raise CheckpointError for more layers than there are tensors, or labels than there can be.
+    """Raise ModelError for more layers than there are tensors, or labels than there can be.
 
     A class makes something for each, which takes minutes and all memory before anything is compared with the weights.
     """
@@ -394,7 +394,7 @@ def _refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
             _refuse_counts(value, tensors, path)
         most = max(tensors, _LAYERS) if re.search("layers?$", key) else _LABELS if key == "num_labels" else None
         if most is not None and isinstance(value, int | float) and value > most:
-            raise CheckpointError(f"'{path}': {key} is {str(value)[:20]}, for which {tensors} tensors are too few")
+            raise ModelError(f"'{path}': {key} is {str(value)[:20]}, for which {tensors} tensors are too few")
 
 
 def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

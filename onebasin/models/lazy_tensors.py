@@ -20,7 +20,7 @@ Group = Sequence[str]  # roles that are made together
 
 
 @dataclass(frozen=True)
-class Making:
+class LazyTensors:
     """How the tensors of a model are made. Iterating makes them: (name on disk, tensor), in order, a few in memory.
 
     signature: roles, shapes and names of what is made. make: the tensors of a group, by role; it shares nothing with
@@ -37,7 +37,7 @@ class Making:
     @classmethod
     def of_model(
         cls, model: Model, dtype: torch.dtype, device: str = "cpu", workers: int | None = None, ray: str | None = None
-    ) -> Making:
+    ) -> LazyTensors:
         """The tensors of `model`, read one by one. dtype: of the arithmetic."""
 
         def make(roles: Group) -> dict[str, Tensor]:

@@ -13,21 +13,21 @@ from torch import Tensor
 from onebasin.symmetry import Signature
 
 if TYPE_CHECKING:
-    from .folder import Checkpoint
+    from .folder import Folder
 
 
 class Model(Protocol):
     """A model whose tensors are read one by one. All that it says of itself agrees with its signature.
 
-    given: what messages and cards call it. origin: the folder that it comes from, with its files, stored dtypes and
+    name: what messages and cards call it. origin: the folder that it comes from, with its files, stored dtypes and
     tokenizer. raw_config: what its config.json says. config: the same with the defaults of its class filled in. notes:
     what was decided on the way from the folder to these tensors.
     """
 
     @property
-    def given(self) -> str: ...
+    def name(self) -> str: ...
     @property
-    def origin(self) -> Checkpoint: ...
+    def origin(self) -> Folder: ...
     @property
     def raw_config(self) -> dict[str, Any]: ...
     @property
@@ -66,11 +66,11 @@ class View:
         return f"{type(self).__name__}({self.base!r})"
 
     @property
-    def given(self) -> str:
-        return self.base.given
+    def name(self) -> str:
+        return self.base.name
 
     @property
-    def origin(self) -> Checkpoint:
+    def origin(self) -> Folder:
         return self.base.origin
 
     @cached_property

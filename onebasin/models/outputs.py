@@ -11,7 +11,7 @@ from pathlib import Path
 from onebasin.engine.placing import real, replaceable, tidy
 
 from .companions import companions
-from .folder import Checkpoint, CheckpointError
+from .folder import Folder, ModelError
 
 MODEL = "config.json"
 
@@ -32,7 +32,7 @@ class Output:
 
 def refuse_outputs(
     outputs: Sequence[Output],
-    inputs: Iterable[Checkpoint | Path] = (),
+    inputs: Iterable[Folder | Path] = (),
     overwrite: bool = False,
     own: Collection[Path] = (),
 ) -> None:
@@ -49,18 +49,18 @@ def refuse_outputs(
         own: Places that an earlier run of the same command has filled, which it may fill again.
 
     Raises:
-        CheckpointError: In one sentence, naming both places.
+        ModelError: In one sentence, naming both places.
     """
     inputs = list(inputs)
     before: list[tuple[Output, Path]] = []
     for output in outputs:
         if not str(output.place).strip():
-            raise CheckpointError(f"the name of {output.name} is empty; say where it goes")
+            raise ModelError(f"the name of {output.name} is empty; say where it goes")
         out = real(output.place)
         tidy(out)
         for other, place in before:
             if out.is_relative_to(place) or place.is_relative_to(out):
-                raise CheckpointError(f"{output.name} '{output.place}' and {other.name} '{other.place}' are the same, "
+                raise ModelError(f"{output.name} '{output.place}' and {other.name} '{other.place}' are the same, "
                                       "or one lies in the other; choose another place")  # fmt: skip
         before.append((output, out))
         _refuse_inputs(output, out, inputs)
@@ -69,21 +69,19 @@ def refuse_outputs(
         _refuse_unwritable(output, out)
 
 
-def _refuse_inputs(output: Output, out: Path, inputs: Sequence[Checkpoint | Path]) -> None:
+def _refuse_inputs(output: Output, out: Path, inputs: Sequence[Folder | Path]) -> None:
     for given in inputs:
-        place = real(given.folder if isinstance(given, Checkpoint) else given)
+        place = real(given.folder if isinstance(given, Folder) else given)
         if out == place:
-            raise CheckpointError(f"{output.name} '{output.place}' is one of the inputs; choose another place")
+            raise ModelError(f"{output.name} '{output.place}' is one of the inputs; choose another place")
         if place.is_relative_to(out) and os.path.lexists(out):
-            raise CheckpointError(
-                f"{output.name} '{output.place}' holds an input of this command; choose another place"
-            )
-        if isinstance(given, Checkpoint) and not output.marker and out in _parts(given):
-            raise CheckpointError(f"{output.name} '{output.place}' is a file of the model '{given.given}'; "
+            raise ModelError(f"{output.name} '{output.place}' holds an input of this command; choose another place")
+        if isinstance(given, Folder) and not output.marker and out in _parts(given):
+            raise ModelError(f"{output.name} '{output.place}' is a file of the model '{given.name}'; "
                                   "choose another place")  # fmt: skip
 
 
-def _parts(model: Checkpoint) -> set[Path]:
+def _parts(model: Folder) -> set[Path]:
     """The files that a model consists of."""
     folder = model.folder
     return {*map(real, model.files.values()), *map(real, companions(folder)), *map(real, folder.glob("*.index.json")),
@@ -92,16 +90,16 @@ def _parts(model: Checkpoint) -> set[Path]:
 
 def _refuse_existing(output: Output, out: Path, overwrite: bool) -> None:
     if not overwrite:
-        raise CheckpointError(f"{output.name} '{output.place}' exists; choose another place or pass --overwrite")
+        raise ModelError(f"{output.name} '{output.place}' exists; choose another place or pass --overwrite")
     if not replaceable(out, output.marker):
         kind = {"": "a file", MODEL: "a model folder"}.get(output.marker, "a folder of its kind")
         lacks = f" (it has no {output.marker})" if output.marker else ""
-        raise CheckpointError(f"{output.name} '{output.place}' is not {kind}{lacks} and is not overwritten")
+        raise ModelError(f"{output.name} '{output.place}' is not {kind}{lacks} and is not overwritten")
 
 
 def _refuse_unwritable(output: Output, out: Path) -> None:
     parent = next(parent for parent in out.parents if parent.exists())
     if not parent.is_dir():
-        raise CheckpointError(f"cannot write '{output.place}': Not a directory: '{parent}'")
+        raise ModelError(f"cannot write '{output.place}': Not a directory: '{parent}'")
     if not os.access(parent, os.W_OK):
-        raise CheckpointError(f"cannot write '{output.place}': '{parent}' may not be written to")
+        raise ModelError(f"cannot write '{output.place}': '{parent}' may not be written to")

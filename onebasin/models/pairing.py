@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onebasin.symmetry import Entry, Signature, Space
 
-from .folder import CheckpointError
+from .folder import ModelError
 from .model import Model
 
 
@@ -32,11 +32,11 @@ def shared_roles(a: Model, b: Model) -> Shared:
     """What `a` and `b` have in common.
 
     Positions (`rows`) may differ in number: the leading ones are shared. Heads may differ: they are set
-    aside. Raises CheckpointError where anything else differs: family, layers, widths, vocabulary, activation.
+    aside. Raises ModelError where anything else differs: family, layers, widths, vocabulary, activation.
     """
     mine, theirs = a.signature, b.signature
     if mine.family != theirs.family:
-        raise CheckpointError(f"'{a.given}' is of family {mine.family}, '{b.given}' of {theirs.family}: "
+        raise ModelError(f"'{a.name}' is of family {mine.family}, '{b.name}' of {theirs.family}: "
                               "they cannot be paired")  # fmt: skip
     _same(a, b, "number of layers", len(mine.layers), len(theirs.layers))
     # Layers that share their weights (ALBERT) are counted by the config alone.
@@ -60,7 +60,7 @@ def read_pair(
 ) -> tuple[Tensor, Tensor]:
     """The tensor `role` of both models, cut to the leading rows that both have. Equal shapes.
 
-    Raises CheckpointError where the shapes differ otherwise, or a tensor holds NaN or infinity.
+    Raises ModelError where the shapes differ otherwise, or a tensor holds NaN or infinity.
     """
     x, y = a.read(role, dtype, device), b.read(role, dtype, device)
     spaces = a.signature.spaces
@@ -70,15 +70,15 @@ def read_pair(
             rows = min(x.shape[dim], y.shape[dim])
             x, y = x.narrow(dim, 0, rows), y.narrow(dim, 0, rows)
     if x.shape != y.shape:
-        raise CheckpointError(f"'{role}' has shape {tuple(x.shape)} in '{a.given}' and {tuple(y.shape)} in "
-                              f"'{b.given}'")  # fmt: skip
+        raise ModelError(f"'{role}' has shape {tuple(x.shape)} in '{a.name}' and {tuple(y.shape)} in "
+                              f"'{b.name}'")  # fmt: skip
     return x, y
 
 
 def refuse_other_spaces(a: Model, role: str, b: Model, other: str) -> None:
     """Refuse to put the tensor `other` of `b`, from whichever layer, where `a` has `role`.
 
-    Raises CheckpointError for another family, and for spaces (heads, neurons) of other sizes: equal shapes are not
+    Raises ModelError for another family, and for spaces (heads, neurons) of other sizes: equal shapes are not
     enough, since eight heads of 4 have the shape of four heads of 8. Task heads and missing tensors pass.
     """
     mine, theirs = a.signature, b.signature
@@ -96,11 +96,11 @@ def _own(signature: Signature) -> dict[str, Entry]:
 
 def _same(a: Model, b: Model, what: str, in_a: object, in_b: object) -> None:
     if in_a != in_b:
-        raise CheckpointError(f"the models differ in {what}: {in_a} in '{a.given}', {in_b} in '{b.given}'")
+        raise ModelError(f"the models differ in {what}: {in_a} in '{a.name}', {in_b} in '{b.name}'")
 
 
 def _same_axes(a: Model, b: Model, role: str) -> None:
-    """Raise CheckpointError, naming the space, where the axes of `role` differ in more than rows."""
+    """Raise ModelError, naming the space, where the axes of `role` differ in more than rows."""
     mine, theirs = a.signature, b.signature
     one, two = mine.tensors[role], theirs.tensors[role]
     _same(a, b, f"the axes of '{role}'", one.axes, two.axes)
@@ -119,7 +119,7 @@ def _differs(a: Model, b: Model, role: str) -> bool:
     """Whether a head's tensor has other axes, other sizes, or other labels in the two models."""
     try:
         _same_axes(a, b, role)
-    except CheckpointError:
+    except ModelError:
         return True
     spaces = a.signature.spaces
     labelled = any(spaces[leaf.space].kind == "labels" for leaf in a.signature.leaves(a.signature.tensors[role]))

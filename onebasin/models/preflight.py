@@ -15,7 +15,7 @@ from onebasin.symmetry import Signature, acting_groups
 from onebasin.symmetry.gauge.canonical import plan
 from onebasin.symmetry.gauge.widening import widening
 
-from .folder import Checkpoint, CheckpointError, _json, one_line
+from .folder import Folder, ModelError, _json, one_line
 from .model import View
 from .pairing import read_pair, shared_roles
 
@@ -59,10 +59,10 @@ class Preflight:
     untied: list[str] = field(default_factory=list)
 
 
-def preflight(a: Checkpoint, b: Checkpoint, level: str = "paper", canonical: bool = False) -> Preflight:
+def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = False) -> Preflight:
     """Whether `a` can be matched to `b` at a level of symmetry, and what would move. Reads no weights.
 
-    canonical: whether the level works on canonical forms. Raises CheckpointError for folders that cannot be read, and
+    canonical: whether the level works on canonical forms. Raises ModelError for folders that cannot be read, and
     ValueError for an unknown level; models that do not belong together are no error.
     """
     for model in (a, b):
@@ -118,10 +118,10 @@ def _touched(signature: Signature, roles: tuple[str, ...], key: str) -> bool:
 # --- vocabularies ---------------------------------------------------------------------------------------------
 
 
-def vocabulary(a: Checkpoint, b: Checkpoint, shown: int = 5) -> Vocabulary | None:
+def vocabulary(a: Folder, b: Folder, shown: int = 5) -> Vocabulary | None:
     """How the vocabularies of two folders agree, id by id; None where one of them holds none that can be read.
 
-    Raises CheckpointError for a vocabulary that is damaged.
+    Raises ModelError for a vocabulary that is damaged.
     """
     mine, theirs = tokens(a.folder), tokens(b.folder)
     if mine is None or theirs is None:
@@ -150,7 +150,7 @@ def tokens(folder: Path) -> dict[int, str] | None:
         try:
             text = lines.read_text("utf-8")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"'{lines}' cannot be read as text: {one_line(error)}") from None
+            raise ModelError(f"'{lines}' cannot be read as text: {one_line(error)}") from None
         return dict(enumerate(text.removesuffix("\n").split("\n"))) if text else None
     return None
 
@@ -167,7 +167,7 @@ def _by_id(vocab: Any) -> dict[int, str]:
 # --- ancestry -------------------------------------------------------------------------------------------------
 
 
-def ancestors(model: Checkpoint) -> list[str]:
+def ancestors(model: Folder) -> list[str]:
     """The models that a folder says it comes from: `_name_or_path` of its config, `base_model` of its README.md."""
     names = [model.raw_config.get("_name_or_path")]
     card = model.folder / "README.md"
@@ -180,7 +180,7 @@ def ancestors(model: Checkpoint) -> list[str]:
     return list(dict.fromkeys(name.rstrip("/") for name in names if isinstance(name, str) and name.strip("/")))
 
 
-def peek(a: Checkpoint, b: Checkpoint, found: Preflight) -> tuple[str, float] | None:
+def peek(a: Folder, b: Folder, found: Preflight) -> tuple[str, float] | None:
     """The name and the cosine of the smallest weight matrix inside the blocks that both models share.
 
     Near 1: one base. Near 0: trained apart, or rewritten. None where there is no such matrix. Biases, norms and tables

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from onebasin.symmetry import Signature
 
 from .companions import TOKENIZER
-from .folder import Checkpoint, CheckpointError, one_line
+from .folder import Folder, ModelError, one_line
 from .model import Model, View
 from .preflight import tokens, vocabulary
 from .rewritten import Rewritten
@@ -25,8 +25,8 @@ from .writer import write_model
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
-def refuse_other_vocabularies(models: Sequence[Checkpoint]) -> None:
-    """Raise CheckpointError, with the counts and the first tokens that differ, unless all share one vocabulary.
+def refuse_other_vocabularies(models: Sequence[Folder]) -> None:
+    """Raise ModelError, with the counts and the first tokens that differ, unless all share one vocabulary.
 
     A model whose folder holds no vocabulary is passed over.
     """
@@ -35,8 +35,8 @@ def refuse_other_vocabularies(models: Sequence[Checkpoint]) -> None:
         found = vocabulary(known[0], model, shown=3)
         if found is not None and not found.same:
             first = ", ".join(f"{i} {one!r} / {two!r}" for i, one, two in found.first)
-            raise CheckpointError(
-                f"the vocabularies differ: '{known[0].given}' has {found.size_a} tokens, '{model.given}' "
+            raise ModelError(
+                f"the vocabularies differ: '{known[0].name}' has {found.size_a} tokens, '{model.name}' "
                 f"{found.size_b}, and {found.agreeing} ids agree; the first that do not: {first}; say which tokenizer "
                 "to take (--tokenizer-source union, base or one of the models)"
             )
@@ -78,18 +78,18 @@ class _Filling:
         return torch.where(counted[self.number] > 0, rows[self.number], default).movedim(0, dim)
 
 
-def unify(models: Sequence[Checkpoint], source: str | int, base: int, scratch: Path) -> Unified:
+def unify(models: Sequence[Folder], source: str | int, base: int, scratch: Path) -> Unified:
     """Write every model into `scratch` with one vocabulary.
 
     source: `union` (the base model's tokens, then what the others have besides, as added tokens), `base`, or the number
     of a model. Rows of tokens that a model lacks are 0. A model without a tokenizer is taken to have the base's.
-    Raises CheckpointError where no tokenizer can be read.
+    Raises ModelError where no tokenizer can be read.
     """
     tokenizers = [_tokenizer(model) for model in models]
     chosen = base if isinstance(source, str) else source
     tokenizer = tokenizers[chosen] or tokenizers[base]
     if tokenizer is None:
-        raise CheckpointError(f"'{models[chosen].given}' holds no tokenizer, and its tokens are wanted")
+        raise ModelError(f"'{models[chosen].name}' holds no tokenizer, and its tokens are wanted")
     own = [(each or tokenizers[base] or tokenizer).get_vocab() for each in tokenizers]
     if source == "union":
         tokenizer.add_tokens(list(_added(tokenizer.get_vocab(), [each for each in tokenizers if each])))
@@ -121,13 +121,13 @@ def vocabulary_axis(signature: Signature, role: str) -> int | None:
     return None
 
 
-def _tokenizer(model: Checkpoint) -> Any:
+def _tokenizer(model: Folder) -> Any:
     if not any(path for pattern in TOKENIZER for path in model.folder.glob(pattern)):
         return None
     try:
         return AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False)
     except Exception as error:  # every tokenizer class refuses in its own way
-        raise CheckpointError(f"the tokenizer of '{model.given}' cannot be read: {one_line(error)}") from None
+        raise ModelError(f"the tokenizer of '{model.name}' cannot be read: {one_line(error)}") from None
 
 
 def _added(known: Mapping[str, int], tokenizers: Sequence[Any]) -> Iterator[Any]:
@@ -141,7 +141,7 @@ def _added(known: Mapping[str, int], tokenizers: Sequence[Any]) -> Iterator[Any]
                 yield special.get(number, token)
 
 
-def _with_rows(model: Checkpoint, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _with_rows(model: Folder, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
     for role, entry in model.signature.tensors.items():
         tensor = model.read(role, model.dtypes.get(entry.names[0], torch.float32))
         dim = vocabulary_axis(model.signature, role)

@@ -17,8 +17,8 @@ from torch import Tensor
 from onebasin import engine
 from onebasin.engine import behind, on_ray
 
-from .folder import CheckpointError, finite
-from .lazy_tensors import Group, Making
+from .folder import ModelError, finite
+from .lazy_tensors import Group, LazyTensors
 from .model import Model
 from .shards import HALF, Cut, Shard, room_for
 
@@ -50,12 +50,12 @@ class Target:
     def refuse_infinite(self, name: str, tensor: Tensor) -> None:
         if tensor.is_floating_point() and not finite(tensor) and name not in set(self.like.origin.others()):
             kind = name_of(tensor.dtype)
-            raise CheckpointError(f"the tensor '{name}' is not finite in {kind}; write a wider dtype")
+            raise ModelError(f"the tensor '{name}' is not finite in {kind}; write a wider dtype")
 
 
 @dataclass
 class File:
-    """What a weight file holds, or shall hold: names, and the groups of `Making` that they are in. number: from 0."""
+    """The names that a weight file holds, and the groups of `LazyTensors` that they are in. number: from 0."""
 
     number: int
     names: list[str] = field(default_factory=list)
@@ -70,19 +70,19 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
     of a lost worker is run again. Which tensors share a file, and so its bytes, does not depend on who writes it.
     """
     cut = Cut(room_for(*target.like.origin.files, *("spare",) * 64), limit)
-    if isinstance(tensors, Making) and tensors.ray:
+    if isinstance(tensors, LazyTensors) and tensors.ray:
         files = list(on_ray(partial(_task, target, tensors, cut.room), foreseen(target, tensors, cut), tensors.ray))
     else:
         files = _written(target, tensors, cut)
     if not files:
-        raise CheckpointError("there are no tensors to write")
+        raise ModelError("there are no tensors to write")
     with clearly(target.out):
         for half in target.folder.glob(f"*{HALF}"):  # of a worker that was lost
             half.unlink()
         _name_shards(target.folder, files)
 
 
-def foreseen(target: Target, making: Making, cut: Cut) -> list[File]:
+def foreseen(target: Target, making: LazyTensors, cut: Cut) -> list[File]:
     """The files that `making` comes to, from shapes alone."""
     files: list[File] = []
     for group in making.groups:
@@ -97,7 +97,7 @@ def foreseen(target: Target, making: Making, cut: Cut) -> list[File]:
     return files
 
 
-def _task(target: Target, making: Making, room: int, file: File) -> File:
+def _task(target: Target, making: LazyTensors, room: int, file: File) -> File:
     """Make and write one file. What its groups hold besides is in the file before or after."""
     wanted = set(file.names)
     pairs = (pair for group in file.groups for pair in making.of(group) if pair[0] in wanted)
@@ -111,12 +111,12 @@ def _written(target: Target, tensors: Iterable[tuple[str, Tensor]], cut: Cut, fi
     """Write the files from number `first` on. A tensor is written in a thread of its own while the next is made."""
     shards: list[Shard] = []
     seen: set[str] = set()
-    copy = not isinstance(tensors, Making)
+    copy = not isinstance(tensors, LazyTensors)
 
     def made() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in tensors:
             if name in seen:
-                raise CheckpointError(f"the tensor '{name}' comes twice")
+                raise ModelError(f"the tensor '{name}' comes twice")
             seen.add(name)
             stored = target.ready(name, tensor, copy)
             target.refuse_infinite(name, stored)
@@ -159,7 +159,7 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class CannotWrite(CheckpointError, OSError):
+class CannotWrite(ModelError, OSError):
     """The place or the disk, not what was asked for, is why an output could not be written."""
 
 

@@ -41,7 +41,7 @@ class _Embedded(View):
             base,
             replace(wide, tensors=kept, temperature=narrow.temperature),
             {**sizes_of(like.raw_config), **base.updates, **_eps(base, like)},
-            [f"widened '{base.given}' to the sizes of '{like.given}'"],
+            [f"widened '{base.name}' to the sizes of '{like.name}'"],
         )
         self.like, self.dtype = wide, base.dtype
 

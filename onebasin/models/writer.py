@@ -16,7 +16,7 @@ from torch import Tensor
 from onebasin.engine import Placing
 
 from .companions import copy_companions
-from .folder import CheckpointError
+from .folder import ModelError
 from .model import Model
 from .outputs import MODEL, Output, refuse_outputs
 from .published import public_name
@@ -42,8 +42,8 @@ def write_model(
 ) -> None:
     """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
 
-    tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. Those of a `Making`
-    with a cluster are made and written by its tasks, a file each, with the same bytes.
+    tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. `LazyTensors` with
+    a cluster are made and written by its tasks, a file each, with the same bytes.
     dtype: of all floating-point tensors; None keeps what `like` stores under each name.
     files: name -> text, written beside the weights.
     check: called with the finished folder before anyone sees it; what it raises refuses the folder.
@@ -52,7 +52,7 @@ def write_model(
     (default: checked here, and named at the end of this call).
 
     The folder appears whole or not at all. A failure removes what was written; a killed process leaves at most a hidden
-    folder beside `out`, which the next run with this output removes. Raises CheckpointError for an output that exists,
+    folder beside `out`, which the next run with this output removes. Raises ModelError for an output that exists,
     is no model folder or is an input, for a tensor that is not finite in its dtype, and for a full disk.
     """
     limit = bytes_of(shard_size)
@@ -74,7 +74,7 @@ def appearing(
     """A hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
 
     inputs: folders that must not be overwritten. placing: takes it to its place later, with others that the caller has
-    checked. Raises CheckpointError as `write_model` does.
+    checked. Raises ModelError as `write_model` does.
     """
     if placing is None:
         refuse_outputs([Output("the output", out)], inputs, overwrite)
@@ -109,9 +109,9 @@ def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def bytes_of(size: int | str) -> int:
-    """`5GB`, `500MB`, `2GiB` or a number -> bytes. Raises CheckpointError for anything else."""
+    """`5GB`, `500MB`, `2GiB` or a number -> bytes. Raises ModelError for anything else."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|[KMB])?", str(size).strip(), re.IGNORECASE)
     count = float(found[1]) * _UNITS[(found[2] or "").upper()] if found else 0
     if not 1 <= count < 2**63:
-        raise CheckpointError(f"'{size}' is no shard size; write it as 5GB or 500MB")
+        raise ModelError(f"'{size}' is no shard size; write it as 5GB or 500MB")
     return int(count)

@@ -4,16 +4,16 @@
 Models come from `onebasin.models` and keep their names there. Nothing here writes a file, or knows a model family.
 """
 
-from .loaded import Stock, stock_model
+from .loaded import LoadedModel, loaded_model
 from .verification import Verification, compare, compare_models, compare_rewritten, load_model, tolerance_of
 
 __all__ = [
-    "Stock",
+    "LoadedModel",
     "Verification",
     "compare",
     "compare_models",
     "compare_rewritten",
     "load_model",
-    "stock_model",
+    "loaded_model",
     "tolerance_of",
 ]

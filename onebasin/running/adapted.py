@@ -11,21 +11,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onebasin.models.folder import Checkpoint, CheckpointError
+from onebasin.models.folder import Folder, ModelError
 from onebasin.models.writer import write_model
 
 from .lora import _FACTOR, Adapter, fit
 
 
-def write_adapted(base: Checkpoint, adapter: Adapter, out: Path) -> None:
+def write_adapted(base: Folder, adapter: Adapter, out: Path) -> None:
     """Write the folder `out`: the base model with the adapter merged into it, in the dtypes of the base.
 
-    Raises CheckpointError for adapters that cannot be read or do not fit.
+    Raises ModelError for adapters that cannot be read or do not fit.
     """
     write_model(out, adapted(base, adapter), base)
 
 
-def adapted(base: Checkpoint, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
+def adapted(base: Folder, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
     """The tensors of `write_adapted`, one at a time: (name on disk, tensor). The arithmetic is in float32."""
     changes: dict[str, dict[str, str]] = {}  # base tensor -> what the adapter holds for it: A, B, or the whole
     for name, entry in fit(adapter, base).tensors.items():
@@ -40,14 +40,14 @@ def adapted(base: Checkpoint, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
             tensor = adapter.tensors[found["whole"]].to(dtype)
         elif found:
             if found.keys() != {"A", "B"}:
-                raise CheckpointError(f"'{adapter.folder}': '{next(iter(found.values()))}' lacks its other factor, "
+                raise ModelError(f"'{adapter.folder}': '{next(iter(found.values()))}' lacks its other factor, "
                                       "or has a bias, which cannot be merged")  # fmt: skip
             a, b = (adapter.tensors[found[key]].float() for key in "AB")
             change = scale(adapter, found["A"], len(a)) * (b @ a)
             tensor = (tensor.float() + (change.T if _turned(adapter, found["A"]) else change)).to(dtype)
         yield from entry.split(tensor)
     if changes:
-        raise CheckpointError(f"'{adapter.folder}' changes '{next(iter(changes))}', which the base model does not hold")
+        raise ModelError(f"'{adapter.folder}' changes '{next(iter(changes))}', which the base model does not hold")
 
 
 def scale(adapter: Adapter, name: str, rank: int) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from onebasin.models import Model
-from onebasin.models.folder import CheckpointError, one_line
+from onebasin.models.folder import ModelError, one_line
 from onebasin.symmetry import Entry, Signature
 
 from .expert_layout import Part, assembled, observed, one_by_one
@@ -30,7 +30,7 @@ Read = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
-class Stock:
+class LoadedModel:
     """A model in eval mode. owner: role -> name of the module that holds it. parameter: role -> the tensor itself.
     parts: role -> where the tensors of all experts lie, one after another, which the class stores in another shape than
     the table says; such a role is in neither of the others. buffer: role -> name in memory of what the class does not
@@ -89,18 +89,18 @@ class Stock:
             self.model.get_buffer(name).copy_(read(role))
 
 
-def stock_model(
+def loaded_model(
     checkpoint: Model,
     *,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     attention: str | None = None,
     experts: bool = False,
-) -> Stock:
+) -> LoadedModel:
     """The model in the class that its config names. Nothing is written.
 
     attention: the implementation (`eager` gives attention maps). experts: take models whose class stacks the tensors of
-    experts; they run one expert after another, and `parts` says where each tensor lies. Raises CheckpointError where
+    experts; they run one expert after another, and `parts` says where each tensor lies. Raises ModelError where
     the class does not take the tensors as they are.
     """
     signature = checkpoint.signature
@@ -116,7 +116,7 @@ def stock_model(
     try:
         model = _load(checkpoint, marked, attention)
     except Exception as error:  # each model class fails in its own way
-        raise CheckpointError(f"'{checkpoint.given}' does not load: {one_line(error)}") from None
+        raise ModelError(f"'{checkpoint.name}' does not load: {one_line(error)}") from None
     roles = {float(number): role for number, (role, _) in enumerate(pieces, 1)}
     owner: dict[str, str] = {}
     parameter: dict[str, nn.Parameter] = {}
@@ -124,7 +124,7 @@ def stock_model(
     for name, tensor in model.named_parameters():
         boxes = observed(name, tensor)
         if boxes is None or not boxes.keys() <= roles.keys() or not (experts or _whole(tensor, boxes, roles, entries)):
-            raise CheckpointError(f"'{checkpoint.given}': {type(model).__name__} keeps '{name}' in another form than "
+            raise ModelError(f"'{checkpoint.name}': {type(model).__name__} keeps '{name}' in another form than "
                                   "the folder, so its activations cannot be followed")  # fmt: skip
         if _whole(tensor, boxes, roles, entries):
             role = roles[next(iter(boxes))]
@@ -148,7 +148,7 @@ def stock_model(
     module.to(device=device, dtype=dtype).train(False)
     for tensor in model.parameters():
         tensor.requires_grad_(False)
-    stock = Stock(model, signature, owner, parameter, parts, buffer)
+    stock = LoadedModel(model, signature, owner, parameter, parts, buffer)
 
     def read(role: str) -> Tensor:
         return checkpoint.read(role, dtype, device)

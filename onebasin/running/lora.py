@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from onebasin.models.companions import copy_companions
-from onebasin.models.folder import Checkpoint, CheckpointError, _json, one_line, refuse_links_out
+from onebasin.models.folder import Folder, ModelError, _json, one_line, refuse_links_out
 from onebasin.models.weight_files import clearly
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.gauge.canonical import plan
@@ -30,7 +30,7 @@ from onebasin.symmetry.gauge.dataflow import along, cut, downstream, noted, outl
 from onebasin.symmetry.tables.axes import Leaf
 from onebasin.symmetry.tables.ties import tied, with_ties
 
-from .loaded import stock_model
+from .loaded import loaded_model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -42,7 +42,7 @@ _SHIFTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class Adapter:
     """The folder of a LoRA adapter, read whole: adapters are small.
 
-    config: adapter_config.json. tensors: name -> tensor, as stored. Raises CheckpointError for what cannot be read or
+    config: adapter_config.json. tensors: name -> tensor, as stored. Raises ModelError for what cannot be read or
     cannot be rewritten exactly.
     """
 
@@ -51,32 +51,32 @@ class Adapter:
         config, weights = self.folder / CONFIG, self.folder / WEIGHTS
         for path in (config, weights):
             if not path.is_file():
-                raise CheckpointError(f"'{folder}' holds no {path.name}; give the folder of a LoRA adapter")
+                raise ModelError(f"'{folder}' holds no {path.name}; give the folder of a LoRA adapter")
         refuse_links_out(self.folder)
         self.config: dict[str, Any] = _json(config)
         if not isinstance(self.config, dict) or self.config.get("peft_type") != "LORA":
-            raise CheckpointError(f"'{config}': only adapters of peft_type LORA can be rewritten")
+            raise ModelError(f"'{config}': only adapters of peft_type LORA can be rewritten")
         start = str(self.config.get("init_lora_weights")).lower()
         if self.config.get("use_dora"):
-            raise CheckpointError(f"'{config}': use_dora normalises columns of the weights, which a rotation does not "
+            raise ModelError(f"'{config}': use_dora normalizes columns of the weights, which a rotation does not "
                                   "keep; merge this adapter into its model first")  # fmt: skip
         if start.startswith(_SHIFTED):
-            raise CheckpointError(f"'{config}': init_lora_weights '{start}' changes the base model; convert it to a "
+            raise ModelError(f"'{config}': init_lora_weights '{start}' changes the base model; convert it to a "
                                   "plain LoRA adapter first")  # fmt: skip
         try:
             self.tensors: dict[str, Tensor] = load_file(weights)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"'{weights}' is damaged or cut short: {one_line(error)}") from None
+            raise ModelError(f"'{weights}' is damaged or cut short: {one_line(error)}") from None
         for name, tensor in self.tensors.items():
             if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-                raise CheckpointError(f"'{weights}': the tensor '{name}' does not hold finite floating-point numbers")
+                raise ModelError(f"'{weights}': the tensor '{name}' does not hold finite floating-point numbers")
 
 
-def fit(adapter: Adapter, base: Checkpoint) -> Signature:
+def fit(adapter: Adapter, base: Folder) -> Signature:
     """The signature of the adapter: its tensors by name, with the axes of what they change in the base model.
 
     Tensors that the adapter replaces whole (`modules_to_save`, trained biases) have all axes of the base's. Raises
-    CheckpointError, naming the tensor, for what belongs to no tensor of the base, to a single expert, or does not fit.
+    ModelError, naming the tensor, for what belongs to no tensor of the base, to a single expert, or does not fit.
     """
     names = _on_disk(base.signature)
     if any(_owner(names, name) is None for name in adapter.tensors):
@@ -84,7 +84,7 @@ def fit(adapter: Adapter, base: Checkpoint) -> Signature:
     return replace(base.signature, tensors={name: _entry(adapter, names, name) for name in adapter.tensors})
 
 
-def transported(
+def rewritten_adapter(
     adapter: Adapter,
     fitted: Signature,
     alignment: Alignment,
@@ -102,10 +102,10 @@ def transported(
     }
 
 
-def folded(adapter: Adapter, fitted: Signature, base: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype) -> dict[str, Tensor]:
     """The adapter's tensors for the canonical form of the base model, in `dtype`.
 
-    There an RMSNorm's weight D stands in what reads it: W D + s B (A D). Raises CheckpointError where constants move as
+    There an RMSNorm's weight D stands in what reads it: W D + s B (A D). Raises ModelError where constants move as
     well, for which a low rank has no place (LayerNorms, value biases that move into output biases), and where the
     adapter changes a norm or a tied table.
     """
@@ -113,13 +113,13 @@ def folded(adapter: Adapter, fitted: Signature, base: Checkpoint, dtype: torch.d
     for name, entry in fitted.tensors.items():
         role = next((role for role, own in whole.tensors.items() if own.name == entry.name), "")
         if entry.norm or not role or tied(whole, role):
-            raise CheckpointError(
+            raise ModelError(
                 f"'{adapter.folder / WEIGHTS}': '{name}' changes a norm or a tied table, which cannot follow a "
                 "rotation of the residual stream; use paper or permutation"
             )
     signature = plan(base.signature).signature
     if any(norm.kind == "layernorm" for norm in signature.norms) or _constants_move(signature):
-        raise CheckpointError(f"'{base.given}': at levels that rotate the residual stream, biases move through the "
+        raise ModelError(f"'{base.name}': at levels that rotate the residual stream, biases move through the "
                               "weights, where its adapter cannot follow; use paper or permutation")  # fmt: skip
     tensors = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in adapter.tensors.items()}
     for outlet in outlets(signature):
@@ -144,14 +144,14 @@ def _entry(adapter: Adapter, names: Mapping[str, Entry], name: str) -> Entry:
     where, shape = f"'{adapter.folder / WEIGHTS}': '{name}'", tuple(adapter.tensors[name].shape)
     whole, factor = _owner(names, name), _FACTOR.match(name)
     if whole is None:
-        raise CheckpointError(f"{where} belongs to no tensor of the base model")
+        raise ModelError(f"{where} belongs to no tensor of the base model")
     if whole.pieces:
-        raise CheckpointError(f"{where} belongs to a single expert; such adapters cannot be rewritten yet")
+        raise ModelError(f"{where} belongs to a single expert; such adapters cannot be rewritten yet")
     axes, sizes = whole.axes, whole.shape
     if factor:
         _, embedding, letter, kind = factor.groups()
         if len(axes) != 2 or len(shape) != (1 if kind == "bias" else 2):
-            raise CheckpointError(f"{where} adapts no matrix; such adapters cannot be rewritten yet")
+            raise ModelError(f"{where} adapts no matrix; such adapters cannot be rewritten yet")
         transposed = bool(embedding or adapter.config.get("fan_in_fan_out"))  # W is stored (in, out)
         end = int((letter == "A") != transposed)  # the axis of W that this factor shares
         axes, sizes = (axes[end],), (sizes[end],)
@@ -161,7 +161,7 @@ def _entry(adapter: Adapter, names: Mapping[str, Entry], name: str) -> Entry:
             axes = constant + axes if letter == "A" else axes + constant
             sizes = (rank, *sizes) if letter == "A" else (*sizes, rank)
     if sizes != shape:
-        raise CheckpointError(f"{where} has shape {shape}, and {sizes} would fit '{whole.name}' of the base model")
+        raise ModelError(f"{where} has shape {shape}, and {sizes} would fit '{whole.name}' of the base model")
     return replace(whole, role=name, shape=shape, axes=axes, alias=None)
 
 
@@ -185,11 +185,11 @@ def _on_disk(signature: Signature) -> dict[str, Entry]:
     return {name: entry for entry in entries for name in entry.names}
 
 
-def _in_memory(base: Checkpoint) -> dict[str, Entry]:
+def _in_memory(base: Folder) -> dict[str, Entry]:
     """The model's tensors by the names of its class, where they differ from those on disk; loads the model."""
     try:
-        stock = stock_model(base)
-    except CheckpointError:  # a class that keeps tensors in another form
+        stock = loaded_model(base)
+    except ModelError:  # a class that keeps tensors in another form
         return {}
     roles = {id(parameter): role for role, parameter in stock.parameter.items()}
     found = {name: roles.get(id(parameter)) for name, parameter in stock.model.named_parameters()}
@@ -197,7 +197,7 @@ def _in_memory(base: Checkpoint) -> dict[str, Entry]:
 
 
 def write_adapter(adapter: Adapter, tensors: dict[str, Tensor], folder: Path, base: str | Path) -> None:
-    """Write an adapter of the model `base` into an empty folder. Raises CheckpointError where it cannot."""
+    """Write an adapter of the model `base` into an empty folder. Raises ModelError where it cannot."""
     config = {**adapter.config, "base_model_name_or_path": str(base)}
     with clearly(folder, "the adapter"):
         copy_companions(adapter.folder, folder)

@@ -8,7 +8,7 @@ from math import inf
 import torch
 
 from onebasin.engine import in_order
-from onebasin.models.folder import Checkpoint, CheckpointError
+from onebasin.models.folder import Folder, ModelError
 from onebasin.running.verification import Verification
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
@@ -17,8 +17,8 @@ MAPPED = 1e-5  # what rounding explains in float32 where tensors were multiplied
 
 
 def compare_tensors(
-    a: Checkpoint,
-    b: Checkpoint,
+    a: Folder,
+    b: Folder,
     alignment: Alignment | None = None,
     *,
     dtype: torch.dtype = torch.float32,
@@ -31,10 +31,10 @@ def compare_tensors(
     alignment: its maps have to leave the function as it is, so that with the tensors the functions are the same.
     dtype: of the comparison. tolerance: of max |a - b| / max |a| in every tensor; by default half a unit in the last
     place of the coarser of the stored types, if they differ, and what the maps' rounding explains. Raises
-    CheckpointError where the families differ, and ValueError for maps that may not act.
+    ModelError where the families differ, and ValueError for maps that may not act.
     """
     if a.signature.family != b.signature.family:
-        raise CheckpointError(f"'{a.given}' is of family {a.signature.family}, '{b.given}' of {b.signature.family}")
+        raise ModelError(f"'{a.name}' is of family {a.signature.family}, '{b.name}' of {b.signature.family}")
     mine, theirs = a.signature, b.signature
     mapped = alignment is not None and departure(mine, alignment.elements) <= MAPPED
     if alignment is not None and not mapped:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.models.folder import CheckpointError
+from onebasin.models.folder import ModelError
 from onebasin.symmetry.tables.axes import Axis, leaves
 
-from .loaded import Stock
+from .loaded import LoadedModel
 from .probes import unpadded
 from .verification import takes_cache
 
@@ -40,13 +40,13 @@ class Call:
     columns: bool
     norm: str = ""
 
-    def axes(self, stock: Stock) -> tuple[Axis, Axis]:
+    def axes(self, stock: LoadedModel) -> tuple[Axis, Axis]:
         """The axes of input and output."""
         first, second = stock.signature.tensors[self.weight].axes
         return (second, first) if self.columns else (first, second)
 
 
-def run(stock: Stock, batch: Batch, **options: Any) -> Any:
+def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
     """The model's output for a batch; `labels` are not passed on, and nothing is cached between calls."""
     given = {key: value.to(stock.model.device) for key, value in batch.items() if key != "labels"}
     cache = {"use_cache": False} if takes_cache(stock.model) else {}
@@ -65,7 +65,7 @@ def samples(value: Tensor, mask: Tensor | None) -> Tensor:
 
 @contextmanager
 def hooks(
-    stock: Stock,
+    stock: LoadedModel,
     after: Mapping[str, Callable[[Tensor, Tensor], None]],
     before: Mapping[str, Callable[[Tensor], None]] | None = None,
 ) -> Iterator[None]:
@@ -107,27 +107,27 @@ class _Event:
     roots: frozenset[str] = field(default_factory=frozenset)
 
 
-def linear_calls(stock: Stock, example: Batch) -> list[Call]:
+def linear_calls(stock: LoadedModel, example: Batch) -> list[Call]:
     """The calls of all linear layers that own a tensor of the signature, in the order in which their outputs (or the
     norms' inputs that these are part of) are complete.
 
-    example: a small batch. Raises CheckpointError where there is no linear layer, or where the model cannot be
+    example: a small batch. Raises ModelError where there is no linear layer, or where the model cannot be
     followed: an edit of the residual stream at the input of a norm does not reach what comes after it.
     """
     events: list[_Event] = []
     first = _observed(stock, example, events)
     calls = _with_norms(events)
     if not calls:
-        raise CheckpointError(f"no linear layer of {type(stock.model).__name__} could be followed")
+        raise ModelError(f"no linear layer of {type(stock.model).__name__} could be followed")
     checked, second = _perturbed(stock, example, events, calls)
     for a, b in zip(first, second, strict=True):
         if not torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max())):
-            raise CheckpointError(f"{type(stock.model).__name__} keeps copies of its residual stream that cannot be "
+            raise ModelError(f"{type(stock.model).__name__} keeps copies of its residual stream that cannot be "
                                   "followed")  # fmt: skip
     return checked
 
 
-def linear_layers(stock: Stock, example: Batch) -> list[Call]:
+def linear_layers(stock: LoadedModel, example: Batch) -> list[Call]:
     """The linear layers that own a tensor of the signature and run on a small batch, each once; norms are not looked
     for."""
     events: list[_Event] = []
@@ -135,7 +135,7 @@ def linear_layers(stock: Stock, example: Batch) -> list[Call]:
     return list({event.module: event.call for event in events if event.call is not None}.values())
 
 
-def _observed(stock: Stock, example: Batch, events: list[_Event]) -> list[Tensor]:
+def _observed(stock: LoadedModel, example: Batch, events: list[_Event]) -> list[Tensor]:
     """Run once and note every call of a linear layer and of a norm."""
     signature = stock.signature
     after: dict[str, Callable[[Tensor, Tensor], None]] = {}
@@ -178,7 +178,7 @@ def _tensors(output: Any) -> list[Tensor]:
     return [value for value in output.values() if isinstance(value, Tensor) and value.is_floating_point()]
 
 
-def _linear(stock: Stock, name: str, weight: str, bias: str | None, x: Tensor, y: Tensor) -> Call | None:
+def _linear(stock: LoadedModel, name: str, weight: str, bias: str | None, x: Tensor, y: Tensor) -> Call | None:
     """The call, where y = x W + b really holds."""
     if not x.is_floating_point():
         return None
@@ -211,7 +211,7 @@ def _with_norms(events: list[_Event]) -> list[tuple[int, Call, int]]:
 
 
 def _perturbed(
-    stock: Stock, example: Batch, events: list[_Event], calls: Sequence[tuple[int, Call, int]]
+    stock: LoadedModel, example: Batch, events: list[_Event], calls: Sequence[tuple[int, Call, int]]
 ) -> tuple[list[Call], list[Tensor]]:
     """Run again; move the output of every layer that seems to go into a norm, see whether the norm's input moves by
     the same, and move it back there."""

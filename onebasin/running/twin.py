@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING
 
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Model, Rewritten
+from onebasin.models import Canonical, Folder, Model, ModelError, Rewritten
 from onebasin.models.folder import one_line
 from onebasin.models.model import View
 from onebasin.symmetry import Alignment, Signature, acting_groups
@@ -248,7 +248,7 @@ def random_model(config: Mapping[str, Any]) -> PreTrainedModel:
     return found
 
 
-def saved_twin(model: Checkpoint, place: Path) -> Checkpoint:
+def saved_twin(model: Folder, place: Path) -> Folder:
     """Write the twin of a model folder and open it with the same table.
 
     Args:
@@ -259,7 +259,7 @@ def saved_twin(model: Checkpoint, place: Path) -> Checkpoint:
         The twin.
 
     Raises:
-        CheckpointError: No small model of this configuration could be made whose layers have the same tensors.
+        ModelError: No small model of this configuration could be made whose layers have the same tensors.
     """
     raw = model.raw_config
     whole = {**CONFIG_MAPPING[raw["model_type"]].from_dict(deepcopy(raw)).to_dict(), "model_type": raw["model_type"]}
@@ -274,13 +274,13 @@ def saved_twin(model: Checkpoint, place: Path) -> Checkpoint:
         except Exception as error:  # each class refuses sizes in its own way
             reason = reason or one_line(error)
             continue
-        found = Checkpoint(folder, model._family)
-        found.given = model.given
+        found = Folder(folder, model._family)
+        found.name = model.name
         lacking = _patterns(model.signature) - _patterns(found.signature)
         if not lacking:
             return found
         reason = reason or f"it lacks '{min(lacking)}'"
-    raise CheckpointError(f"'{model.given}': no small model of its configuration could be made to try its table on "
+    raise ModelError(f"'{model.name}': no small model of its configuration could be made to try its table on "
                           f"({reason}); use --verify outputs")  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def departure_on_twin(model: Model) -> float:
         The difference, in float64: rounding is about 1e-12.
 
     Raises:
-        CheckpointError: There is no such twin, see `saved_twin`.
+        ModelError: There is no such twin, see `saved_twin`.
     """
     origin, canonical = model.origin, _in_canonical_form(model)
     what = json.dumps([origin.raw_config, repr(origin.table), canonical, sorted(_patterns(origin.signature))])
@@ -322,7 +322,7 @@ def _in_canonical_form(model: Model) -> bool:
     return isinstance(model, Canonical) or (isinstance(model, View) and _in_canonical_form(model.base))
 
 
-def _changed(twin: Checkpoint, form: Model, level: str) -> float:
+def _changed(twin: Folder, form: Model, level: str) -> float:
     """The relative difference that a random element of every group of a level makes."""
     signature = form.signature
     generator = torch.Generator().manual_seed(0)

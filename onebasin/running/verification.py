@@ -17,8 +17,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
 
-from onebasin.models.folder import Checkpoint, CheckpointError, one_line
-from onebasin.models.lazy_tensors import Making
+from onebasin.models.folder import Folder, ModelError, one_line
+from onebasin.models.lazy_tensors import LazyTensors
 from onebasin.models.model import Model
 
 from .expert_layout import one_by_one_where_needed, running_experts
@@ -37,12 +37,12 @@ TOLERANCE = {
     torch.bfloat16: 8 * 2.0**-8,
 }
 Instead = tuple[dict[str, Tensor], Mapping[str, Any]]  # tensors and config that take the place of a folder's
-Made = tuple[Making, Mapping[str, Any]]  # the same, not made yet
-Side = tuple[Checkpoint, Made | None]
+Made = tuple[LazyTensors, Mapping[str, Any]]  # the same, not made yet
+Side = tuple[Folder, Made | None]
 _INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
 
 
-class DoesNotRun(CheckpointError):
+class DoesNotRun(ModelError):
     """A model does not run as it was prepared."""
 
 
@@ -91,9 +91,9 @@ def compare(
     dtype: of the forward pass. batch, length, seed: of the inputs, which fit both models. tolerance: by
     default what rounding explains, given how both are stored. Everything that is not internal is compared:
     logits, poolings, and the last hidden state of models without a head. No code from the folders is run.
-    Raises CheckpointError where a folder does not load whole, or the two have no output in common.
+    Raises ModelError where a folder does not load whole, or the two have no output in common.
     """
-    folders = Checkpoint(a), Checkpoint(b)
+    folders = Folder(a), Folder(b)
     stored = (value for folder in folders for value in folder.dtypes.values())
     allowed = tolerance_of(dtype, *stored) if tolerance is None else tolerance
     sides = (folders[0], None), (folders[1], None)
@@ -101,7 +101,7 @@ def compare(
 
 
 def compare_rewritten(
-    original: Checkpoint,
+    original: Folder,
     rewritten: Model,
     *,
     arithmetic: torch.dtype = torch.float32,
@@ -114,9 +114,9 @@ def compare_rewritten(
 
     arithmetic: dtype in which its tensors are made, by so many workers. dtype: of the forward passes. tolerance: of the
     relative difference.
-    Raises CheckpointError as `compare` does.
+    Raises ModelError as `compare` does.
     """
-    made = Making.of_model(rewritten, arithmetic, device, workers), rewritten.raw_config
+    made = LazyTensors.of_model(rewritten, arithmetic, device, workers), rewritten.raw_config
     return _compared(((original, None), (original, made)), dtype, device, tolerance=tolerance)
 
 
@@ -127,7 +127,7 @@ def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: 
         ready = [prepare(*side, dtype, device) for side in sides]
         for (folder, _), (model, unused), (_, other) in zip(sides, ready, reversed(ready), strict=True):
             if unused - other:
-                raise CheckpointError(f"'{folder.given}': {_kind(model)} does not use {_some(unused - other)}")
+                raise ModelError(f"'{folder.name}': {_kind(model)} does not use {_some(unused - other)}")
         return replace(compare_models(ready[0][0], ready[1][0], **how), unused=tuple(sorted(ready[0][1])))
 
     try:
@@ -147,20 +147,20 @@ def compare_models(
 ) -> Verification:
     """`compare` for two loaded models on one device. They are left as they were found.
 
-    Raises CheckpointError where they have no output in common, or cannot be run on the inputs.
+    Raises ModelError where they have no output in common, or cannot be run on the inputs.
     """
     allowed = tolerance_of(a.dtype, b.dtype) if tolerance is None else tolerance
     given = probe(a, b, batch, length, seed)
     ours, theirs = _outputs(a, given, seed), _outputs(b, given, seed)
     both = [name for name in ours if name in theirs]
     if not both:
-        raise CheckpointError(f"the models have no output in common: {_kind(a)} gives {', '.join(ours)}, "
+        raise ModelError(f"the models have no output in common: {_kind(a)} gives {', '.join(ours)}, "
                               f"{_kind(b)} gives {', '.join(theirs)}")  # fmt: skip
     largest = relative = 0.0
     for name in both:
         x, y = ours[name].double(), theirs[name].double()
         if x.shape != y.shape:
-            raise CheckpointError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and "
+            raise ModelError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and "
                                   f"{tuple(y.shape)}")  # fmt: skip
         x, y = (unpadded(value, given.get("attention_mask")) for value in (x, y))
         difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
@@ -170,31 +170,31 @@ def compare_models(
     return Verification(relative <= allowed, largest, relative, allowed, tuple(both))
 
 
-def has_class(folder: Checkpoint) -> bool:
+def has_class(folder: Folder) -> bool:
     """Return whether `transformers` has a class that runs models of this type."""
     return folder.raw_config["model_type"] in CONFIG_MAPPING
 
 
-def runnable(folder: Checkpoint) -> None:
-    """Raise CheckpointError where `transformers` has no class that runs models of this type."""
+def runnable(folder: Folder) -> None:
+    """Raise ModelError where `transformers` has no class that runs models of this type."""
     kind = folder.raw_config["model_type"]
     if not has_class(folder):
-        raise CheckpointError(f"'{folder.given}' is of type '{kind}', which transformers has no class for, so it "
+        raise ModelError(f"'{folder.name}' is of type '{kind}', which transformers has no class for, so it "
                               "cannot be run to verify it; --no-verify does without")  # fmt: skip
 
 
-def class_of(folder: Checkpoint) -> Any:
+def class_of(folder: Folder) -> Any:
     """The class that runs a folder's model; the first time, all that runs models is imported with it."""
     return _class(CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config))
 
 
 def load(
-    folder: Checkpoint, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
+    folder: Folder, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
 ) -> tuple[PreTrainedModel, set[str]]:
     """The folder's model in the class its config names, in eval mode, and the weights that class leaves out.
 
     instead: tensors by their names on disk that are loaded instead of the folder's, and what the config says besides.
-    Raises CheckpointError where it does not load, or weights that the class needs are missing.
+    Raises ModelError where it does not load, or weights that the class needs are missing.
     """
     model, unused = _complete(folder, dtype, instead)
     module: nn.Module = model  # whose `to` and `eval` are typed
@@ -203,14 +203,12 @@ def load(
     return model, unused
 
 
-def held(folder: Checkpoint, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
+def held(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
     """`load`, of the folder or of what is made instead."""
     return load(folder, dtype, device, (dict(instead[0]), instead[1]) if instead else None)
 
 
-def streamed(
-    folder: Checkpoint, instead: Made | None, dtype: torch.dtype, device: str
-) -> tuple[PreTrainedModel, set[str]]:
+def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
     """The same without weights, which are read or made when they are used; what the class puts together from several
     tensors is held. It is for running alone. Raises DoesNotRun for a class that keeps copies, besides what `load` does.
     """
@@ -229,12 +227,12 @@ def streamed(
         real = whole.some(other) if whole else {name: like[name] for name in other}
         model, unused = _complete(folder, dtype, ({**given, **real}, updates))
     if not await_weights(model, given, make, dtype, device):
-        raise DoesNotRun(f"'{folder.given}': {_kind(model)} keeps copies of what it loads")
+        raise DoesNotRun(f"'{folder.name}': {_kind(model)} keeps copies of what it loads")
     model.train(False)
     return model, unused
 
 
-def _complete(folder: Checkpoint, dtype: torch.dtype, instead: Instead | None) -> tuple[PreTrainedModel, set[str]]:
+def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tuple[PreTrainedModel, set[str]]:
     """The model with all weights that its class needs, and the names of those that it leaves out."""
     assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
     runnable(folder)
@@ -243,21 +241,21 @@ def _complete(folder: Checkpoint, dtype: torch.dtype, instead: Instead | None) -
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
             model, info = _loaded(folder, dtype, instead, add_pooling_layer=False)
     except Exception as error:  # each model class fails in its own way
-        raise CheckpointError(f"'{folder.given}' does not load: {one_line(error)}") from None
+        raise ModelError(f"'{folder.name}' does not load: {one_line(error)}") from None
     if info["missing_keys"]:
-        raise CheckpointError(f"'{folder.given}': {_kind(model)} needs {_some(info['missing_keys'])}, "
+        raise ModelError(f"'{folder.name}': {_kind(model)} needs {_some(info['missing_keys'])}, "
                               "which the weights lack")  # fmt: skip
     return model, set(info["unexpected_keys"])
 
 
 def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
     """The model of a folder in the class its config names; dtype: None keeps the stored one."""
-    checkpoint = Checkpoint(folder)
+    checkpoint = Folder(folder)
     return load(checkpoint, dtype or checkpoint.stored_dtype, device)[0]
 
 
 def _loaded(
-    folder: Checkpoint, dtype: torch.dtype, instead: Instead | None, **options: Any
+    folder: Folder, dtype: torch.dtype, instead: Instead | None, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     with _quietly():
         if instead is None:

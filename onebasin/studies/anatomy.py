@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from onebasin.landscape.plots import COLOURS, require_matplotlib
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Distances, Model, distances
+from onebasin.models import Canonical, Distances, Folder, Model, ModelError, distances
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.groups import polar
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
@@ -50,7 +50,7 @@ def study_anatomy(
     folder = Path(output)
     refuse_results(output, ["anatomy.json", "anatomy.png"], [a, b, first, second], overwrite)
     alignments = [Alignment.load(place) for place in (first, second)]
-    opened = [Checkpoint(place) for place in (b, a)]
+    opened = [Folder(place) for place in (b, a)]
     models: list[Model] = list(opened)
     try:
         if any(_rotates(models[0].signature, alignment) for alignment in alignments):
@@ -165,7 +165,7 @@ def _refuse_other(signature: Signature, alignment: Alignment, place: str | Path)
         space = signature.spaces.get(root)
         size = element.index.shape[-1] if isinstance(element, Monomial) else element.matrix.shape[-1]
         if space is None or space.size != size:
-            raise CheckpointError(f"the alignment '{place}' belongs to other models: its space '{root}' of size {size} "
+            raise ModelError(f"the alignment '{place}' belongs to other models: its space '{root}' of size {size} "
                                   "is not theirs")  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import named_table, table_for, tables
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.float64 import Float64
@@ -73,7 +73,7 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
     if Path(target).is_dir():
         if settings:
             raise ValueError(f"'{target}' is a model folder; its config.json says what '{next(iter(settings))}' is")
-        return audit_checkpoint(Checkpoint(target, family), seed)
+        return audit_checkpoint(Folder(target, family), seed)
     name = str(target)
     kind = tables()[name].types[0] if name in tables() else name
     if kind not in CONFIG_MAPPING:
@@ -85,8 +85,8 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
     with tempfile.TemporaryDirectory() as folder:
         with _quietly():
             tiny_model(kind, **settings).save_pretrained(folder)
-        checkpoint = Checkpoint(folder, family)
-        checkpoint.given = f"tiny {kind}"  # what errors call it
+        checkpoint = Folder(folder, family)
+        checkpoint.name = f"tiny {kind}"  # what errors call it
         return audit_checkpoint(checkpoint, seed)
 
 
@@ -134,7 +134,7 @@ def _takes(cls: type[PretrainedConfig], name: str) -> bool:
     return name == "num_labels" or name in inspect.signature(cls).parameters or name in cls.attribute_map
 
 
-def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
+def audit_checkpoint(checkpoint: Folder, seed: int = 0) -> Audit:
     """The audit of a model folder's architecture, at a random point. Whole numbers (counters) are no parameters."""
     kept = {role: entry for role, entry in checkpoint.signature.tensors.items()
             if checkpoint.dtypes.keys() >= set(entry.names)}  # fmt: skip
@@ -142,7 +142,7 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
     own = {role: entry for role, entry in signature.tensors.items() if entry.alias is None}
     count = sum(torch.Size(entry.shape).numel() for entry in own.values())
     if count > LARGEST:
-        raise ValueError(f"'{checkpoint.given}' has {count:,} parameters; an audit takes the Jacobian of all outputs "
+        raise ValueError(f"'{checkpoint.name}' has {count:,} parameters; an audit takes the Jacobian of all outputs "
                          f"by each of them, so give a model of at most {LARGEST:,}, or name its family")  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -158,9 +158,7 @@ def audit_checkpoint(checkpoint: Checkpoint, seed: int = 0) -> Audit:
     return audit_signature(signature, tensors, lambda given: function(counters | given))
 
 
-def as_function(
-    checkpoint: Checkpoint, least: int, generator: torch.Generator
-) -> Callable[[dict[str, Tensor]], Tensor]:
+def as_function(checkpoint: Folder, least: int, generator: torch.Generator) -> Callable[[dict[str, Tensor]], Tensor]:
     """All outputs, at `least` so many, on random inputs, as a function of the tensors by role; norms lose their eps."""
     model, places = _numbered(checkpoint)
     for module in model.modules():
@@ -196,7 +194,7 @@ def stored(signature: Signature) -> dict[str, Entry]:
     return {role: entry for role, entry in signature.tensors.items() if entry.stored}
 
 
-def _numbered(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+def _numbered(checkpoint: Folder) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The stock model in float64, and for each of its parameters where its entries stand among those of all tensors,
     one after another: observed by loading tensors that hold their own places. Experts that are separate in the folder
     may be one parameter in memory."""
@@ -217,7 +215,7 @@ def _numbered(checkpoint: Checkpoint) -> tuple[PreTrainedModel, dict[str, Tensor
 
 
 def random_inputs(
-    checkpoint: Checkpoint, model: PreTrainedModel, rows: int, generator: torch.Generator
+    checkpoint: Folder, model: PreTrainedModel, rows: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Every token in every place, nothing padded or masked, positions given where a table holds them."""
     config: Any = model.config

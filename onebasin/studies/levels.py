@@ -20,7 +20,7 @@ from onebasin.engine import Tell
 from onebasin.fusion import METHODS, merged_tensors
 from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
-from onebasin.models import Checkpoint, shared_roles
+from onebasin.models import Folder, shared_roles
 from onebasin.settings import Points, checked
 from onebasin.symmetry import LEVELS
 
@@ -148,7 +148,7 @@ def _curve(
 
 def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) -> Iterator[dict[str, Tensor]]:
     """Name -> tensor of the merged model at every lambda. Its ends are the models themselves, which must fit."""
-    models = [Checkpoint(a), Checkpoint(b)]
+    models = [Folder(a), Folder(b)]
     try:
         shared = shared_roles(*models)
         if alone := [*shared.only_a, *shared.only_b, *shared.differing]:

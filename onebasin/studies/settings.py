@@ -16,7 +16,7 @@ import onebasin
 from onebasin.data import Task, evaluate, load_model, load_task
 from onebasin.data.files import split_off
 from onebasin.jobs.layers import best_layers
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 
 from .config import Config, Corpus, Matching
 
@@ -148,7 +148,7 @@ def fused(
 
 def layers_of(model: str) -> list[int]:
     """The numbers of a model's layers."""
-    checkpoint = Checkpoint(model)
+    checkpoint = Folder(model)
     try:
         return checkpoint.signature.layers
     finally:

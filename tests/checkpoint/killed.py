@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onebasin
-from onebasin.models import Checkpoint, write_model
+from onebasin.models import Folder, write_model
 
 
 def die(*_: object) -> None:
@@ -55,7 +55,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
 
 
 def main(new: str, out: str, *moments: str) -> None:
-    like = Checkpoint(new)
+    like = Folder(new)
     for moment in moments:
         place = Path(f"{out}-{moment}")
         shutil.copytree(out, place)

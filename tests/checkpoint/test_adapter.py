@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Model
-from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, fit, folded, transported, write_adapter
+from onebasin.models import Canonical, Folder, Model, ModelError
+from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, fit, folded, rewritten_adapter, write_adapter
 from onebasin.symmetry import Alignment, acting_groups
 
 RANK, SCALE = 3, 0.7
@@ -91,14 +91,14 @@ def rewritten(checkpoint: Model, alignment: Alignment, case: str, folder: Path) 
 def test_rewriting_base_and_adapter_is_rewriting_the_merged_model(case: str, level: str, tmp_path: Path) -> None:
     base = CASES[case]().double()
     adapter = Adapter(lora(base, tmp_path / "lora"))
-    folder = Checkpoint(save(base, tmp_path / "base"))
+    folder = Folder(save(base, tmp_path / "base"))
     merged = merge(base, adapter.tensors)
     alignment = alignment_of(folder, level)
-    moved = transported(adapter, fit(adapter, folder), alignment, torch.float64)
+    moved = rewritten_adapter(adapter, fit(adapter, folder), alignment, torch.float64)
     assert sum(not torch.equal(moved[name], adapter.tensors[name]) for name in moved) > len(folder.signature.layers)
 
     one = merge(rewritten(folder, alignment, case, tmp_path / "one"), moved)
-    two = rewritten(Checkpoint(save(merged, tmp_path / "merged")), alignment, case, tmp_path / "two")
+    two = rewritten(Folder(save(merged, tmp_path / "merged")), alignment, case, tmp_path / "two")
     for (name, x), y in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11, msg=name)
     given = inputs(merged)
@@ -113,13 +113,13 @@ def test_norms_fold_into_the_adapter_as_into_the_base(case: str, level: str, tmp
     """The canonical form of the base, rotated, with the adapter is the merged model."""
     base = CASES[case]().double()
     adapter = Adapter(lora(base, tmp_path / "lora", "proj"))
-    folder = Checkpoint(save(base, tmp_path / "base"))
+    folder = Folder(save(base, tmp_path / "base"))
     merged = merge(base, adapter.tensors)
     fitted = fit(adapter, folder)
     inner = folded(adapter, fitted, folder, torch.float64)
     form = Canonical(folder, torch.float64)
     alignment = alignment_of(form, level)
-    moved = transported(adapter, fitted, alignment, torch.float64, inner)
+    moved = rewritten_adapter(adapter, fitted, alignment, torch.float64, inner)
     one = merge(rewritten(form, alignment, case, tmp_path / "one"), moved)
     two = load(case, save(merged, tmp_path / "merged"))  # a scale of Gemma's is rounded where it is not read in float64
     for x, y in zip(outputs(one, inputs(two)), outputs(two, inputs(two)), strict=True):
@@ -136,15 +136,15 @@ def test_norms_fold_into_the_adapter_as_into_the_base(case: str, level: str, tmp
 )
 def test_what_does_not_fold_is_refused(case: str, only: str, words: str, tmp_path: Path) -> None:
     base = CASES[case]()
-    adapter, folder = Adapter(lora(base, tmp_path / "lora", only)), Checkpoint(save(base, tmp_path / "base"))
-    with pytest.raises(CheckpointError, match=words):
+    adapter, folder = Adapter(lora(base, tmp_path / "lora", only)), Folder(save(base, tmp_path / "base"))
+    with pytest.raises(ModelError, match=words):
         folded(adapter, fit(adapter, folder), folder, torch.float64)
 
 
 def test_trained_biases_and_whole_modules_move_like_those_of_the_base(tmp_path: Path) -> None:
     case = "BertForSequenceClassification"
     base = CASES[case]().double()
-    folder = Checkpoint(save(base, tmp_path / "base"))
+    folder = Folder(save(base, tmp_path / "base"))
     alignment = alignment_of(folder, "permutation")
     adapter = Adapter(lora(base, tmp_path / "lora", "layer.0.intermediate"))
     bias = torch.randn(10, dtype=torch.float64)
@@ -153,7 +153,7 @@ def test_trained_biases_and_whole_modules_move_like_those_of_the_base(tmp_path: 
         "base_model.model.bert.encoder.layer.0.intermediate.dense.bias": bias,
         "base_model.model.classifier.weight": torch.randn(3, 12, dtype=torch.float64),
     }
-    moved = transported(adapter, fit(adapter, folder), alignment, torch.float64)
+    moved = rewritten_adapter(adapter, fit(adapter, folder), alignment, torch.float64)
     bias_role = "encoder.layer.0.intermediate.dense.bias"
     for name, role in zip(moved, (bias_role, bias_role, "classifier.weight"), strict=True):
         expected = alignment.apply(folder.signature, role, adapter.tensors[name])
@@ -163,10 +163,10 @@ def test_trained_biases_and_whole_modules_move_like_those_of_the_base(tmp_path: 
 def test_names_with_and_without_the_prefix(tmp_path: Path) -> None:
     """An adapter of a model with a head fits the folder of its base model, which has no prefix."""
     base, headed = CASES["BertModel"]().double(), CASES["BertForSequenceClassification"]().double()
-    folder = Checkpoint(save(base, tmp_path / "base"))
+    folder = Folder(save(base, tmp_path / "base"))
     adapter = Adapter(lora(headed, tmp_path / "lora", "query"))
     alignment = alignment_of(folder, "paper")
-    moved = transported(adapter, fit(adapter, folder), alignment, torch.float64)
+    moved = rewritten_adapter(adapter, fit(adapter, folder), alignment, torch.float64)
     name = "base_model.model.bert.encoder.layer.1.attention.self.query.lora_B.weight"
     padded = torch.cat([adapter.tensors[name], torch.zeros(12, 9, dtype=torch.float64)], 1)
     role = "encoder.layer.1.attention.self.query.weight"
@@ -178,8 +178,8 @@ def test_the_written_folder_is_an_adapter_in_its_stored_dtype(tmp_path: Path) ->
     base = CASES["GPT2LMHeadModel"]()
     adapter = Adapter(lora(base, tmp_path / "lora", bias="none"))
     adapter.tensors = {name: tensor.bfloat16() for name, tensor in adapter.tensors.items()}
-    folder = Checkpoint(save(base, tmp_path / "base"))
-    moved = transported(adapter, fit(adapter, folder), alignment_of(folder, "paper"))
+    folder = Folder(save(base, tmp_path / "base"))
+    moved = rewritten_adapter(adapter, fit(adapter, folder), alignment_of(folder, "paper"))
     (tmp_path / "out").mkdir()
     write_adapter(adapter, moved, tmp_path / "out", "new-base")
     again = Adapter(tmp_path / "out")
@@ -198,7 +198,7 @@ def test_the_written_folder_is_an_adapter_in_its_stored_dtype(tmp_path: Path) ->
 )
 def test_adapters_that_cannot_be_rewritten_exactly(config: dict[str, Any], words: str, tmp_path: Path) -> None:
     folder = lora(CASES["GPT2Model"](), tmp_path / "lora", "c_fc", **config)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(ModelError, match=words):
         Adapter(folder)
 
 
@@ -213,36 +213,36 @@ def test_adapters_that_cannot_be_rewritten_exactly(config: dict[str, Any], words
 )
 def test_tensors_that_do_not_fit(name: str, shape: tuple[int, ...], words: str, tmp_path: Path) -> None:
     base = CASES["GPT2Model"]()
-    folder = Checkpoint(save(base, tmp_path / "base"))
+    folder = Folder(save(base, tmp_path / "base"))
     adapter = Adapter(lora(base, tmp_path / "lora", "c_fc"))
     adapter.tensors = {f"base_model.model.{name}": torch.ones(shape)}
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(ModelError, match=words):
         fit(adapter, folder)
 
 
 def test_an_adapter_whose_file_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
     lora(CASES["LlamaForCausalLM"](), tmp_path / "lora")
     (tmp_path / "lora" / "LICENSE").symlink_to(__file__)
-    with pytest.raises(CheckpointError, match="leads out of its folder"):
+    with pytest.raises(ModelError, match="leads out of its folder"):
         Adapter(tmp_path / "lora")
 
 
 def test_experts_and_damage_are_refused(tmp_path: Path) -> None:
     base = CASES["MixtralForCausalLM"]()
-    folder = Checkpoint(save(base, tmp_path / "base"))
+    folder = Folder(save(base, tmp_path / "base"))
     expert = next(entry.pieces[0] for entry in folder.signature.tensors.values() if entry.pieces)
     adapter = Adapter(lora(base, tmp_path / "lora", "q_proj"))
     adapter.tensors = {f"base_model.model.{expert.removesuffix('weight')}lora_A.weight": torch.ones(3, 16)}
-    with pytest.raises(CheckpointError, match="single expert"):
+    with pytest.raises(ModelError, match="single expert"):
         fit(adapter, folder)
     file = tmp_path / "lora" / WEIGHTS
     tensors = load_file(file)
     save_file({name: tensor.fill_(torch.nan) for name, tensor in tensors.items()}, file)
-    with pytest.raises(CheckpointError, match="does not hold finite"):
+    with pytest.raises(ModelError, match="does not hold finite"):
         Adapter(tmp_path / "lora")
     file.write_bytes(file.read_bytes()[:50])
-    with pytest.raises(CheckpointError, match="damaged or cut short"):
+    with pytest.raises(ModelError, match="damaged or cut short"):
         Adapter(tmp_path / "lora")
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"holds no adapter_model\.safetensors"):
+    with pytest.raises(ModelError, match=r"holds no adapter_model\.safetensors"):
         Adapter(tmp_path / "lora")

@@ -12,20 +12,20 @@ import torch
 from damage import edit_weights
 from huggingface_hub import ModelCard
 
-from onebasin.models import Checkpoint, distances, model_card, provenance, write_model
+from onebasin.models import Folder, distances, model_card, provenance, write_model
 
 COMMAND = "onebasin match a b -o out"
 
 
 @pytest.fixture
-def pair(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Checkpoint, Checkpoint]:
+def pair(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Folder, Folder]:
     make(name="a"), make(name="b")
     edit_weights(tmp_path / "b", lambda t: [value.mul_(1.25) for value in t.values()])
     monkeypatch.chdir(tmp_path)
-    return Checkpoint("a"), Checkpoint("b")
+    return Folder("a"), Folder("b")
 
 
-def test_the_card_is_one_that_the_hub_reads(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> None:
+def test_the_card_is_one_that_the_hub_reads(pair: tuple[Folder, Folder], tmp_path: Path) -> None:
     far, near = distances(*pair), distances(pair[1], pair[1])
     for result, kind, times in (
         ({"output": "x/out"}, "match", 1),
@@ -47,11 +47,11 @@ def test_names_survive_the_front_matter(make, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     make(name=name)
-    text = model_card([Checkpoint(name)], command=COMMAND, result={"output": None})
+    text = model_card([Folder(name)], command=COMMAND, result={"output": None})
     assert ModelCard(text).data.base_model == [Path(name).name]
 
 
-def test_the_record(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> None:
+def test_the_record(pair: tuple[Folder, Folder], tmp_path: Path) -> None:
     far, near = distances(*pair), distances(pair[0], pair[0])
     options = {
         "symmetry": "paper",
@@ -88,10 +88,10 @@ def test_the_record(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> None
         assert given["sha256"] == expected
 
 
-def test_every_shard_is_hashed(pair: tuple[Checkpoint, Checkpoint]) -> None:
+def test_every_shard_is_hashed(pair: tuple[Folder, Folder]) -> None:
     like = pair[0]
     write_model("shards", ((name, like.read_name(name)) for name in like.files), like, shard_size=3000)
-    record = provenance([Checkpoint("shards")], command=COMMAND, options={}, result={})
+    record = provenance([Folder("shards")], command=COMMAND, options={}, result={})
     shards = {path.name for path in Path("shards").glob("*.safetensors")}
     assert len(shards) > 1
     assert set(record["inputs"][0]["sha256"]) == {*shards, "config.json"}

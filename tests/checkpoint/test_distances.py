@@ -10,7 +10,7 @@ import torch
 from damage import edit_weights
 from safetensors.torch import load_file
 
-from onebasin.models import Checkpoint, distances
+from onebasin.models import Folder, distances
 from onebasin.symmetry import Alignment, acting_groups
 
 
@@ -20,7 +20,7 @@ def test_against_a_sum_by_hand(make) -> None:
     mine, theirs = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
     squares = {name: float((mine[name].double() - theirs[name].double()).square().sum()) for name in mine}
     norm = math.sqrt(sum(float(value.double().square().sum()) for value in theirs.values()))
-    found = distances(Checkpoint(a), Checkpoint(b))
+    found = distances(Folder(a), Folder(b))
     assert found.distance == pytest.approx(math.sqrt(sum(squares.values())), rel=1e-6)
     assert found.relative == pytest.approx(found.distance / norm, rel=1e-6)
     for layer in ("0", "1"):
@@ -40,8 +40,8 @@ def test_against_a_sum_by_hand(make) -> None:
 
 def test_parts_and_layers_add_up(make) -> None:
     found = distances(
-        Checkpoint(make("ViTForImageClassification")),
-        Checkpoint(make("ViTForImageClassification", "b", num_labels=4)),
+        Folder(make("ViTForImageClassification")),
+        Folder(make("ViTForImageClassification", "b", num_labels=4)),
     )
     assert math.hypot(*found.parts.values()) == pytest.approx(found.distance)
     assert set(found.parts) == {"attention", "ffn", "norm", "embedding", "head", "other"}
@@ -51,16 +51,16 @@ def test_parts_and_layers_add_up(make) -> None:
 def test_zero_and_nothing(make) -> None:
     a, zero = make("BertModel"), make("BertModel", "zero")
     edit_weights(zero, lambda t: [value.zero_() for value in t.values()])
-    assert distances(Checkpoint(a), Checkpoint(a)).distance == 0
-    assert distances(Checkpoint(zero), Checkpoint(zero)).relative == 0
-    assert distances(Checkpoint(a), Checkpoint(zero)).relative == math.inf
+    assert distances(Folder(a), Folder(a)).distance == 0
+    assert distances(Folder(zero), Folder(zero)).relative == 0
+    assert distances(Folder(a), Folder(zero)).relative == math.inf
 
 
 def test_an_alignment_moves_the_first_model(make) -> None:
     """|g a - a| by the definition, and 0 for the model that g wrote."""
     folder = make("BertForSequenceClassification", dtype=torch.float64)
     moved = make("BertForSequenceClassification", "moved", dtype=torch.float64)
-    a, b = Checkpoint(folder), Checkpoint(moved)
+    a, b = Folder(folder), Folder(moved)
     signature = a.signature
     generator = torch.Generator().manual_seed(0)
     groups = acting_groups(signature, "permutation")
@@ -85,6 +85,6 @@ def test_an_alignment_moves_the_first_model(make) -> None:
         for role, b_role in ((r, a.read(r, torch.float64)) for r in tensors)
     )
     assert distances(a, a, g, dtype=torch.float64).distance == pytest.approx(math.sqrt(squares), rel=1e-12)
-    assert distances(a, Checkpoint(moved), g, dtype=torch.float64).distance == 0
-    assert distances(a, Checkpoint(moved)).distance > 1
+    assert distances(a, Folder(moved), g, dtype=torch.float64).distance == 0
+    assert distances(a, Folder(moved)).distance > 1
     b.close()

@@ -11,7 +11,7 @@ import torch
 from elements import random_alignment
 
 import onebasin
-from onebasin.models import Canonical, Checkpoint, Rewritten
+from onebasin.models import Canonical, Folder, Rewritten
 from onebasin.running import compare_rewritten
 from onebasin.running.float64 import Float64
 from onebasin.symmetry import acting_groups
@@ -19,7 +19,7 @@ from onebasin.symmetry import acting_groups
 
 @pytest.mark.parametrize("case", models.one_of_each_family())
 def test_an_exact_copy_is_the_same_in_float64(case: str, tmp_path: Path) -> None:
-    folder = Checkpoint(models.save(models.CASES[case]().double(), tmp_path))
+    folder = Folder(models.save(models.CASES[case]().double(), tmp_path))
     form = Canonical(folder, torch.float64)
     groups = acting_groups(form.signature, "full", rescale="joint")
     moved = Rewritten(form, random_alignment(form.signature, groups), torch.float64)

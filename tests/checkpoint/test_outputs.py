@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models import Folder, ModelError
 from onebasin.models.outputs import Output, refuse_outputs
 
 
 @pytest.mark.parametrize("place", ["", " "])
 def test_an_empty_name(place: str) -> None:
-    with pytest.raises(CheckpointError, match="the name of the output is empty"):
+    with pytest.raises(ModelError, match="the name of the output is empty"):
         refuse_outputs([Output("the output", place)])
 
 
@@ -24,20 +24,20 @@ def test_no_file_of_a_model_is_an_output_whatever_leads_there(bert: Path, tmp_pa
     (bert / "vocab.txt").write_text("a")
     for place in (bert / "model.safetensors", tmp_path / "link", bert / "config.json", bert / "vocab.txt",
                   tmp_path / "no" / ".." / bert.name / "config.json"):  # fmt: skip
-        with pytest.raises(CheckpointError, match="is a file of the model"):
-            refuse_outputs([Output("the alignment", place, "")], [Checkpoint(bert)], overwrite)
-    refuse_outputs([Output("the statistics", bert / "fisher.safetensors", "")], [Checkpoint(bert)])
+        with pytest.raises(ModelError, match="is a file of the model"):
+            refuse_outputs([Output("the alignment", place, "")], [Folder(bert)], overwrite)
+    refuse_outputs([Output("the statistics", bert / "fisher.safetensors", "")], [Folder(bert)])
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_no_input_is_an_output_or_lies_in_one(bert: Path, tmp_path: Path, overwrite: bool) -> None:
     data = tmp_path / "data.txt"
     data.write_text("x")
-    for output, given in ((Output("o", bert), Checkpoint(bert)), (Output("o", data, ""), data),
-                          (Output("o", tmp_path), Checkpoint(bert)), (Output("o", tmp_path), data)):  # fmt: skip
-        with pytest.raises(CheckpointError, match=r"is one of the inputs|holds an input"):
+    for output, given in ((Output("o", bert), Folder(bert)), (Output("o", data, ""), data),
+                          (Output("o", tmp_path), Folder(bert)), (Output("o", tmp_path), data)):  # fmt: skip
+        with pytest.raises(ModelError, match=r"is one of the inputs|holds an input"):
             refuse_outputs([output], [given], overwrite)
-    refuse_outputs([Output("o", bert / "merged")], [Checkpoint(bert)])  # a new folder beside a model's files
+    refuse_outputs([Output("o", bert / "merged")], [Folder(bert)])  # a new folder beside a model's files
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_no_input_is_an_output_or_lies_in_one(bert: Path, tmp_path: Path, overwr
 def test_no_two_outputs_meet(tmp_path: Path, first: str, second: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "there")
     outputs = [Output("the output", tmp_path / first), Output("the anchor's output", tmp_path / second)]
-    with pytest.raises(CheckpointError, match=r"the anchor's output .* and the output .* are the same, or one lies in"):
+    with pytest.raises(ModelError, match=r"the anchor's output .* and the output .* are the same, or one lies in"):
         refuse_outputs(outputs, overwrite=True)
 
 
@@ -57,10 +57,10 @@ def test_what_exists_is_replaced_by_its_like_alone(bert: Path, tmp_path: Path) -
     file = tmp_path / "file"
     file.write_text("x")
     for output in (Output("o", bert), Output("o", file, ""), Output("o", tmp_path / "home")):
-        with pytest.raises(CheckpointError, match="exists; choose another place or pass --overwrite"):
+        with pytest.raises(ModelError, match="exists; choose another place or pass --overwrite"):
             refuse_outputs([output])
     for output in (Output("o", file), Output("o", bert, ""), Output("o", tmp_path / "home"), Output("o", bert, "x")):
-        with pytest.raises(CheckpointError, match="and is not overwritten"):
+        with pytest.raises(ModelError, match="and is not overwritten"):
             refuse_outputs([output], overwrite=True)
     refuse_outputs([Output("o", bert), Output("p", file, "")], overwrite=True)
     refuse_outputs([Output("o", bert), Output("p", file, "")], own={bert, file})
@@ -69,8 +69,8 @@ def test_what_exists_is_replaced_by_its_like_alone(bert: Path, tmp_path: Path) -
 
 def test_a_place_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match="Not a directory"):
+    with pytest.raises(ModelError, match="Not a directory"):
         refuse_outputs([Output("o", tmp_path / "file" / "deep" / "out")])
     os.symlink(tmp_path / "round", tmp_path / "round")
-    with pytest.raises(CheckpointError, match="exists"):
+    with pytest.raises(ModelError, match="exists"):
         refuse_outputs([Output("o", tmp_path / "round")])

@@ -10,19 +10,19 @@ import pytest
 import torch
 from damage import edit_config, edit_weights
 
-from onebasin.models import Checkpoint, CheckpointError, distances, read_pair, shared_roles
+from onebasin.models import Folder, ModelError, distances, read_pair, shared_roles
 
 POSITIONS = "embeddings.position_embeddings.weight"
 
 
-def pair(a: Path, b: Path) -> tuple[Checkpoint, Checkpoint]:
-    return Checkpoint(a), Checkpoint(b)
+def pair(a: Path, b: Path) -> tuple[Folder, Folder]:
+    return Folder(a), Folder(b)
 
 
 def test_a_model_shares_everything_with_itself_once(make) -> None:
     folder = make("BertForPreTraining")
-    checkpoint = Checkpoint(folder)
-    shared = shared_roles(checkpoint, Checkpoint(folder))
+    checkpoint = Folder(folder)
+    shared = shared_roles(checkpoint, Folder(folder))
     assert not shared.only_a and not shared.only_b and not shared.differing
     # The decoder is tied to the word embeddings: it is no parameter of its own.
     assert set(shared.roles) == set(checkpoint.signature.tensors) - {
@@ -89,10 +89,10 @@ def test_one_head_of_two_differs(make) -> None:
 def test_what_differs_is_named_with_both_sizes(make, change: dict[str, object], words: str) -> None:
     a, b = pair(make(), make(name="other", **change))
     for first, second in ((a, b), (b, a)):
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(ModelError) as caught:
             shared_roles(first, second)
         assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(ModelError, match=words):
         shared_roles(a, b)
 
 
@@ -100,12 +100,12 @@ def test_layers_that_share_weights_are_counted_by_the_config(make) -> None:
     options = {"embedding_size": 8}
     a = make("AlbertForMaskedLM", **options)
     b = make("AlbertForMaskedLM", "deeper", **options, num_hidden_layers=5)
-    with pytest.raises(CheckpointError, match=r"number of layers: 2 in .*, 5 in"):
+    with pytest.raises(ModelError, match=r"number of layers: 2 in .*, 5 in"):
         shared_roles(*pair(a, b))
 
 
 def test_families_that_differ(make) -> None:
-    with pytest.raises(CheckpointError, match=r"family bert, .* of gpt2"):
+    with pytest.raises(ModelError, match=r"family bert, .* of gpt2"):
         shared_roles(*pair(make("BertModel"), make("GPT2Model")))
 
 
@@ -129,7 +129,7 @@ def test_distance_counts_shared_positions_alone(make) -> None:
     b = make(name="longer", max_position_embeddings=20)
 
     def graft(tensors: dict[str, torch.Tensor]) -> None:
-        own = Checkpoint(a)
+        own = Folder(a)
         for name in tensors:
             tensors[name][tuple(slice(size) for size in own.shapes[name])] = own.read_name(name)
 

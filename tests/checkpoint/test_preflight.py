@@ -17,7 +17,7 @@ from torch import Tensor
 import onebasin
 from onebasin.matching import match_weights
 from onebasin.matching.cost import numbers_held
-from onebasin.models import Checkpoint, CheckpointError, read_pair, shared_roles
+from onebasin.models import Folder, ModelError, read_pair, shared_roles
 from onebasin.models.preflight import ancestors, preflight, tokens, vocabulary
 from onebasin.symmetry import acting_groups
 
@@ -35,10 +35,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_weights_are_read(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = folder(tmp_path / "b", seed=1)
 
-    def read(self: Checkpoint, name: str) -> Tensor:
+    def read(self: Folder, name: str) -> Tensor:
         raise AssertionError(name)
 
-    monkeypatch.setattr(Checkpoint, "read_name", read)
+    monkeypatch.setattr(Folder, "read_name", read)
     for level in ("paper", "full"):
         assert onebasin.check(bert, other, symmetry=level)["can_match"]
     with pytest.raises(AssertionError, match="weight"):
@@ -93,7 +93,7 @@ def test_what_differs(bert: Path, gpt2: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", ["paper", "permutation"])
 def test_matching_holds_no_more_than_was_foretold(gpt2: Path, tmp_path: Path, level: str) -> None:
     """Counted while it runs: the bytes of all tensors handed to it that are still alive, at their most."""
-    a, b = Checkpoint(gpt2), Checkpoint(folder(tmp_path / "b", "GPT2LMHeadModel", seed=1))
+    a, b = Folder(gpt2), Folder(folder(tmp_path / "b", "GPT2LMHeadModel", seed=1))
     alive = peak = 0
 
     def release(count: int) -> None:
@@ -116,7 +116,7 @@ def test_matching_holds_no_more_than_was_foretold(gpt2: Path, tmp_path: Path, le
     said = preflight(a, b, level)
     assert said.signature is not None
     assert numbers_held(said.signature, said.roles, groups, 1) == foretold
-    deep = Checkpoint(folder(tmp_path / "deep", "GPT2LMHeadModel", n_layer=6))
+    deep = Folder(folder(tmp_path / "deep", "GPT2LMHeadModel", n_layer=6))
     many = acting_groups(deep.signature, level)
     assert numbers_held(deep.signature, list(deep.signature.tensors), many, 1) == foretold  # whatever the depth
     memory = onebasin.check(gpt2, tmp_path / "b", precision="float64")["memory"]
@@ -154,17 +154,17 @@ def test_a_separator_that_python_knows_is_a_token(tmp_path: Path) -> None:
 
 def test_vocabularies_compared(bert: Path, tmp_path: Path) -> None:
     a, b = (Path(shutil.copytree(bert, tmp_path / name)) for name in "ab")
-    assert vocabulary(Checkpoint(a), Checkpoint(b)) is None
+    assert vocabulary(Folder(a), Folder(b)) is None
     (a / "vocab.txt").write_text("p\nq\nr\ns\n")
-    assert vocabulary(Checkpoint(a), Checkpoint(b)) is None
+    assert vocabulary(Folder(a), Folder(b)) is None
     (b / "tokenizer.json").write_text(_tokenizer({"p": 0, "r": 1, "q": 2, "s": 3, "t": 4}))
-    found = vocabulary(Checkpoint(a), Checkpoint(b), shown=2)
+    found = vocabulary(Folder(a), Folder(b), shown=2)
     assert found is not None and not found.same
     assert (found.size_a, found.size_b, found.agreeing) == (4, 5, 2)
     assert found.first == [(1, "q", "r"), (2, "r", "q")]
     assert onebasin.check(a, b)["vocabulary"]["first"][-1] == (4, None, "t")
     (b / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json' is not valid JSON"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json' is not valid JSON"):
         onebasin.check(a, b)
 
 
@@ -173,7 +173,7 @@ def test_vocabularies_compared(bert: Path, tmp_path: Path) -> None:
 
 def test_ancestors(bert: Path, tmp_path: Path) -> None:
     a, b = (Path(shutil.copytree(bert, tmp_path / name)) for name in "ab")
-    assert ancestors(Checkpoint(a)) == [] and onebasin.check(a, b)["common_ancestors"] == []
+    assert ancestors(Folder(a)) == [] and onebasin.check(a, b)["common_ancestors"] == []
     config = json.loads((a / "config.json").read_text())
     (a / "config.json").write_text(json.dumps({**config, "_name_or_path": "owner/base"}))
     (b / "README.md").write_text("---\nbase_model:\n- owner/base\n- owner/other\n---\n# b\n")

@@ -13,16 +13,16 @@ import torch
 from damage import edit_config, edit_weights, to_pickle
 from safetensors.torch import load_file, save_file
 
-from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models import Folder, ModelError
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 WORDS = "embeddings.word_embeddings.weight"
 
 
-def refused(folder: Path, what: Callable[[Checkpoint], object] = lambda c: c.signature) -> str:
+def refused(folder: Path, what: Callable[[Folder], object] = lambda c: c.signature) -> str:
     """The sentence with which a folder is refused: one line that names what is wrong."""
-    with pytest.raises(CheckpointError) as caught:
-        what(Checkpoint(folder))
+    with pytest.raises(ModelError) as caught:
+        what(Folder(folder))
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -46,7 +46,7 @@ def test_reads_every_form_and_dtype(make, form: str, dtype: torch.dtype) -> None
     folder = make(dtype=dtype)
     expected = load_file(folder / "model.safetensors")
     {"single": lambda f: f, "sharded": shard, "pickle": to_pickle}[form](folder)
-    checkpoint = Checkpoint(folder)
+    checkpoint = Folder(folder)
     assert checkpoint.files.keys() == expected.keys()
     assert checkpoint.stored_dtype == dtype
     for role, entry in checkpoint.signature.tensors.items():
@@ -58,12 +58,12 @@ def test_reads_every_form_and_dtype(make, form: str, dtype: torch.dtype) -> None
 def test_reads_the_older_pickle_format(bert: Path) -> None:
     expected = load_file(bert / "model.safetensors")
     torch.save(expected, to_pickle(bert), _use_new_zipfile_serialization=False)
-    assert torch.equal(Checkpoint(bert).read_name(QUERY), expected[QUERY])
+    assert torch.equal(Folder(bert).read_name(QUERY), expected[QUERY])
 
 
 def test_prefers_the_file_that_transformers_loads(bert: Path) -> None:
     (bert / "model.safetensors.index.json").write_text("not read")
-    assert Checkpoint(bert).files[QUERY].name == "model.safetensors"
+    assert Folder(bert).files[QUERY].name == "model.safetensors"
 
 
 # --- folders ---------------------------------------------------------------------------------------
@@ -71,16 +71,16 @@ def test_prefers_the_file_that_transformers_loads(bert: Path) -> None:
 
 def test_missing_folder(tmp_path: Path) -> None:
     for name in (tmp_path / "none", "none", "./none/model", ""):
-        with pytest.raises(CheckpointError, match="there is no folder"):
-            Checkpoint(name)
+        with pytest.raises(ModelError, match="there is no folder"):
+            Folder(name)
 
 
 def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("onebasin.models.folder.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    with pytest.raises(CheckpointError, match="there is no folder 'models/typo'"):
-        Checkpoint("models/typo")
+    with pytest.raises(ModelError, match="there is no folder 'models/typo'"):
+        Folder("models/typo")
 
 
 def test_hub_id(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +91,9 @@ def test_hub_id(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return str(bert)
 
     monkeypatch.setattr("onebasin.models.folder.snapshot_download", download)
-    assert Checkpoint("owner/name@v2").folder == bert
+    assert Folder("owner/name@v2").folder == bert
     to_pickle(bert)
-    assert Checkpoint("owner/name").folder == bert
+    assert Folder("owner/name").folder == bert
     assert asked == [
         ("owner/name", "v2", "model*.safetensors"),
         ("owner/name", None, "model*.safetensors"),
@@ -102,14 +102,14 @@ def test_hub_id(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hub_without_such_a_model() -> None:
-    with pytest.raises(CheckpointError, match="the hub cannot be reached") as caught:  # it is offline here
-        Checkpoint("no-such-owner/no-such-model")
+    with pytest.raises(ModelError, match="the hub cannot be reached") as caught:  # it is offline here
+        Folder("no-such-owner/no-such-model")
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_is_no_folder(bert: Path) -> None:
-    with pytest.raises(CheckpointError, match="is a file"):
-        Checkpoint(bert / "config.json")
+    with pytest.raises(ModelError, match="is a file"):
+        Folder(bert / "config.json")
 
 
 def linked(folder: Path, file: str, to: Path) -> None:
@@ -153,7 +153,7 @@ def test_links_inside_the_folder_and_into_the_hub_s_cache_are_followed(
               "cache": tmp_path / "hub" / "models--o--m" / "blobs"}  # fmt: skip
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         linked(folder, file, places[where])
-    assert Checkpoint(folder).read_name(QUERY).numel()
+    assert Folder(folder).read_name(QUERY).numel()
 
 
 def test_blobs_that_are_a_link_are_not_followed(bert: Path, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_blobs_that_are_a_link_are_not_followed(bert: Path, tmp_path: Path) -> N
 def test_links_that_run_in_a_circle_are_no_files(bert: Path) -> None:
     (bert / "one.json").symlink_to("two.json")
     (bert / "two.json").symlink_to("one.json")
-    assert Checkpoint(bert).signature
+    assert Folder(bert).signature
 
 
 def test_no_weights(bert: Path) -> None:
@@ -291,8 +291,8 @@ def test_a_pickle_that_would_run_code_does_not_run_it(bert: Path, tmp_path: Path
         file.write_bytes(pickle.dumps(Hostile(marker)))
     else:
         torch.save(content, file, _use_new_zipfile_serialization=how == "torch")
-    with pytest.raises(CheckpointError, match="could run code") as caught:
-        Checkpoint(bert).signature  # noqa: B018
+    with pytest.raises(ModelError, match="could run code") as caught:
+        Folder(bert).signature  # noqa: B018
     assert "\n" not in str(caught.value)
     assert not marker.exists()
     torch.load(file, weights_only=False) if how != "plain" else pickle.loads(file.read_bytes())
@@ -329,7 +329,7 @@ def test_a_pickle_of_views_is_read(bert: Path) -> None:
     for view in (torch.stack([query, query])[1], query.T.contiguous().T):
         torch.save({**tensors, QUERY: view}, bert / "pytorch_model.bin")
         (bert / "model.safetensors").unlink(missing_ok=True)
-        assert torch.equal(Checkpoint(bert).read_name(QUERY), query)
+        assert torch.equal(Folder(bert).read_name(QUERY), query)
 
 
 def test_unknown_tensors_are_named(bert: Path) -> None:
@@ -421,7 +421,7 @@ def test_tensors_that_an_index_forgets_are_read(bert: Path) -> None:
     content = json.loads(index.read_text())
     del content["weight_map"][QUERY]
     index.write_text(json.dumps(content))
-    assert QUERY in Checkpoint(bert).files
+    assert QUERY in Folder(bert).files
 
 
 def test_a_damaged_shard_is_named(bert: Path) -> None:

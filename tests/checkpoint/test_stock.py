@@ -7,8 +7,8 @@ import pytest
 import torch
 from models import CASES, build, inputs, named_outputs, save
 
-from onebasin.models import Canonical, Checkpoint
-from onebasin.running.loaded import stock_model
+from onebasin.models import Canonical, Folder
+from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import linear_calls
 
 FAMILIES = [
@@ -27,11 +27,11 @@ FAMILIES = [
 @pytest.mark.parametrize("case", [*FAMILIES, "OPTForCausalLM-weightless-norms"])
 def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path: Path) -> None:
     model = CASES[case]().double()
-    checkpoint = Checkpoint(save(model, tmp_path / "model"))
+    checkpoint = Folder(save(model, tmp_path / "model"))
     given = inputs(model)
     wanted = named_outputs(model, given)
     for form in (checkpoint, Canonical(checkpoint, torch.float64)):
-        got = named_outputs(stock_model(form, dtype=torch.float64).model, given)
+        got = named_outputs(loaded_model(form, dtype=torch.float64).model, given)
         for name, value in wanted.items():
             assert torch.allclose(got[name], value, atol=1e-9), name
 
@@ -40,7 +40,7 @@ def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path:
 def test_what_a_class_keeps_as_a_buffer_is_filled_too(case: str, tmp_path: Path) -> None:
     """Running statistics, and the corrections that choose experts."""
     model = CASES[case]().double()
-    stock = stock_model(Checkpoint(save(model, tmp_path / "model")), dtype=torch.float64, experts=True)
+    stock = loaded_model(Folder(save(model, tmp_path / "model")), dtype=torch.float64, experts=True)
     assert stock.buffer
     given = inputs(model)
     got = named_outputs(stock.model, given)
@@ -54,7 +54,7 @@ def test_more_tensors_than_sixteen_bits_tell_apart(dtype: torch.dtype, tmp_path:
     layers = 35 if dtype == torch.bfloat16 else 235
     model = build("LlamaForCausalLM", vocab_size=5, hidden_size=4, num_hidden_layers=layers, num_attention_heads=2,
                   num_key_value_heads=1, intermediate_size=3, max_position_embeddings=8).to(dtype)  # fmt: skip
-    stock = stock_model(Checkpoint(save(model, tmp_path / "model")))
+    stock = loaded_model(Folder(save(model, tmp_path / "model")))
     assert len(stock.parameter) == 9 * layers + 3 > 2 / torch.finfo(dtype).eps
     held = dict(model.named_parameters())
     for role, parameter in stock.parameter.items():
@@ -66,7 +66,7 @@ def test_more_tensors_than_sixteen_bits_tell_apart(dtype: torch.dtype, tmp_path:
 @pytest.mark.parametrize("case", FAMILIES)
 def test_every_matrix_of_a_layer_is_found_where_it_works(case: str, tmp_path: Path) -> None:
     model = CASES[case]().double()
-    stock = stock_model(Checkpoint(save(model, tmp_path / "model")), dtype=torch.float64)
+    stock = loaded_model(Folder(save(model, tmp_path / "model")), dtype=torch.float64)
     calls = linear_calls(stock, inputs(model))
     matrices = {
         role for role, entry in stock.signature.tensors.items() if len(entry.axes) == 2 and entry.layer is not None
@@ -80,6 +80,6 @@ def test_every_matrix_of_a_layer_is_found_where_it_works(case: str, tmp_path: Pa
 
 
 def test_tied_parameters_are_known(tmp_path: Path) -> None:
-    stock = stock_model(Checkpoint(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
+    stock = loaded_model(Folder(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
     assert stock.shared("wte.weight")
     assert not stock.shared("h.0.mlp.c_fc.weight")

@@ -11,7 +11,7 @@ import torch
 from models import CASES, inputs, named_outputs, save
 from torch import Tensor, nn
 
-from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models import Folder, ModelError
 from onebasin.running.lazy_weights import Awaited, await_weights, placed, stand_ins
 from onebasin.running.verification import compare, load, streamed
 
@@ -22,7 +22,7 @@ HOLDING = ("moe", "mixtral", "deepseek", "swiglu", "xlnet")
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_computes_what_the_whole_model_computes(case: str, tmp_path: Path) -> None:
-    folder = Checkpoint(save(CASES[case]().double(), tmp_path / "model"))
+    folder = Folder(save(CASES[case]().double(), tmp_path / "model"))
     whole, left_out = load(folder, DTYPE)
     model, unused = streamed(folder, None, DTYPE, "cpu")
     assert unused == left_out
@@ -104,7 +104,7 @@ def test_a_model_that_does_not_run_so_is_held(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("transformers.models.bert.modeling_bert.BertPooler.forward", forward)
     with pytest.raises(RuntimeError), torch.no_grad():
-        model, _ = streamed(Checkpoint(folder), None, DTYPE, "cpu")
+        model, _ = streamed(Folder(folder), None, DTYPE, "cpu")
         model(**inputs(model))
     assert not looked
     assert compare(folder, folder).same and len(looked) == 2
@@ -115,5 +115,5 @@ def test_models_that_do_not_compare_are_not_held(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("onebasin.running.verification.held", lambda *_: pytest.fail("held"))
     case = CASES["BertForSequenceClassification"]
     folders = [save(case(num_labels=labels), tmp_path / str(labels)) for labels in (3, 4)]
-    with pytest.raises(CheckpointError, match="differ in the shape of 'logits'"):
+    with pytest.raises(ModelError, match="differ in the shape of 'logits'"):
         compare(*folders)

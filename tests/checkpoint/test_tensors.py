@@ -11,7 +11,7 @@ from pairs import folder
 from safetensors.torch import load_file, save_file
 
 import onebasin
-from onebasin.models import Canonical, Checkpoint
+from onebasin.models import Canonical, Folder
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.groups.elements import Linear
 
@@ -94,7 +94,7 @@ def test_ways_of_verifying(pair: list[Path], tmp_path: Path) -> None:
 
 def test_the_canonical_form_tensor_by_tensor(pair: list[Path]) -> None:
     """Any order of reading gives the same numbers, and nothing but vectors stays in memory."""
-    base = Checkpoint(pair[0])
+    base = Folder(pair[0])
     one, other = Canonical(base, torch.float64), Canonical(base, torch.float64)
     roles = list(one.signature.tensors)
     first = {role: one.read(role, torch.float64) for role in roles}

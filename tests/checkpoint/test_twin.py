@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING
 
 import onebasin
 from onebasin.families import tables
-from onebasin.models import Canonical, Checkpoint, CheckpointError
+from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running.probes import probe
 from onebasin.running.twin import TOLERANCE, TRIES, Scale, departure_on_twin, random_model, saved_twin, shrunk
 from onebasin.running.verification import _outputs
@@ -86,7 +86,7 @@ def test_every_kind_of_layer_is_there() -> None:
 
 @pytest.mark.parametrize("case", models.one_of_each_family())
 def test_the_tables_hold_on_their_twins(case: str, tmp_path: Path) -> None:
-    model = Checkpoint(models.save(models.CASES[case](), tmp_path))
+    model = Folder(models.save(models.CASES[case](), tmp_path))
     assert departure_on_twin(model) < TOLERANCE / 1e4
     assert departure_on_twin(Canonical(model)) < TOLERANCE / 1e4
 
@@ -126,9 +126,7 @@ def test_a_wrong_table_does_not_pass(wrong: tuple[Path, Path, Path], tmp_path: P
         lambda: onebasin.merge([a, b], out, match="full", family=str(table), verify="tensors"),
         lambda: onebasin.canonical(a, out, family=str(table), verify="tensors"),
     ):
-        with pytest.raises(
-            CheckpointError, match=r"the table of family '.*' is wrong for '.*/[ab]'.*nothing was written"
-        ):
+        with pytest.raises(ModelError, match=r"the table of family '.*' is wrong for '.*/[ab]'.*nothing was written"):
             job()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "wrong.txt"]
 
@@ -139,7 +137,7 @@ def test_a_right_table_passes(tmp_path: Path) -> None:
 
 
 def test_where_no_twin_can_be_made_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Checkpoint(models.save(models.CASES["GPT2LMHeadModel"](), tmp_path / "a"))
+    model = Folder(models.save(models.CASES["GPT2LMHeadModel"](), tmp_path / "a"))
     monkeypatch.setattr("onebasin.running.twin.TRIES", ())
-    with pytest.raises(CheckpointError, match=r"no small model of its configuration could be made.*--verify outputs"):
+    with pytest.raises(ModelError, match=r"no small model of its configuration could be made.*--verify outputs"):
         saved_twin(model, tmp_path)

@@ -14,7 +14,7 @@ import transformers
 from damage import edit_config, edit_weights, to_pickle
 
 import onebasin
-from onebasin.models import Canonical, Checkpoint, CheckpointError, write_model
+from onebasin.models import Canonical, Folder, ModelError, write_model
 from onebasin.running import compare, compare_models, compare_rewritten, load_model
 from onebasin.running.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
@@ -144,7 +144,7 @@ def test_other_kinds_of_model_get_inputs_that_fit(tmp_path: Path, kind: str) -> 
 def test_rotated_and_rounded_is_same_and_wrong_is_not(make, tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     """Six layers, rotated and rounded to `dtype` again; then with one tensor forgotten."""
     depth = {"n_layer" if "GPT2" in kind else "num_hidden_layers": 6}
-    model = Checkpoint(make(kind, dtype=dtype, **depth))
+    model = Folder(make(kind, dtype=dtype, **depth))
     signature = model.signature
     maths = torch.float64 if dtype == torch.float64 else torch.float32
     generator = torch.Generator().manual_seed(0)
@@ -187,7 +187,7 @@ def test_tolerance_is_that_of_the_coarsest(make) -> None:
 
 def test_what_stands_at_padding_is_not_compared(tmp_path: Path) -> None:
     """ModernBERT's window leaves padded queries without a key: value biases pass through no softmax there."""
-    folder = Checkpoint(models.save(models.CASES["ModernBertForMaskedLM-biases"]().double(), tmp_path))
+    folder = Folder(models.save(models.CASES["ModernBertForMaskedLM-biases"]().double(), tmp_path))
     form = Canonical(folder, torch.float64)
     assert compare_rewritten(folder, form, arithmetic=torch.float64, dtype=torch.float64).same
 
@@ -222,7 +222,7 @@ def test_pickled_weights_are_compared_too(make) -> None:
 
 
 def test_base_and_head_model_have_no_output_in_common(make) -> None:
-    with pytest.raises(CheckpointError, match="no output in common: BertModel gives last_hidden_state"):
+    with pytest.raises(ModelError, match="no output in common: BertModel gives last_hidden_state"):
         compare(make("BertModel"), make("BertForTokenClassification"))
 
 
@@ -233,14 +233,14 @@ def test_a_model_without_its_pooler(make) -> None:
 
 
 def test_class_counts_that_differ(make) -> None:
-    with pytest.raises(CheckpointError, match=r"shape of 'logits': \(4, 3\) and \(4, 5\)"):
+    with pytest.raises(ModelError, match=r"shape of 'logits': \(4, 3\) and \(4, 5\)"):
         compare(make(), make(name="five", num_labels=5))
 
 
 def test_missing_weights_are_named(make) -> None:
     a, b = make(), make(name="b")
     edit_weights(b, lambda t: t.pop("classifier.weight"))
-    with pytest.raises(CheckpointError, match=r"needs 'classifier.weight', which the weights lack"):
+    with pytest.raises(ModelError, match=r"needs 'classifier.weight', which the weights lack"):
         compare(a, b)
 
 
@@ -248,7 +248,7 @@ def test_weights_that_one_model_alone_has_are_named(make) -> None:
     a, b = make(), make(name="b")
     edit_weights(b, lambda t: t.update({"adapter.weight": torch.ones(2)}))
     for pair in ((a, b), (b, a)):
-        with pytest.raises(CheckpointError, match=r"does not use 'adapter.weight'"):
+        with pytest.raises(ModelError, match=r"does not use 'adapter.weight'"):
             compare(*pair)
 
 
@@ -265,7 +265,7 @@ def test_weights_that_neither_uses_are_reported(make) -> None:
 def test_weights_of_a_wrong_shape(make) -> None:
     a, b = make(), make(name="b")
     edit_weights(b, lambda t: t.update({"classifier.weight": torch.ones(3, 5)}))
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(ModelError) as caught:
         compare(a, b)
     assert "does not load" in str(caught.value) and "\n" not in str(caught.value)
 
@@ -274,10 +274,10 @@ def test_damaged_folders(make) -> None:
     a, b = make(), make(name="b")
     file = b / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(CheckpointError):
+    with pytest.raises(ModelError):
         compare(a, b)
     (b / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="is not valid JSON"):
+    with pytest.raises(ModelError, match="is not valid JSON"):
         compare(a, b)
 
 
@@ -289,10 +289,10 @@ def test_no_code_from_a_folder_is_run(make, tmp_path: Path) -> None:
     edit_config(folder, auto_map={**names, "AutoModelForSequenceClassification": "modeling_evil.Evil"})
     assert compare(folder, folder).same
     edit_config(folder, architectures=["Evil"])
-    with pytest.raises(CheckpointError):  # the base class has no use for the head
+    with pytest.raises(ModelError):  # the base class has no use for the head
         compare(folder, make(name="whole"))
     edit_config(folder, model_type="evil")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(ModelError):
         compare(folder, folder)
     assert not marker.exists()
 

@@ -8,7 +8,7 @@ import torch
 from models import GPT2, IMAGE, TEXT, build, save
 
 import onebasin
-from onebasin.models import Canonical, Checkpoint, Widened, write_model
+from onebasin.models import Canonical, Folder, Widened, write_model
 from onebasin.running import compare
 
 WIDER = {
@@ -34,24 +34,24 @@ def two(kind, number, folder):
 @pytest.mark.parametrize(("kind", "number"), PAIRS)
 def test_the_widened_model_computes_the_same_function(kind, number, tmp_path):
     narrow, wide = two(kind, number, tmp_path)
-    form = Widened(Canonical(Checkpoint(narrow), torch.float64), Canonical(Checkpoint(wide), torch.float64))
+    form = Widened(Canonical(Folder(narrow), torch.float64), Canonical(Folder(wide), torch.float64))
     tensors = ((entry.name, form.read(role, torch.float64)) for role, entry in form.signature.tensors.items())
     write_model(tmp_path / "out", tensors, form, dtype=torch.float64)
-    assert Checkpoint(tmp_path / "out").config["hidden_size"] == Checkpoint(wide).config["hidden_size"]
+    assert Folder(tmp_path / "out").config["hidden_size"] == Folder(wide).config["hidden_size"]
     assert compare(narrow, tmp_path / "out", dtype=torch.float64).relative_difference < 1e-9
 
 
 @pytest.mark.parametrize(("kind", "number"), PAIRS)
 def test_all_that_a_widened_model_says_is_wide(kind, number, tmp_path):
     """Its config, its signature and what it reads are those of one model, which could be a folder."""
-    narrow, wide = (Canonical(Checkpoint(folder)) for folder in two(kind, number, tmp_path))
+    narrow, wide = (Canonical(Folder(folder)) for folder in two(kind, number, tmp_path))
     form = Widened(narrow, wide)
     for role, entry in form.signature.tensors.items():
         assert tuple(form.read(role).shape) == entry.shape
     changes = WIDER[kind][1 + number]
     assert {key: form.config[key] for key in changes} == {key: form.raw_config[key] for key in changes} == changes
     again = Widened(narrow, wide).origin
-    assert again is narrow.origin and again.raw_config == Checkpoint(again.folder).raw_config
+    assert again is narrow.origin and again.raw_config == Folder(again.folder).raw_config
 
 
 @pytest.mark.parametrize(("kind", "number"), PAIRS)
@@ -62,7 +62,7 @@ def test_match_and_merge_at_the_wider_width(kind, number, tmp_path):
     assert result["max_output_difference"] < 1e-6
     merged = onebasin.merge([narrow, wide], tmp_path / "merged", match="full")
     assert merged["anchor"] == 1
-    assert Checkpoint(tmp_path / "merged").shapes == Checkpoint(tmp_path / "out-anchor").shapes
+    assert Folder(tmp_path / "merged").shapes == Folder(tmp_path / "out-anchor").shapes
 
 
 def test_a_wider_source_and_a_post_norm_stream_are_refused(tmp_path):

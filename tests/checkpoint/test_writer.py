@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from onebasin.engine import placing
-from onebasin.models import Checkpoint, CheckpointError, View, write_model, writer
+from onebasin.models import Folder, ModelError, View, write_model, writer
 from onebasin.models.shards import Shard, room_for
 from onebasin.running import compare
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-def pairs(model: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+def pairs(model: Folder) -> Iterator[tuple[str, Tensor]]:
     return ((name, model.read_name(name)) for name in model.files)
 
 
@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    model = Checkpoint(folder)
+    model = Folder(folder)
     return {name: model.read_name(name).clone() for name in model.files}
 
 
@@ -54,7 +54,7 @@ def nothing_but(*kept: Path) -> None:
 @pytest.mark.parametrize("stored", DTYPES)
 def test_dtypes_in_and_out(make, tmp_path: Path, stored: torch.dtype, asked: torch.dtype | None) -> None:
     """Mathematics in float64 in between; the dtype on disk is the one asked for, or the one it was."""
-    like = Checkpoint(make(dtype=stored))
+    like = Folder(make(dtype=stored))
     out = tmp_path / "out"
     write_model(out, ((name, tensor.double()) for name, tensor in pairs(like)), like, dtype=asked)
     for name, tensor in weights(out).items():
@@ -65,7 +65,7 @@ def test_dtypes_in_and_out(make, tmp_path: Path, stored: torch.dtype, asked: tor
 
 
 def test_sharded_equals_single(bert: Path, tmp_path: Path) -> None:
-    like = Checkpoint(bert)
+    like = Folder(bert)
     write_model(tmp_path / "one", pairs(like), like)
     write_model(tmp_path / "many", pairs(like), like, shard_size=2000)
     one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
@@ -88,7 +88,7 @@ def test_sharded_equals_single(bert: Path, tmp_path: Path) -> None:
 
 def test_tensors_are_taken_as_they_are_written(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most one is being written, one waits, and one is made."""
-    like = Checkpoint(bert)
+    like = Folder(bert)
     taken = [0]
     ahead = []
     real = Shard.add
@@ -136,14 +136,14 @@ def test_any_reader_takes_the_files(tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_the_format_lacks(bert: Path, tmp_path: Path) -> None:
-    like = Checkpoint(bert)
+    like = Folder(bert)
     with pytest.raises(ValueError, match=r"'x' of torch\.complex64 cannot be stored"):
         write_model(tmp_path / "out", iter([("x", torch.ones(2, dtype=torch.complex64))]), like)
     nothing_but(bert)
 
 
 def test_views_transposes_and_tied_tensors(bert: Path, tmp_path: Path) -> None:
-    like = Checkpoint(bert)
+    like = Folder(bert)
     square = torch.arange(16.0).reshape(4, 4)
     given = {
         "transposed": square.T,
@@ -164,7 +164,7 @@ def test_views_transposes_and_tied_tensors(bert: Path, tmp_path: Path) -> None:
 
 def test_a_buffer_that_the_caller_fills_again(bert: Path, tmp_path: Path) -> None:
     """One buffer, yielded twice with different numbers, is two tensors."""
-    like = Checkpoint(bert)
+    like = Folder(bert)
 
     def reused() -> Iterator[tuple[str, Tensor]]:
         buffer = torch.zeros(3)
@@ -183,8 +183,8 @@ def test_shard_sizes(size: str | int, count: int) -> None:
 
 @pytest.mark.parametrize("size", ["", "big", "-1", 0, "5 bananas", "0GB"])
 def test_no_shard_size(bert: Path, tmp_path: Path, size: str | int) -> None:
-    with pytest.raises(CheckpointError, match="is no shard size"):
-        write_model(tmp_path / "out", pairs(Checkpoint(bert)), Checkpoint(bert), shard_size=size)
+    with pytest.raises(ModelError, match="is no shard size"):
+        write_model(tmp_path / "out", pairs(Folder(bert)), Folder(bert), shard_size=size)
     nothing_but(bert)
 
 
@@ -216,7 +216,7 @@ def test_companions_are_copied_and_code_is_not(bert: Path, tmp_path: Path) -> No
     for name in kept + left:
         (bert / name).parent.mkdir(exist_ok=True)
         (bert / name).write_text(f"this is {name}")
-    like = Checkpoint(bert)
+    like = Folder(bert)
     write_model(tmp_path / "out", pairs(like), like, files={"README.md": "# A model\n", "onebasin.json": "{}"})
     found = contents(tmp_path / "out")
     assert set(found) == {*kept, "config.json", "model.safetensors", "README.md", "onebasin.json"}
@@ -226,7 +226,7 @@ def test_companions_are_copied_and_code_is_not(bert: Path, tmp_path: Path) -> No
 
 def test_the_config_keeps_every_key(bert: Path, tmp_path: Path) -> None:
     edit_config(bert, odd_key={"ö": [1, None, 2.5e-7]}, id2label={"0": "nein", "1": "ja", "2": "ü"}, torch_dtype="x")
-    like = Checkpoint(bert)
+    like = Folder(bert)
     before = json.loads((bert / "config.json").read_text())
     write_model(tmp_path / "same", pairs(like), like)
     assert json.loads((tmp_path / "same" / "config.json").read_text()) == before
@@ -239,14 +239,14 @@ def test_the_config_keeps_every_key(bert: Path, tmp_path: Path) -> None:
 
 def test_the_dtype_of_components(bert: Path, tmp_path: Path) -> None:
     edit_config(bert, text_config={"dtype": "float32", "deep_config": {"torch_dtype": "float32", "x": 1}})
-    like = Checkpoint(bert)
+    like = Folder(bert)
     write_model(tmp_path / "out", pairs(like), like, dtype=torch.float16)
     after = json.loads((tmp_path / "out" / "config.json").read_text())
     assert after["text_config"] == {"dtype": "float16", "deep_config": {"torch_dtype": "float16", "x": 1}}
 
 
 def test_permissions_follow_the_umask(bert: Path, tmp_path: Path) -> None:
-    like = Checkpoint(bert)
+    like = Folder(bert)
     old = os.umask(0o027)
     try:
         write_model(tmp_path / "out", pairs(like), like, shard_size=3000, files={"README.md": ""})
@@ -269,8 +269,8 @@ def test_an_output_that_exists(make, tmp_path: Path) -> None:
     before = contents(other)
     (tmp_path / "file").write_text("x")
     for out in (other, tmp_path / "file"):
-        with pytest.raises(CheckpointError, match=r"exists; .*--overwrite"):
-            write_model(out, never(), Checkpoint(source))
+        with pytest.raises(ModelError, match=r"exists; .*--overwrite"):
+            write_model(out, never(), Folder(source))
     assert contents(other) == before
     nothing_but(source, other, tmp_path / "file")
 
@@ -278,7 +278,7 @@ def test_an_output_that_exists(make, tmp_path: Path) -> None:
 def test_overwriting(make, tmp_path: Path) -> None:
     source, old = make(), make(name="old", num_labels=5)
     (old / "stale.safetensors").write_text("x")
-    like = Checkpoint(source)
+    like = Folder(source)
     write_model(old, pairs(like), like, overwrite=True)
     assert set(contents(old)) == {"config.json", "model.safetensors"}
     assert compare(source, old).max_difference == 0
@@ -288,7 +288,7 @@ def test_overwriting(make, tmp_path: Path) -> None:
 def test_overwriting_through_a_link_keeps_the_link(make, tmp_path: Path) -> None:
     source, old = make(), make(name="old", num_labels=5)
     (tmp_path / "link").symlink_to(old)
-    like = Checkpoint(source)
+    like = Folder(source)
     write_model(tmp_path / "link", pairs(like), like, overwrite=True)
     assert (tmp_path / "link").is_symlink() and compare(source, old).same
 
@@ -298,8 +298,8 @@ def test_what_is_no_model_folder_is_not_overwritten(bert: Path, tmp_path: Path) 
     (tmp_path / "home" / "letter").write_text("dear")
     (tmp_path / "file").write_text("x")
     for out in (tmp_path / "home", tmp_path / "file", Path("/")):
-        with pytest.raises(CheckpointError, match=r"is not a model folder|holds an input"):
-            write_model(out, never(), Checkpoint(bert), overwrite=True)
+        with pytest.raises(ModelError, match=r"is not a model folder|holds an input"):
+            write_model(out, never(), Folder(bert), overwrite=True)
     assert (tmp_path / "home" / "letter").read_text() == "dear"
 
 
@@ -308,21 +308,21 @@ def test_inputs_are_not_overwritten(make, tmp_path: Path) -> None:
     inside = other / "nested"
     other.rename(tmp_path / "moved")
     (tmp_path / "moved").rename(other)
-    source_copy = Checkpoint(source)
+    source_copy = Folder(source)
     (tmp_path / "link").symlink_to(source)
     for out, inputs in ((source, []), (tmp_path / "link", []), (other, [source, other]), (other, [inside])):
-        with pytest.raises(CheckpointError, match=r"holds an input|is one of the inputs"):
+        with pytest.raises(ModelError, match=r"holds an input|is one of the inputs"):
             write_model(out, never(), source_copy, overwrite=True, inputs=inputs)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt(), CheckpointError("no")])
+@pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt(), ModelError("no")])
 @pytest.mark.parametrize("where", ["tensors", "check"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_interrupted_write_leaves_nothing(
     make, tmp_path: Path, where: str, error: BaseException, overwrite: bool
 ) -> None:
     source, old = make(), make(name="old", num_labels=5)
-    like, before = Checkpoint(source), contents(old)
+    like, before = Folder(source), contents(old)
     out = old if overwrite else tmp_path / "new" / "deep" / "out"
 
     def broken() -> Iterator[tuple[str, Tensor]]:
@@ -344,7 +344,7 @@ def test_an_interrupted_write_leaves_nothing(
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    like = Checkpoint(bert)
+    like = Folder(bert)
     calls = []
     real = Shard.close
 
@@ -355,7 +355,7 @@ def test_a_full_disk(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         real(self)
 
     monkeypatch.setattr(Shard, "close", close)
-    with pytest.raises(CheckpointError, match="the disk is full") as caught:
+    with pytest.raises(ModelError, match="the disk is full") as caught:
         write_model(tmp_path / "a" / "out", pairs(like), like, shard_size=2000)
     assert "\n" not in str(caught.value)
     nothing_but(bert)
@@ -370,9 +370,9 @@ def test_a_disk_that_is_really_full(bert: Path, tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip("a small file system cannot be mounted here")
     try:
-        like = Checkpoint(bert)
+        like = Folder(bert)
         for shard_size in ("5GB", 2000):
-            with pytest.raises(CheckpointError, match="the disk is full"):
+            with pytest.raises(ModelError, match="the disk is full"):
                 write_model(disk / "out", pairs(like), like, shard_size=shard_size)
             assert not list(disk.iterdir())
     finally:
@@ -381,29 +381,29 @@ def test_a_disk_that_is_really_full(bert: Path, tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CheckpointError, match=r"cannot write '.*': Not a directory"):
-        write_model(tmp_path / "file" / "out", pairs(Checkpoint(bert)), Checkpoint(bert))
+    with pytest.raises(ModelError, match=r"cannot write '.*': Not a directory"):
+        write_model(tmp_path / "file" / "out", pairs(Folder(bert)), Folder(bert))
     nothing_but(bert, tmp_path / "file")
 
 
 def test_values_that_do_not_fit_the_dtype(bert: Path, tmp_path: Path) -> None:
-    like = Checkpoint(bert)
+    like = Folder(bert)
 
     def large() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in pairs(like):
             yield name, tensor * 1e6 if "query.weight" in name else tensor
 
-    with pytest.raises(CheckpointError, match=r"query.weight' is not finite in float16"):
+    with pytest.raises(ModelError, match=r"query.weight' is not finite in float16"):
         write_model(tmp_path / "out", large(), like, dtype=torch.float16)
     nothing_but(bert)
     write_model(tmp_path / "out", large(), like, dtype=torch.bfloat16)
 
 
 def test_nothing_to_write_and_a_tensor_that_comes_twice(bert: Path, tmp_path: Path) -> None:
-    like = Checkpoint(bert)
-    with pytest.raises(CheckpointError, match="no tensors"):
+    like = Folder(bert)
+    with pytest.raises(ModelError, match="no tensors"):
         write_model(tmp_path / "out", iter(()), like)
-    with pytest.raises(CheckpointError, match="'x' comes twice"):
+    with pytest.raises(ModelError, match="'x' comes twice"):
         write_model(tmp_path / "out", iter([("x", torch.ones(2))] * 2), like)
     nothing_but(bert)
 
@@ -433,7 +433,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_model(make, tmp_path: Pa
 def test_without_an_atomic_exchange(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "_renameat2", lambda *_: False)
     source, old = make(), make(name="old", num_labels=5)
-    like, before = Checkpoint(source), contents(old)
+    like, before = Folder(source), contents(old)
     real = os.rename
     renamed = []
 
@@ -443,7 +443,7 @@ def test_without_an_atomic_exchange(make, tmp_path: Path, monkeypatch: pytest.Mo
             raise OSError(errno.EIO, "Input/output error")
         real(path, target)
 
-    with monkeypatch.context() as failing, pytest.raises(CheckpointError, match="Input/output error"):
+    with monkeypatch.context() as failing, pytest.raises(ModelError, match="Input/output error"):
         failing.setattr(os, "rename", rename)
         write_model(old, pairs(like), like, overwrite=True)
     assert contents(old) == before  # put back

@@ -18,7 +18,7 @@ from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
 
 from onebasin.families import tables
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.symmetry import Alignment
 
 MATCHED = {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds"}
@@ -89,7 +89,7 @@ def test_rescaling_may_only_help(ask: Any, a: Path, b: Path, tmp_path: Path) -> 
 def test_the_saved_alignment_rewrites_the_source(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
     found = ask("match", b, a, "-o", tmp_path / "out", "--alignment", tmp_path / "maps.safetensors")
     assert found["alignment"] == str(tmp_path / "maps.safetensors")
-    alignment, source, out = Alignment.load(found["alignment"]), Checkpoint(b), Checkpoint(tmp_path / "out")
+    alignment, source, out = Alignment.load(found["alignment"]), Folder(b), Folder(tmp_path / "out")
     for role in source.signature.tensors:
         mine = alignment.apply(source.signature, role, source.read(role))
         assert torch.equal(mine, out.read(role))

@@ -75,10 +75,10 @@ def test_an_example_of_padding_alone(models, tmp_path):
     from onebasin.data import Task, evaluate
     from onebasin.fusion.fisher import fisher_diagonal
     from onebasin.fusion.regmean import input_grams
-    from onebasin.models import Checkpoint
-    from onebasin.running import stock_model
+    from onebasin.models import Folder
+    from onebasin.running import loaded_model
 
-    stock = stock_model(Checkpoint(models[0]))
+    stock = loaded_model(Folder(models[0]))
     batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.zeros(1, 4, dtype=torch.long)}
     for measure in (fisher_diagonal, input_grams):
         with pytest.raises(ValueError, match="an example consists of padding alone; leave it out"):

@@ -15,8 +15,8 @@ from onebasin.data import load_task
 from onebasin.data.batches import IGNORED
 from onebasin.data.calibration import self_generated
 from onebasin.data.teaching import divergence, predictions
-from onebasin.models import Checkpoint
-from onebasin.running.loaded import stock_model
+from onebasin.models import Folder
+from onebasin.running.loaded import loaded_model
 
 SMALL = ("--samples", 24, "--context", 6, "--batch", 4, "--steps", 12, "--lr", 0.01)
 
@@ -39,7 +39,7 @@ def test_the_folder_loads_and_has_the_reported_loss(ask: Any, folders: dict[str,
     out = tmp_path / "out"
     result = ask("refine", folders["mean"], "--teachers", folders["a"], "--teachers", folders["b"], "-o", out, *SMALL,
                  "--control", folders["far"])  # fmt: skip
-    teachers = [stock_model(Checkpoint(folders[name])).model for name in "ab"]
+    teachers = [loaded_model(Folder(folders[name])).model for name in "ab"]
     held = self_generated(teachers, 24, 6, 0, 4)[-1:]  # one batch of six
     loaded = AutoModelForCausalLM.from_pretrained(out)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_bad_input(refused: Any, folders: dict[str, Path], a: Path, tmp_path: Pa
 
 
 def test_masked_language_models_learn_where_atoms_are_hidden(ask: Any, tmp_path: Path) -> None:
-    """`--mask-id`, `--mask-share` and `--maskable` say what is hidden, in training and in what is held back."""
+    """`--mask-id`, `--mask-share` and `--maskable` say what is hidden, in training and in what is held out."""
     a, b = (folder(tmp_path / str(seed), "BertForMaskedLM", seed) for seed in (0, 1))
     rows = [{"input_ids": [5 + (7 * i + j) % 10 for j in range(8)]} for i in range(32)]
     data = tmp_path / "data.jsonl"
@@ -91,7 +91,7 @@ def test_masked_language_models_learn_where_atoms_are_hidden(ask: Any, tmp_path:
     hidden = held["labels"] != IGNORED
     assert bool((held["labels"][hidden] < 10).all()) and int(hidden.sum()) == 4
     with torch.no_grad():
-        theirs = [predictions(stock_model(Checkpoint(model)).model(**held)) for model in (a, b)]
+        theirs = [predictions(loaded_model(Folder(model)).model(**held)) for model in (a, b)]
     before = float(divergence(theirs[0], theirs, [0.5, 0.5], held))
     assert result["loss_before"] == pytest.approx(before, rel=1e-4) and before > 1e-3
     assert "no control" in result["notes"][1]

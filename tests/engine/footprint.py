@@ -23,7 +23,7 @@ from transformers import LlamaConfig
 
 import onebasin
 from onebasin.engine import peak_memory
-from onebasin.models import Checkpoint, write_model
+from onebasin.models import Folder, write_model
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
          "vocab_size": 500}  # fmt: skip
@@ -49,7 +49,7 @@ def make(folder: Path, layers: int, seed: int, **shape: Any) -> Path:
         for name in ("input_layernorm", "post_attention_layernorm"):
             sizes[f"{at}{name}.weight"] = (d,)
     generator = torch.Generator().manual_seed(seed)
-    like = Checkpoint(bare)
+    like = Folder(bare)
     like.__dict__["files"] = dict.fromkeys(sizes, bare)
     tensors = ((name, 0.02 * torch.randn(size, generator=generator)) for name, size in sizes.items())
     write_model(folder, tensors, like, dtype=dtype)

@@ -28,7 +28,7 @@ from onebasin.engine import Store, behind, in_order, kept, on_ray
 from onebasin.jobs.writing import tensors_of
 from onebasin.matching import Matched
 from onebasin.matching.units import units
-from onebasin.models import Checkpoint, CheckpointError, write_model
+from onebasin.models import Folder, ModelError, write_model
 from onebasin.models import weight_files as weights
 from onebasin.symmetry import acting_groups
 
@@ -81,7 +81,7 @@ def test_two_local_workers_of_ray(
 
 def test_a_worker_that_is_lost_while_it_writes(pair: list[Path], tmp_path: Path, ray: str) -> None:
     """Another one writes the file anew, and half a file is not found among the whole ones."""
-    model = Checkpoint(pair[0])
+    model = Folder(pair[0])
     whole = tensors_of(model, onebasin.Options(ray=ray))
     write_model(tmp_path / "here", iter(whole), model, shard_size="200KB")
     cut = weights.Cut(10**6, 200_000)
@@ -122,7 +122,7 @@ def test_an_error_of_one_task_ends_the_others(tmp_path: Path, ray: str) -> None:
 @pytest.mark.parametrize("case", ["MixtralForCausalLM", "GPT2LMHeadModel", "BertForSequenceClassification"])
 def test_files_are_foreseen_from_shapes(case: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File by file gives the same bytes as one after the other, and where experts are made at once but stored apart."""
-    model = Checkpoint(save(CASES[case](), tmp_path / "model"))
+    model = Folder(save(CASES[case](), tmp_path / "model"))
     making = tensors_of(model, onebasin.Options(ray="none"))
     write_model(tmp_path / "one", iter(making), model, shard_size=limit, dtype=torch.bfloat16)
 
@@ -360,7 +360,7 @@ def test_a_limit_on_the_size_of_files(pair: list[Path], tmp_path: Path) -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
             onebasin.merge(pair, out, workers=1, **QUICK)
-        except CheckpointError as error:
+        except ModelError as error:
             code = 0 if "cannot write" in str(error) and "\n" not in str(error) else 2
         finally:
             os._exit(code)
@@ -398,7 +398,7 @@ def test_a_disk_that_is_full_while_units_are_saved(
 
 
 def test_the_units_of_a_model(pair: list[Path]) -> None:
-    signature = onebasin.Checkpoint(pair[0]).signature
+    signature = onebasin.Folder(pair[0]).signature
     roles = [role for role, entry in signature.tensors.items() if entry.alias is None]
     for level, names in (("paper", ["layer 0", "layer 1", "layer 2"]), ("permutation", ["stream"])):
         groups = acting_groups(signature, level)

@@ -10,9 +10,9 @@ from pathlib import Path
 import models
 import pytest
 
-from onebasin.models.folder import Checkpoint
+from onebasin.models.folder import Folder
 
-Saved = Callable[[str], Checkpoint]
+Saved = Callable[[str], Folder]
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder: Path = tmp_path_factory.mktemp("saved")
 
     @cache
-    def open_case(case: str) -> Checkpoint:
-        return Checkpoint(models.save(models.CASES[case]().double(), folder / case))
+    def open_case(case: str) -> Folder:
+        return Folder(models.save(models.CASES[case]().double(), folder / case))
 
     return open_case

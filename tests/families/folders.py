@@ -12,7 +12,7 @@ from elements import random_alignment
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebasin.models.folder import Checkpoint
+from onebasin.models.folder import Folder
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.groups import (
     Factors,
@@ -69,13 +69,13 @@ def moving_alignment(signature: Signature, level: str) -> Alignment:
     return random_alignment(signature, groups, seed=1, moving=True)
 
 
-def read_all(checkpoint: Checkpoint, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def read_all(checkpoint: Folder, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """All tensors by role."""
     return {role: checkpoint.read(role, dtype) for role in checkpoint.signature.tensors}
 
 
 def with_unit_norms(signature: Signature, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Norms that read the stream do nothing but normalise, and LayerScale nothing: what is left of them commutes with
+    """Norms that read the stream do nothing but normalize, and LayerScale nothing: what is left of them commutes with
     rotations."""
     entries = signature.tensors.items()
     free = {role: entry.norm.unit for role, entry in entries if entry.norm and not entry.norm.writes_back}
@@ -83,7 +83,7 @@ def with_unit_norms(signature: Signature, tensors: dict[str, Tensor]) -> dict[st
     return {role: torch.full_like(value, free[role]) if role in free else value for role, value in tensors.items()}
 
 
-def write(folder: Path, like: Checkpoint, tensors: dict[str, Tensor]) -> Path:
+def write(folder: Path, like: Folder, tensors: dict[str, Tensor]) -> Path:
     """A folder with the config of `like` and these tensors, under the names that `like` has on disk."""
     folder.mkdir()
     shutil.copy(like.folder / "config.json", folder)

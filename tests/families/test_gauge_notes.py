@@ -12,13 +12,13 @@ import torch
 from folders import difference, read_all, run, write
 from torch import Tensor
 
-from onebasin.models.folder import Checkpoint
+from onebasin.models.folder import Folder
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.gauge.dataflow import sharing
 from onebasin.symmetry.gauge.rewrites import along_rows, differences
 from onebasin.symmetry.tables.axes import Leaf, blocks, leaves, parse
 
-Saved = Callable[[str], Checkpoint]
+Saved = Callable[[str], Folder]
 
 
 def noted(signature: Signature, word: str) -> dict[str, Entry]:

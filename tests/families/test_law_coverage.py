@@ -13,12 +13,12 @@ from torch.nn.utils.parametrize import ParametrizationList
 from transformers.pytorch_utils import Conv1D
 
 from onebasin.families import table_for, tables
-from onebasin.models.folder import Checkpoint
+from onebasin.models.folder import Folder
 from onebasin.symmetry import Signature, TableError, resolve
 from onebasin.symmetry.tables.axes import Axis, Cat, Leaf, leaves, nesting
 from onebasin.symmetry.tables.signature import MOVES
 
-Saved = Callable[[str], Checkpoint]
+Saved = Callable[[str], Folder]
 Shapes = dict[str, tuple[int, ...]]
 
 HEADED = ["BertForPreTraining", "BertLMHeadModel-cross", "RobertaForSequenceClassification",
@@ -32,7 +32,7 @@ MAY_LACK = ("pooler.dense.weight", "pooler.dense.bias", "pooler.weight", "pooler
             "encoder.LayerNorm.bias", "embeddings_project.bias")  # fmt: skip
 
 
-def fit(checkpoint: Checkpoint, shapes: Shapes, **config: object) -> Signature:
+def fit(checkpoint: Folder, shapes: Shapes, **config: object) -> Signature:
     return resolve(table_for(checkpoint.config["model_type"]), shapes, {**checkpoint.config, **config})
 
 
@@ -73,7 +73,7 @@ def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Sav
     for name, module in model.named_modules():
         fused = "in_proj_" if isinstance(module, nn.MultiheadAttention) else ""
         weight = entries.get(f"{name}.{fused}weight")
-        if isinstance(module, ParametrizationList):  # wav2vec 2.0's normalised weight: its two parts have no module
+        if isinstance(module, ParametrizationList):  # wav2vec 2.0's normalized weight: its two parts have no module
             continue
         if weight is None or models.is_norm(module):  # a norm, or parameters that stand alone, only write
             alone = (entries.get(f"{name}.{key}") for key, _ in module.named_parameters(recurse=False))

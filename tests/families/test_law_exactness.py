@@ -12,11 +12,11 @@ import torch
 from folders import difference, moving_alignment, read_all, run, with_unit_norms, write
 from torch import Tensor
 
-from onebasin.models.folder import Checkpoint
+from onebasin.models.folder import Folder
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.groups.elements import Monomial
 
-Saved = Callable[[str], Checkpoint]
+Saved = Callable[[str], Folder]
 
 # Spaces in which nothing may ever act: ids, pixels, distances and classes mean something by themselves.
 FIXED = {"vocab", "position", "type", "task", "relation", "label", "memory", "distance", "tap", "channel", "slope",
@@ -30,7 +30,7 @@ HEADS = {"head", "kv", "group"}
 
 
 def relative_error(
-    case: str, level: str, checkpoint: Checkpoint, folder: Path, dtype: torch.dtype = torch.float64
+    case: str, level: str, checkpoint: Folder, folder: Path, dtype: torch.dtype = torch.float64
 ) -> float:
     """Largest difference of outputs over their scale; weights stored in `dtype`, models run in float64."""
     signature = checkpoint.signature

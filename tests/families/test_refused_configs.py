@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from onebasin.families import table_for
-from onebasin.models.folder import Checkpoint
+from onebasin.models.folder import Folder
 from onebasin.symmetry import TableError, resolve
 
-Saved = Callable[[str], Checkpoint]
+Saved = Callable[[str], Folder]
 
 
 @pytest.mark.parametrize(

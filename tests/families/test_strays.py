@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import onebasin
 from onebasin.families import table_for
-from onebasin.models.folder import Checkpoint, CheckpointError
+from onebasin.models.folder import Folder, ModelError
 from onebasin.symmetry import TableError, resolve
 
-Saved = Callable[[str], Checkpoint]
+Saved = Callable[[str], Folder]
 
 
-def strays(checkpoint: Checkpoint) -> list[str]:
+def strays(checkpoint: Folder) -> list[str]:
     """Names that no model of this type has: at the top, and beside what the first layer has."""
     inside = next(entry.name for entry in checkpoint.signature.tensors.values() if entry.layer == 0)
     place = inside.rpartition(".")[0]
@@ -56,7 +56,7 @@ def test_no_job_goes_on_with_a_stray_tensor(case: str, saved: Saved, tmp_path: P
         lambda: onebasin.distance(good, bad),
         lambda: onebasin.canonical(bad, tmp_path / "out"),
     ):
-        with pytest.raises(CheckpointError, match=r"'adapter\.stray\.weight'"):
+        with pytest.raises(ModelError, match=r"'adapter\.stray\.weight'"):
             job()
     assert not (tmp_path / "out").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad"]

@@ -8,7 +8,7 @@ import torch
 from models import CASES, save
 
 from onebasin.fusion import METHODS, merged_tensors
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 
 KINDS = ["GPT2LMHeadModel", "ViTForImageClassification", "BertForMaskedLM"]
 
@@ -22,7 +22,7 @@ def pair(tmp_path):
         for parameter in model.parameters():
             parameter.data += torch.randn_like(parameter)
         save(model, tmp_path / f"{case}-b")
-        return [Checkpoint(tmp_path / f"{case}-{name}") for name in "ab"]
+        return [Folder(tmp_path / f"{case}-{name}") for name in "ab"]
 
     return build
 

@@ -19,23 +19,23 @@ from onebasin.fusion.couplings import transport
 from onebasin.fusion.fisher import fisher_diagonal
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import measured
-from onebasin.models import Canonical, Checkpoint, CheckpointError, Rewritten
-from onebasin.running.loaded import Stock, stock_model
+from onebasin.models import Canonical, Folder, ModelError, Rewritten
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["MixtralForCausalLM", "OlmoeForCausalLM"]
 
 
-def checkpoint(case: str, folder: Path, seed: int = 0) -> Checkpoint:
+def checkpoint(case: str, folder: Path, seed: int = 0) -> Folder:
     torch.manual_seed(seed)
     model = CASES[case]().double()
     for parameter in model.parameters():
         parameter.data += 0.2 * seed * torch.randn_like(parameter)
-    return Checkpoint(save(model, folder / str(seed)))
+    return Folder(save(model, folder / str(seed)))
 
 
-def stock(model: Checkpoint) -> Stock:
-    return stock_model(model, dtype=torch.float64, attention="eager", experts=True)
+def stock(model: Folder) -> LoadedModel:
+    return loaded_model(model, dtype=torch.float64, attention="eager", experts=True)
 
 
 def data(case: str, first: int = 0, count: int = 3) -> list[dict[str, Tensor]]:
@@ -47,7 +47,7 @@ def layers_of_experts(model: nn.Module) -> list[nn.Module]:
     return [module for name, module in model.named_modules() if name.endswith("mlp.experts")]
 
 
-def read(stock: Stock, batches: list[dict[str, Tensor]]) -> dict[tuple[int, int, str], Tensor]:
+def read(stock: LoadedModel, batches: list[dict[str, Tensor]]) -> dict[tuple[int, int, str], Tensor]:
     """(layer, expert, up or down) -> rows, by the router's choice and the formula of a gated FFN, without padding."""
     rows: dict[tuple[int, int, str], list[Tensor]] = {}
     for batch in batches:
@@ -87,8 +87,8 @@ def test_parts_are_where_the_tensors_lie(case: str, tmp_path: Path) -> None:
     again = found.state({role: model.read(role, torch.float64) for role in found.roles})
     assert again.keys() == held.keys() and all(torch.equal(again[name], tensor) for name, tensor in held.items())
     assert all(torch.equal(found.tensor(role), model.read(role, torch.float64)) for role in found.roles)
-    with pytest.raises(CheckpointError, match="in another form than the folder"):
-        stock_model(model)
+    with pytest.raises(ModelError, match="in another form than the folder"):
+        loaded_model(model)
 
 
 @pytest.mark.parametrize("case", CASE)
@@ -115,8 +115,8 @@ def test_grams_of_experts_move_through_an_alignment_exactly(case: str, tmp_path:
         batch[root] = space.batch
     alignment = Alignment(elements, batch)
     how = {"dtype": torch.float64, "experts": True}
-    before, columns, count = input_grams(stock_model(model, **how), data(case))
-    after, _, _ = input_grams(stock_model(Rewritten(model, alignment, torch.float64), **how), data(case))
+    before, columns, count = input_grams(loaded_model(model, **how), data(case))
+    after, _, _ = input_grams(loaded_model(Rewritten(model, alignment, torch.float64), **how), data(case))
     moved = measured("gram", before, count, columns, model).moved(signature, alignment)
     assert any(gram.dim() == 3 and not torch.allclose(gram, before[role]) for role, gram in after.items())
     for role, gram in after.items():
@@ -192,5 +192,5 @@ def test_merging_a_model_with_itself_gives_its_function(tmp_path: Path, method: 
                            task="causal-lm", precision="float64")["model"]  # fmt: skip
     ids = torch.tensor([[1, 5, 2, 9]])
     with torch.no_grad():
-        outputs = [m.double()(ids).logits for m in (found, stock_model(Checkpoint(one), experts=True).model)]
+        outputs = [m.double()(ids).logits for m in (found, loaded_model(Folder(one), experts=True).model)]
     assert torch.allclose(*outputs, atol=1e-3 * float(outputs[1].abs().max()))

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.fisher import fisher_diagonal, fisher_mean, unpadded
 from onebasin.fusion.statistics import measured
-from onebasin.models import Checkpoint, Rewritten
-from onebasin.running.loaded import Stock, stock_model
+from onebasin.models import Folder, Rewritten
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["BertForSequenceClassification", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
 
 
-def stock(case: str, folder: Path, dtype: torch.dtype = torch.float64) -> Stock:
-    return stock_model(Checkpoint(save(CASES[case]().double(), folder)), dtype=dtype, attention="eager")
+def stock(case: str, folder: Path, dtype: torch.dtype = torch.float64) -> LoadedModel:
+    return loaded_model(Folder(save(CASES[case]().double(), folder)), dtype=dtype, attention="eager")
 
 
 def data(case: str, count: int = 3) -> list[dict[str, Tensor]]:
@@ -42,10 +42,10 @@ class Linear(nn.Module):
         return {self.name: self.layer(pixel_values)}
 
 
-def linear(logits: bool = False, outputs: int = 3) -> Stock:
+def linear(logits: bool = False, outputs: int = 3) -> LoadedModel:
     model = Linear(logits, outputs)
     parameters = {"weight": model.layer.weight, "bias": model.layer.bias}
-    return Stock(model, None, dict.fromkeys(parameters, "layer"), parameters)  # type: ignore[arg-type]
+    return LoadedModel(model, None, dict.fromkeys(parameters, "layer"), parameters)  # type: ignore[arg-type]
 
 
 def test_a_linear_gaussian_model_has_its_analytic_information() -> None:
@@ -141,7 +141,7 @@ def test_one_by_one_where_the_model_cannot_be_vectorised(tmp_path: Path, monkeyp
 
 def test_permutations_and_scales_carry_a_diagonal_along(tmp_path: Path) -> None:
     """F moved through an alignment is F measured on the aligned model; a rotation is refused."""
-    checkpoint = Checkpoint(save(CASES["BertForMaskedLM-relu"]().double(), tmp_path))
+    checkpoint = Folder(save(CASES["BertForMaskedLM-relu"]().double(), tmp_path))
     signature, generator = checkpoint.signature, torch.Generator().manual_seed(1)
     groups = {
         root: group
@@ -158,7 +158,7 @@ def test_permutations_and_scales_carry_a_diagonal_along(tmp_path: Path) -> None:
     alignment = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
     before, after = (
         fisher_diagonal(
-            stock_model(Rewritten(checkpoint, moved, torch.float64), dtype=torch.float64, attention="eager"),
+            loaded_model(Rewritten(checkpoint, moved, torch.float64), dtype=torch.float64, attention="eager"),
             batches,
             labels="given",
         )
@@ -183,8 +183,8 @@ def test_the_merged_model_minimises_the_sum_of_quadratic_losses(count: int, tmp_
         model = CASES["GPT2LMHeadModel"]().double()
         for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
-        models.append(Checkpoint(save(model, tmp_path / str(number))))
-    diagonals = [fisher_diagonal(stock_model(model, dtype=torch.float64, attention="eager"),
+        models.append(Folder(save(model, tmp_path / str(number))))
+    diagonals = [fisher_diagonal(loaded_model(model, dtype=torch.float64, attention="eager"),
                                  data("GPT2LMHeadModel"))[0] for model in models]  # fmt: skip
     for diagonal in diagonals:
         diagonal["wpe.weight"][3:] = 0
@@ -210,9 +210,9 @@ def test_normalised_diagonals_do_not_depend_on_their_scale() -> None:
     diagonals = [{"w": torch.rand(6).double() + 0.5} for _ in tensors]
     entry, weights = SimpleNamespace(role="w", alias=None), [0.5, 0.5]
     found = [
-        fisher_mean([diagonals[0], {"w": scale * diagonals[1]["w"]}], 1e-6, normalise)(tensors, weights, None, entry)
+        fisher_mean([diagonals[0], {"w": scale * diagonals[1]["w"]}], 1e-6, normalize)(tensors, weights, None, entry)
         for scale in (1.0, 0.01)
-        for normalise in (True, False)
+        for normalize in (True, False)
     ]
     assert torch.allclose(found[0], found[2], atol=1e-5)
     assert (found[3] < found[1] / 10).all()

@@ -14,8 +14,8 @@ from torch import Tensor
 from onebasin.fusion.couplings import transport
 from onebasin.fusion.progressive import merge_progressively
 from onebasin.fusion.regmean import input_grams
-from onebasin.models import Checkpoint
-from onebasin.running.loaded import stock_model
+from onebasin.models import Folder
+from onebasin.running.loaded import loaded_model
 from onebasin.symmetry.groups.elements import Monomial
 
 LENGTHS = (2, 3)  # of the sequences
@@ -33,7 +33,7 @@ def padded(length: int) -> list[dict[str, Tensor]]:
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> list[Checkpoint]:
+def models(tmp_path: Path) -> list[Folder]:
     """Classifiers of width 12 with 3 labels."""
     found = []
     for number in range(2):
@@ -41,14 +41,14 @@ def models(tmp_path: Path) -> list[Checkpoint]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.2 * number * torch.randn(parameter.shape, dtype=parameter.dtype)
-        found.append(Checkpoint(save(model, tmp_path / str(number))))
+        found.append(Folder(save(model, tmp_path / str(number))))
     return found
 
 
 @pytest.mark.parametrize("length", [3, 12])  # as many as labels, as many as dimensions
-def test_measures_do_not_see_padding(models: list[Checkpoint], length: int) -> None:
+def test_measures_do_not_see_padding(models: list[Folder], length: int) -> None:
     plain, other = padded(7), padded(length)
-    stock = stock_model(models[0], dtype=torch.float64)
+    stock = loaded_model(models[0], dtype=torch.float64)
     grams, same = input_grams(stock, plain)[0], input_grams(stock, other)[0]
     assert grams.keys() == same.keys()
     for role, found in grams.items():

@@ -11,8 +11,8 @@ from torch import Tensor
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.progressive import Fitting, Progressive, merge_progressively
 from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
-from onebasin.models import Checkpoint
-from onebasin.running.loaded import Stock, stock_model
+from onebasin.models import Folder
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Call, hooks, linear_calls, run
 
 CASE = [
@@ -27,7 +27,7 @@ CASE = [
 INSIDE = ("attention", "ffn")
 
 
-def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tensor]]]:
+def pair(case: str, folder: Path) -> tuple[list[Folder], list[dict[str, Tensor]]]:
     """Two different models of one shape, and batches of their inputs."""
     models = []
     for number in range(2):
@@ -35,21 +35,21 @@ def pair(case: str, folder: Path) -> tuple[list[Checkpoint], list[dict[str, Tens
         model = CASES[case]().double()
         for parameter in model.parameters():
             parameter.data += 0.2 * number * torch.randn_like(parameter)
-        models.append(Checkpoint(save(model, folder / str(number))))
+        models.append(Folder(save(model, folder / str(number))))
     return models, [inputs(model, seed) for seed in range(20)]
 
 
 def merge(
-    models: list[Checkpoint], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = False
+    models: list[Folder], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = False
 ) -> Progressive:
     roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
     return merge_progressively(models, weights, 0, roles, batches, ridge=ridge, spread=spread, dtype=torch.float64)
 
 
 def outputs(
-    checkpoint: Checkpoint, batch: dict[str, Tensor], tensors: dict[str, Tensor] | None = None
+    checkpoint: Folder, batch: dict[str, Tensor], tensors: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    stock = stock_model(checkpoint, dtype=torch.float64)
+    stock = loaded_model(checkpoint, dtype=torch.float64)
     if tensors:
         stock.fill(tensors.__getitem__)
     return named_outputs(stock.model, batch)
@@ -87,14 +87,14 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, sprea
     models, batches = pair(case, tmp_path)
     ridge, weights = 0.05, [0.3, 0.7]
     merged = merge(models, batches, weights, ridge, spread)
-    student = stock_model(models[0], dtype=torch.float64)
+    student = loaded_model(models[0], dtype=torch.float64)
     calls = linear_calls(student, batches[0])
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     roles = set(student.signature.tensors)
     average = {by_name[name]: tensor for name, tensor in merged_tensors(models, weights, 0, roles, dtype=torch.float64)}
     student.fill(merged.tensors.__getitem__)
     seen = [
-        measured(stock, calls, batches) for stock in (*(stock_model(m, dtype=torch.float64) for m in models), student)
+        measured(stock, calls, batches) for stock in (*(loaded_model(m, dtype=torch.float64) for m in models), student)
     ]
     scaled = 0
     assert len(calls) > 6
@@ -120,7 +120,7 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, sprea
 
 
 def measured(
-    stock: Stock, calls: list[Call], batches: list[dict[str, Tensor]]
+    stock: LoadedModel, calls: list[Call], batches: list[dict[str, Tensor]]
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Layer -> its inputs, what it is compared by, and its own outputs in all its calls, without padding."""
     rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
@@ -152,8 +152,8 @@ def test_layers_called_again_and_again_settle_where_all_calls_are_solved_togethe
     """sum over calls of X^T R = r D (W - W_average), a call being asked for its share of what it inherits."""
     models, batches = pair(case, tmp_path)
     batches, weights, ridge = batches[:6], [0.3, 0.7], 0.05
-    teachers = [stock_model(model, dtype=torch.float64) for model in models]
-    student = stock_model(models[0], dtype=torch.float64)
+    teachers = [loaded_model(model, dtype=torch.float64) for model in models]
+    student = loaded_model(models[0], dtype=torch.float64)
     student.fill(lambda role: 0.3 * teachers[0].parameter[role] + 0.7 * teachers[1].parameter[role])
     calls = [call for call in linear_calls(student, batches[0]) if not student.shared(call.weight)]
     fitting = Fitting(teachers, student, weights, [ridge], calls, batches)
@@ -228,9 +228,9 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     fit, held, ridges = batches[:12], batches[12:], (10.0, 0.1, 1e-3)
     roles = list(models[0].signature.tensors)
-    merged = merge_progressively(models, [0.5, 0.5], 0, roles, fit, ridge=ridges, held_back=held,
+    merged = merge_progressively(models, [0.5, 0.5], 0, roles, fit, ridge=ridges, held_out=held,
                                  dtype=torch.float64)  # fmt: skip
-    a, b, student = (stock_model(model, dtype=torch.float64) for model in (*models, models[0]))
+    a, b, student = (loaded_model(model, dtype=torch.float64) for model in (*models, models[0]))
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     pairs = merged_tensors(models, [0.5, 0.5], 0, set(roles), dtype=torch.float64)
     average = {by_name[name]: tensor for name, tensor in pairs}
@@ -256,7 +256,7 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
 def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: Path) -> None:
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     roles = list(models[0].signature.tensors)
-    merged = merge_progressively(models, [0.5, 0.5], 0, roles, batches[:12], held_back=batches[12:],
+    merged = merge_progressively(models, [0.5, 0.5], 0, roles, batches[:12], held_out=batches[12:],
                                  dtype=torch.float64)  # fmt: skip
     assert merged.fitted == (merged.losses["progressive"] < merged.losses["average"])
     means = []

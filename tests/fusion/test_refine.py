@@ -11,15 +11,15 @@ from torch import Tensor
 
 from onebasin.data.teaching import divergence, own_loss
 from onebasin.fusion.refine import refine
-from onebasin.models import Checkpoint
-from onebasin.running.loaded import stock_model
+from onebasin.models import Folder
+from onebasin.running.loaded import loaded_model
 
 CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM",
         "LlamaForCausalLM"]  # fmt: skip
 Batches = list[dict[str, Tensor]]
 
 
-def models(case: str, folder: Path) -> tuple[list[Checkpoint], Batches]:
+def models(case: str, folder: Path) -> tuple[list[Folder], Batches]:
     """Two teachers, their average, and batches."""
     found = []
     for number in range(3):
@@ -28,14 +28,12 @@ def models(case: str, folder: Path) -> tuple[list[Checkpoint], Batches]:
             generator = torch.Generator().manual_seed(len(name))
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.data += 0.1 * (0, 1, 0.5)[number] * noise
-        found.append(Checkpoint(save(model, folder / str(number))))
+        found.append(Folder(save(model, folder / str(number))))
     return found, [inputs(model, seed) for seed in range(8)]
 
 
-def loss(
-    student: dict[str, Tensor], teachers: list[Checkpoint], batch: dict[str, Tensor], weights: list[float]
-) -> float:
-    theirs = [named_outputs(stock_model(teacher, dtype=torch.float64).model, batch) for teacher in teachers]
+def loss(student: dict[str, Tensor], teachers: list[Folder], batch: dict[str, Tensor], weights: list[float]) -> float:
+    theirs = [named_outputs(loaded_model(teacher, dtype=torch.float64).model, batch) for teacher in teachers]
     student = {name: value for name, value in student.items() if "logits" in name} or student
     return float(divergence(student, theirs, weights, batch))
 
@@ -44,14 +42,14 @@ def loss(
 def test_the_loss_falls_and_is_that_of_the_model_returned(case: str, tmp_path: Path) -> None:
     (a, b, merged), batches = models(case, tmp_path)
     weights = [0.3, 0.7]
-    found = refine(merged, [a, b], batches[:6], held_back=batches[6:], steps=30, lr=5e-3, weights=weights,
+    found = refine(merged, [a, b], batches[:6], held_out=batches[6:], steps=30, lr=5e-3, weights=weights,
                    dtype=torch.float64)  # fmt: skip
-    start = stock_model(merged, dtype=torch.float64)
+    start = loaded_model(merged, dtype=torch.float64)
     for model, expected in ((start.model, found.losses[0]), (found.model, min(found.losses.values()))):
         measured = [loss(named_outputs(model, batch), [a, b], batch, weights) for batch in batches[6:]]
         assert sum(measured) / 2 == pytest.approx(expected, rel=1e-9)
     assert min(found.losses.values()) < found.losses[0]
-    again = stock_model(merged, dtype=torch.float64)
+    again = loaded_model(merged, dtype=torch.float64)
     again.fill(found.tensors.__getitem__)
     for name, value in named_outputs(found.model, batches[0]).items():
         assert torch.equal(named_outputs(again.model, batches[0])[name], value)
@@ -72,10 +70,10 @@ def test_mixed_precision_multiplies_in_bfloat16_and_keeps_weights_in_float32(cas
     seen = set()
     watch = torch.nn.modules.module.register_module_forward_hook(lambda _, __, out: seen.update([type_of(out)]))
     with watch:
-        found = refine(merged, [a, b], batches[:6], held_back=batches[6:], steps=30, lr=5e-3, mixed=True)
+        found = refine(merged, [a, b], batches[:6], held_out=batches[6:], steps=30, lr=5e-3, mixed=True)
     assert torch.bfloat16 in seen
     assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
-    exact = [loss_of(model, [a, b], batches[6:]) for model in (stock_model(merged).model, found.model)]
+    exact = [loss_of(model, [a, b], batches[6:]) for model in (loaded_model(merged).model, found.model)]
     assert exact[1] < exact[0]
     # bfloat16 keeps eight bits of every product.
     assert exact == pytest.approx([found.losses[0], found.losses[found.step]], rel=0.05)
@@ -85,7 +83,7 @@ def type_of(output: object) -> torch.dtype | None:
     return output.dtype if isinstance(output, Tensor) else None
 
 
-def loss_of(model: torch.nn.Module, teachers: list[Checkpoint], batches: Batches) -> float:
+def loss_of(model: torch.nn.Module, teachers: list[Folder], batches: Batches) -> float:
     model.double()
     return sum(loss(named_outputs(model, batch), teachers, batch, [0.5, 0.5]) for batch in batches) / len(batches)
 

@@ -13,22 +13,22 @@ from torch import Tensor
 from onebasin.fusion import merged_tensors
 from onebasin.fusion.regmean import Regression, input_grams, regression_mean
 from onebasin.fusion.statistics import Statistics, measured
-from onebasin.models import Checkpoint, Rewritten
-from onebasin.running.loaded import stock_model
+from onebasin.models import Folder, Rewritten
+from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import hooks
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
 
 
-def models(case: str, folder: Path, count: int = 2) -> list[Checkpoint]:
+def models(case: str, folder: Path, count: int = 2) -> list[Folder]:
     found = []
     for number in range(count):
         torch.manual_seed(number)
         model = CASES[case]().double()
         for parameter in model.parameters():
             parameter.data += 0.2 * number * torch.randn_like(parameter)
-        found.append(Checkpoint(save(model, folder / str(number))))
+        found.append(Folder(save(model, folder / str(number))))
     return found
 
 
@@ -42,13 +42,13 @@ def test_the_solution_has_zero_gradient_of_the_regression(case: str, count: int,
     """With all of the Gram matrices (shrink 1): d/dW sum_i w_i mean |x W - x W_i|^2 over the inputs, by autograd."""
     found = models(case, tmp_path, count)
     weights = [0.5, 0.3, 0.2][:count]
-    stocks = [stock_model(model, dtype=torch.float64) for model in found]
+    stocks = [loaded_model(model, dtype=torch.float64) for model in found]
     batches = [data(case, 100 * i) for i in range(count)]
     grams = [input_grams(stock, some) for stock, some in zip(stocks, batches, strict=True)]
     solve = Regression([gram for gram, _, _ in grams], grams[0][1], shrink=1.0)
     roles = {role for role, entry in found[0].signature.tensors.items() if entry.alias is None}
     named = dict(merged_tensors(found, weights, 0, roles, combine=solve, dtype=torch.float64))
-    student = stock_model(found[0], dtype=torch.float64)
+    student = loaded_model(found[0], dtype=torch.float64)
     entries = student.signature.tensors
     seen = [inputs_of(stock, solve.jitter, some) for stock, some in zip(stocks, batches, strict=True)]
     assert len(solve.jitter) >= 7
@@ -131,9 +131,9 @@ def test_grams_move_through_an_alignment_exactly(case: str, level: str, tmp_path
         batch[root] = space.batch
     alignment = Alignment(elements, batch)
     batches = data(case, 0, 2)
-    before, columns, count = input_grams(stock_model(checkpoint, dtype=torch.float64), batches)
+    before, columns, count = input_grams(loaded_model(checkpoint, dtype=torch.float64), batches)
     after, _, _ = input_grams(
-        stock_model(Rewritten(checkpoint, alignment, torch.float64), dtype=torch.float64), batches
+        loaded_model(Rewritten(checkpoint, alignment, torch.float64), dtype=torch.float64), batches
     )
     moved = measured("gram", before, count, columns, checkpoint).moved(signature, alignment)
     assert moved.tensors.keys() == after.keys()
@@ -144,11 +144,11 @@ def test_grams_move_through_an_alignment_exactly(case: str, level: str, tmp_path
 
 def test_statistics_are_read_back_and_know_their_model(tmp_path: Path) -> None:
     one, other = models("GPT2LMHeadModel", tmp_path)
-    grams, columns, count = input_grams(stock_model(one, dtype=torch.float64), data("GPT2LMHeadModel", 0, 1))
+    grams, columns, count = input_grams(loaded_model(one, dtype=torch.float64), data("GPT2LMHeadModel", 0, 1))
     saved = measured("gram", grams, count, columns, one)
     saved.save(tmp_path / "s")
     back = Statistics.load(tmp_path / "s")
-    assert (back.kind, back.samples, back.columns, back.model) == ("gram", 2, columns, one.given)
+    assert (back.kind, back.samples, back.columns, back.model) == ("gram", 2, columns, one.name)
     assert all(torch.equal(back.tensors[role], gram) for role, gram in grams.items())
     assert back.of(one) is back
     with pytest.raises(ValueError, match="were not measured on"):
@@ -161,7 +161,7 @@ def test_statistics_are_read_back_and_know_their_model(tmp_path: Path) -> None:
 
 
 def test_bad_data_end_in_one_sentence(tmp_path: Path) -> None:
-    stock = stock_model(models("BertForMaskedLM", tmp_path, 1)[0])
+    stock = loaded_model(models("BertForMaskedLM", tmp_path, 1)[0])
     with pytest.raises(ValueError, match="at least one batch"):
         input_grams(stock, [])
     batch = inputs(CASES["BertForMaskedLM"]())

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from onebasin.fusion.couplings import transport, units
 from onebasin.fusion.transport import Transport, Transported, plan
-from onebasin.models import Checkpoint, Rewritten
-from onebasin.running.loaded import stock_model
+from onebasin.models import Folder, Rewritten
+from onebasin.running.loaded import loaded_model
 from onebasin.symmetry import Alignment, acting_groups
 from onebasin.symmetry.coupling import Coupling
 from onebasin.symmetry.groups.elements import Monomial
@@ -21,9 +21,9 @@ from onebasin.symmetry.groups.elements import Monomial
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
 
 
-def planted(case: str, folder: Path, seed: int = 0) -> tuple[Checkpoint, Checkpoint, Alignment]:
+def planted(case: str, folder: Path, seed: int = 0) -> tuple[Folder, Folder, Alignment]:
     """A model, and the copy of it whose neurons, heads, head dimensions and stream were permuted."""
-    anchor = Checkpoint(save(CASES[case]().double(), folder / "anchor"))
+    anchor = Folder(save(CASES[case]().double(), folder / "anchor"))
     signature, generator = anchor.signature, torch.Generator().manual_seed(seed)
     roots = {root for unit in units(signature) for root in unit.roots}
     elements = {
@@ -32,12 +32,12 @@ def planted(case: str, folder: Path, seed: int = 0) -> tuple[Checkpoint, Checkpo
         for root, group in acting_groups(signature, "permutation").items() if root in roots
     }  # fmt: skip
     moved = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
-    stock_model(Rewritten(anchor, moved, torch.float64), dtype=torch.float64).model.save_pretrained(folder / "source")
-    return anchor, Checkpoint(folder / "source"), moved
+    loaded_model(Rewritten(anchor, moved, torch.float64), dtype=torch.float64).model.save_pretrained(folder / "source")
+    return anchor, Folder(folder / "source"), moved
 
 
-def functions(checkpoint: Checkpoint, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return named_outputs(stock_model(checkpoint, dtype=torch.float64).model, batch)
+def functions(checkpoint: Folder, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return named_outputs(loaded_model(checkpoint, dtype=torch.float64).model, batch)
 
 
 @pytest.mark.parametrize("ground", ["wts", "acts"])
@@ -59,7 +59,7 @@ def test_hard_transport_between_any_two_models_keeps_the_function(case: str, tmp
     other = CASES[case]().double()
     for parameter in other.parameters():
         parameter.data = 0.3 * torch.randn_like(parameter)
-    source = Checkpoint(save(other, tmp_path / "other"))
+    source = Folder(save(other, tmp_path / "other"))
     found = transport(source, anchor, dtype=torch.float64)
     assert all(isinstance(one, Monomial) for one in found.maps.values())
     assert any(not one.is_identity() for one in found.maps.values())  # type: ignore[union-attr]
@@ -130,7 +130,7 @@ def test_a_model_whose_neurons_were_all_doubled_is_carried_exactly(kind: str, tm
                 if "output.dense.weight" in name or "c_proj.weight" in name:
                     mine = mine / 2
         tensor.copy_(mine)
-    models = [Checkpoint(save(model, tmp_path / str(i))) for i, model in enumerate((narrow, wide))]
+    models = [Folder(save(model, tmp_path / str(i))) for i, model in enumerate((narrow, wide))]
     batch = inputs(narrow, 3)
     for source, anchor in (models, reversed(models)):
         found = transport(source, anchor, dtype=torch.float64)
@@ -170,7 +170,7 @@ OTHERS = ["SwinModel", "Phi3ForCausalLM", "T5ForConditionalGeneration", "CLIPMod
 def test_a_model_of_any_family_carried_to_itself_stays(case: str, tmp_path: Path) -> None:
     """Experts are carried by their weights alone: their activations cannot be followed."""
     model = CASES[case]()
-    checkpoint = Checkpoint(save(model, tmp_path))
+    checkpoint = Folder(save(model, tmp_path))
     for ground in ("wts", "acts")[: 1 if "Mixtral" in case else 2]:
         found = transport(checkpoint, checkpoint, ground=ground, batches=[inputs(model)])
         same = Transported(checkpoint, found, checkpoint)
@@ -181,7 +181,7 @@ def test_a_model_of_any_family_carried_to_itself_stays(case: str, tmp_path: Path
 
 def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
     made = [
-        Checkpoint(save(build("BertForMaskedLM", **{**TEXT, **changes}), tmp_path / str(number)))
+        Folder(save(build("BertForMaskedLM", **{**TEXT, **changes}), tmp_path / str(number)))
         for number, changes in enumerate(({}, {"vocab_size": 20}, {"num_hidden_layers": 1}))
     ]
     reasons = ("vocab' has 20 entries", "number of layers")
@@ -207,7 +207,7 @@ def test_heads_are_split_and_joined_exactly_where_they_are_copies(case: str, gro
     few, many = (build(case, **{**CONFIGS[case], **sizes}).double() for sizes in (some, more))
     state = {name: halves(name, tensor) for name, tensor in few.state_dict().items()}
     many.load_state_dict(state)
-    models = [Checkpoint(save(model, tmp_path / name)) for name, model in (("few", few), ("many", many))]
+    models = [Folder(save(model, tmp_path / name)) for name, model in (("few", few), ("many", many))]
     batches = [inputs(few, seed) for seed in range(2)]
     for source, anchor in (models, models[::-1]):
         found = transport(source, anchor, ground=ground, batches=batches, dtype=torch.float64)

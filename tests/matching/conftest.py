@@ -9,7 +9,7 @@ import torch
 from elements import Tensors
 from models import CASES, save
 
-from onebasin.models import Canonical, Checkpoint
+from onebasin.models import Canonical, Folder
 from onebasin.symmetry import Signature
 
 
@@ -25,7 +25,7 @@ def tiny(tmp_path: Path) -> Callable[..., tuple[Signature, Tensors]]:
                 parameter.data += torch.randn_like(parameter)
         folder = tmp_path / f"{case}-{number}"
         save(model, folder)
-        checkpoint = Checkpoint(folder)
+        checkpoint = Folder(folder)
         if level in ("orthogonal", "full", "invertible"):
             checkpoint = Canonical(checkpoint, torch.float64)
         signature = checkpoint.signature

@@ -9,8 +9,8 @@ from elements import random_alignment
 from models import CASES, inputs, save
 
 from onebasin.matching.activations import _Meter, match_activations
-from onebasin.models import Canonical, Checkpoint, Rewritten
-from onebasin.running.loaded import stock_model
+from onebasin.models import Canonical, Folder, Rewritten
+from onebasin.running.loaded import loaded_model
 from onebasin.symmetry import acting_groups
 
 
@@ -32,14 +32,14 @@ from onebasin.symmetry import acting_groups
 )
 def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -> None:
     model = CASES[case]().double()
-    checkpoint = Checkpoint(save(model, tmp_path / "model"))
+    checkpoint = Folder(save(model, tmp_path / "model"))
     if level == "orthogonal":
         checkpoint = Canonical(checkpoint, torch.float64)
     signature = checkpoint.signature
     groups = acting_groups(signature, level)
     planted = random_alignment(signature, groups, seed=5)
-    anchor = stock_model(checkpoint, dtype=torch.float64, attention="eager")
-    source = stock_model(Rewritten(checkpoint, planted, torch.float64), dtype=torch.float64, attention="eager")
+    anchor = loaded_model(checkpoint, dtype=torch.float64, attention="eager")
+    source = loaded_model(Rewritten(checkpoint, planted, torch.float64), dtype=torch.float64, attention="eager")
     batches = [inputs(model, seed) for seed in range(6)]
     found = match_activations(signature, anchor, source, batches, groups)
     assert set(found.elements) == set(groups)
@@ -50,7 +50,7 @@ def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -
 
 
 def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
-    stock = stock_model(Checkpoint(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
+    stock = loaded_model(Folder(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
     with pytest.raises(ValueError, match="needs calibration data"):
         match_activations(stock.signature, stock, stock, [], {})
 
@@ -58,7 +58,7 @@ def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
 def test_what_stays_is_not_measured(tmp_path: Path) -> None:
     """Moments of a vocabulary's logits could fill the memory."""
     model = CASES["WhisperForConditionalGeneration"]()
-    stock = stock_model(Checkpoint(save(model, tmp_path / "model")))
+    stock = loaded_model(Folder(save(model, tmp_path / "model")))
     meter = _Meter(stock.signature, stock, stock, inputs(model))
     meter.measure(inputs(model))
     measured = {root for _, sites in meter.outputs.values() for site in sites for root in meter._roots(site)}

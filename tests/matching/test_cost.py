@@ -11,12 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import onebasin
 from onebasin.matching.cost import GROWTH, Work, seconds, work
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.symmetry import acting_groups
 
 
 def counted(folder: Path, level: str, sweeps: int = 1, **config: int) -> Work:
-    signature = Checkpoint(save(build("BertForTokenClassification", **{**TEXT, **config}), folder)).signature
+    signature = Folder(save(build("BertForTokenClassification", **{**TEXT, **config}), folder)).signature
     return work(signature, list(signature.tensors), acting_groups(signature, level), sweeps)
 
 
@@ -47,7 +47,7 @@ def test_sweeps_cost_alike(tmp_path: Path) -> None:
 def test_every_pair_of_neurons_is_asked_for_its_scale(tmp_path: Path) -> None:
     """A gated layer's neurons have a scale each: 3 layers of 10 neurons, and what scales the heads besides."""
     config = LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=10, num_attention_heads=2, num_hidden_layers=3)
-    signature = Checkpoint(save(LlamaForCausalLM(config), tmp_path / "llama")).signature
+    signature = Folder(save(LlamaForCausalLM(config), tmp_path / "llama")).signature
     joint, none = (
         work(signature, list(signature.tensors), acting_groups(signature, "full", rescale=rescale), 4)
         for rescale in ("joint", "none")

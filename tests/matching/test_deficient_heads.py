@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import onebasin
 from onebasin.jobs import aligning
 from onebasin.matching import match_universe, match_weights
-from onebasin.models import CheckpointError
+from onebasin.models import ModelError
 from onebasin.symmetry import LEVELS, Alignment, acting_groups
 from onebasin.symmetry.groups import Invertible
 
@@ -79,7 +79,7 @@ def test_a_distance_that_is_not_what_matching_reports_stops_the_job(emptied, tmp
         return matched
 
     monkeypatch.setattr(aligning, "align_weights", hopeful)
-    with pytest.raises(CheckpointError, match=r"not at the .* that matching found"):
+    with pytest.raises(ModelError, match=r"not at the .* that matching found"):
         onebasin.match(*emptied, tmp_path / "out", symmetry=level, max_sweeps=2)
     assert not (tmp_path / "out").exists()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planted recovery where heads are grouped, turned by position, normalised, fused, or run beside the FFN."""
+"""Planted recovery where heads are grouped, turned by position, normalized, fused, or run beside the FFN."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from onebasin.data.teaching import divergence, forward_of, logit_distance, own_l
 from onebasin.matching import learned as learning
 from onebasin.matching.latents import blend, element_of, zeros
 from onebasin.matching.learned import Learned, match_learned
-from onebasin.models import Canonical, Checkpoint
-from onebasin.running.loaded import Stock, stock_model
+from onebasin.models import Canonical, Folder
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, Group, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.groups import (
@@ -45,16 +45,16 @@ class Setting:
     """Some different models of one shape in canonical form, a random start for each, and batches."""
 
     def __init__(self, case: str, level: str, folder: Path, count: int = 2, dtype: torch.dtype = torch.float64) -> None:
-        self.models: list[Stock] = []
+        self.models: list[LoadedModel] = []
         for number in range(count):
             model = CASES[case]().double()
             generator = torch.Generator().manual_seed(number)
             for parameter in model.parameters():
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.data += 0.1 * bool(number) * noise
-            checkpoint = Checkpoint(save(model, folder / str(number)))
+            checkpoint = Folder(save(model, folder / str(number)))
             form = checkpoint if level == "paper" else Canonical(checkpoint, torch.float64)
-            self.models.append(stock_model(form, dtype=dtype))
+            self.models.append(loaded_model(form, dtype=dtype))
         self.signature = self.models[0].signature
         self.groups: dict[str, Group] = acting_groups(self.signature, level, rescale="joint")
         self.starts = [random_alignment(self.signature, self.groups, seed) for seed in range(1, count)]
@@ -69,7 +69,7 @@ class Setting:
 
     def learn(self, **options: Any) -> Learned:
         anchor, *sources = self.tensors
-        options = {"steps": 6, "held_back": self.batches[4:], **options}
+        options = {"steps": 6, "held_out": self.batches[4:], **options}
         return match_learned(self.signature, anchor, sources, self.starts, self.groups, self.forward, self.batches[:4],
                              **options)  # fmt: skip
 
@@ -78,7 +78,7 @@ class Setting:
         return [{role: g.apply(self.signature, role, t) for role, t in tensors.items()} for g, tensors in pairs]
 
     def loss(self, alignments: list[Alignment]) -> float:
-        """Of the average as a stock model, on the held-back batches; written apart from the code under test."""
+        """Of the average as a stock model, on the held-out batches; written apart from the code under test."""
         sources, share = self.aligned(alignments), 1 / len(self.models)
         self.models[-1].fill(lambda role: share * sum((s[role] for s in sources), self.tensors[0][role].clone()))
         total = []
@@ -257,7 +257,7 @@ def test_the_task_s_own_loss(tmp_path: Path) -> None:
     losses = [float(setting.forward(half, batch)["loss"]) for batch in setting.batches[4:]]
     assert learned.losses[learned.step] == pytest.approx(sum(losses) / 2, rel=1e-9)
     with pytest.raises(ValueError, match="labels"):
-        setting.learn(loss=own_loss, held_back=[{"input_ids": setting.batches[0]["input_ids"]}])
+        setting.learn(loss=own_loss, held_out=[{"input_ids": setting.batches[0]["input_ids"]}])
 
 
 def test_the_distance_of_logits(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def loads_with_positions(folder: Path, number: int) -> None:
 @pytest.mark.parametrize("level", ["paper", "permutation"])
 def test_a_scrambled_model_is_recovered(level: str, real: Real, tmp_path: Path) -> None:
     """Random rotations, scales and permutations of every head and every neuron, found again."""
-    model = onebasin.Checkpoint(real("minilm"))
+    model = onebasin.Folder(real("minilm"))
     signature = model.signature
     generator = torch.Generator().manual_seed(0)
     elements, batch = {}, {}
@@ -111,7 +111,7 @@ def test_a_scrambled_model_is_recovered(level: str, real: Real, tmp_path: Path) 
 
 @pytest.mark.parametrize(("source", "anchor"), [*ONE_BASE, INDEPENDENT])
 def test_joint_rescaling_beats_rescaling_after_beats_none_on_every_head(source: str, anchor: str, real: Real) -> None:
-    mine, theirs = onebasin.Checkpoint(real(source)), onebasin.Checkpoint(real(anchor))
+    mine, theirs = onebasin.Folder(real(source)), onebasin.Folder(real(anchor))
     signature, shared = mine.signature, set(shared_roles(mine, theirs).roles)
     heads = 0
     for root in acting_groups(signature, "paper", parts=["attention"]):
@@ -131,13 +131,13 @@ def test_joint_rescaling_beats_rescaling_after_beats_none_on_every_head(source: 
 
 
 def test_models_with_and_without_a_head_have_no_output_to_compare(real: Real) -> None:
-    with pytest.raises(onebasin.CheckpointError, match="output"):
+    with pytest.raises(onebasin.ModelError, match="output"):
         onebasin.verify(real("rxn-pretrained"), real("rxn-ft"))
 
 
 def test_fine_tuning_changes_the_function(real: Real, tmp_path: Path) -> None:
     """The base's encoder in a fine-tune's place: near in weights, and told apart."""
-    base, tuned = onebasin.Checkpoint(real("rxn-pretrained")), onebasin.Checkpoint(real("rxn-ft"))
+    base, tuned = onebasin.Folder(real("rxn-pretrained")), onebasin.Folder(real("rxn-ft"))
     write_model(
         tmp_path / "base",
         ((entry.name, base.read(role)) for role, entry in tuned.signature.tensors.items()),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from onebasin import match
 from onebasin.cli import app
-from onebasin.models import Canonical, Checkpoint, distances
+from onebasin.models import Canonical, Folder, distances
 from onebasin.studies.anatomy import angles, layers, streams, study_anatomy
 from onebasin.symmetry import Alignment, acting_groups
 from onebasin.symmetry.groups.elements import Linear, Monomial
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_what_was_changed_is_what_is_found(models: list[Path]) -> None:
-    signature = Canonical(Checkpoint(models[0]), torch.float64).signature
+    signature = Canonical(Folder(models[0]), torch.float64).signature
     groups = acting_groups(signature, "full", rescale="joint")
     generator = torch.Generator().manual_seed(0)
     elements = {}
@@ -90,7 +90,7 @@ def test_the_command_writes_what_it_prints(models: list[Path], tmp_path: Path) -
     results = json.loads(done.stdout)
     assert results == json.loads((tmp_path / "out" / "anatomy.json").read_text())
     assert (tmp_path / "out" / "anatomy.png").read_bytes().startswith(b"\x89PNG")
-    pair = [Canonical(Checkpoint(place), torch.float32) for place in reversed(models)]
+    pair = [Canonical(Folder(place), torch.float32) for place in reversed(models)]
     for place, given in zip(saved, results["distances"], strict=True):
         assert given["distance"] == pytest.approx(distances(*pair, Alignment.load(place)).distance, rel=1e-5)
     again = CliRunner().invoke(app, words)

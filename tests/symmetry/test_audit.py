@@ -10,7 +10,7 @@ import pytest
 import torch
 from models import build, save
 
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.studies.audit import as_function, audit, audit_checkpoint, verdict
 from onebasin.symmetry import Signature
 from onebasin.symmetry.audit.null_space import Audit
@@ -112,7 +112,7 @@ def test_a_verdict_is_plain_numbers() -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_every_flat_direction_of_a_head_is_generated(name: str, tmp_path: Path) -> None:
     kind, config = HEADS[name]
-    assert complete(audit_checkpoint(Checkpoint(save(build(kind, **config), tmp_path))))
+    assert complete(audit_checkpoint(Folder(save(build(kind, **config), tmp_path))))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it() -
 
 def parts(kind: str, folder: Path, **config: Any) -> tuple[Signature, dict[str, torch.Tensor], Any]:
     """A model's signature, tensors and function, for audits of other signatures than its own."""
-    checkpoint = Checkpoint(save(build(kind, **config).double(), folder))
+    checkpoint = Folder(save(build(kind, **config).double(), folder))
     tensors = {role: checkpoint.read(role, torch.float64) for role in checkpoint.signature.tensors}
     return checkpoint.signature, tensors, as_function(checkpoint, 1500, torch.Generator().manual_seed(1))
 

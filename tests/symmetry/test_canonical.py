@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from onebasin.models.folder import Checkpoint
+from onebasin.models.folder import Folder
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.gauge.canonical import Canonical, canonical
 
 
-def read(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def read(checkpoint: Folder) -> dict[str, Tensor]:
     return {role: checkpoint.read(role, torch.float64) for role in checkpoint.signature.tensors}
 
 
@@ -66,13 +66,13 @@ def test_outputs_stay_and_every_group_acts_afterwards(name: str, tmp_path: Path)
     model = CASES[name]().double()
     given = save(model, tmp_path / "given")
     model = load(model, given, name)  # constants that are not stored, such as Gemma's scale, are made in this dtype
-    checkpoint = Checkpoint(given)
+    checkpoint = Folder(given)
     form = canonical(checkpoint.signature, read(checkpoint))
 
     folder = write(form, form.tensors, given, tmp_path / "canonical")
     assert difference(model, load(model, folder, name)) < 1e-9
 
-    signature = Checkpoint(folder).signature
+    signature = Folder(folder).signature
     assert set(signature.tensors) == set(form.signature.tensors)
     for level in ("orthogonal", "full"):
         element = random_element(signature, level)
@@ -83,7 +83,7 @@ def test_outputs_stay_and_every_group_acts_afterwards(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("name", CASES)
 def test_second_run_changes_nothing(name: str, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(save(CASES[name]().double(), tmp_path))
+    checkpoint = Folder(save(CASES[name]().double(), tmp_path))
     once = canonical(checkpoint.signature, read(checkpoint))
     twice = canonical(once.signature, once.tensors)
     assert not twice.log and not twice.config_updates
@@ -93,7 +93,7 @@ def test_second_run_changes_nothing(name: str, tmp_path: Path) -> None:
 
 def test_what_the_form_looks_like(tmp_path: Path) -> None:
     """A tied GPT-2: head untied, norms plain, no component along ones, key and value biases gone."""
-    checkpoint = Checkpoint(save(CASES["GPT2LMHeadModel"]().double(), tmp_path))
+    checkpoint = Folder(save(CASES["GPT2LMHeadModel"]().double(), tmp_path))
     form = canonical(checkpoint.signature, read(checkpoint))
     assert form.config_updates == {"tie_word_embeddings": False}
     assert len(form.log) == 1 and "lm_head.weight" in form.log[0]
@@ -109,7 +109,7 @@ def test_what_the_form_looks_like(tmp_path: Path) -> None:
 
 
 def test_ties_stay_where_no_rotation_waits(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(save(CASES["BertForMaskedLM"]().double(), tmp_path))
+    checkpoint = Folder(save(CASES["BertForMaskedLM"]().double(), tmp_path))
     form = canonical(checkpoint.signature, read(checkpoint))
     assert not form.config_updates and not form.log
     assert set(form.tensors) == set(checkpoint.signature.tensors)
@@ -123,7 +123,7 @@ def test_zero_norm_weights_are_as_good_as_any(name: str, tmp_path: Path) -> None
             module.weight.data[3] = 0
             module.weight.data[5] = 0
     given = save(model, tmp_path / "given")
-    checkpoint = Checkpoint(given)
+    checkpoint = Folder(given)
     form = canonical(checkpoint.signature, read(checkpoint))
     assert all(bool(torch.isfinite(tensor).all()) for tensor in form.tensors.values())
     assert difference(model, load(model, write(form, form.tensors, given, tmp_path / "out"), name)) < 1e-9
@@ -131,14 +131,14 @@ def test_zero_norm_weights_are_as_good_as_any(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["GPT2Model", "ViTModel", "BertModel", "RobertaModel", "DistilBertModel"])
 def test_nothing_acts_on_the_hidden_states_of_a_model_without_a_head(name: str, tmp_path: Path) -> None:
-    signature = Checkpoint(save(CASES[name](), tmp_path)).signature
+    signature = Folder(save(CASES[name](), tmp_path)).signature
     assert signature.kinds[signature.root["stream"]] == "fixed"
     assert signature.root["stream"] not in acting_groups(signature, "full")
 
 
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "GPT2ForSequenceClassification", "ViTForImageClassification"])
 def test_pre_norm_streams_rotate(name: str, tmp_path: Path) -> None:
-    signature = Checkpoint(save(CASES[name](), tmp_path)).signature
+    signature = Folder(save(CASES[name](), tmp_path)).signature
     stream = acting_groups(signature, "full")[signature.root["stream"]]
     assert stream.name == "orthogonal fixing ones"
 
@@ -153,7 +153,7 @@ def test_pre_norm_streams_rotate(name: str, tmp_path: Path) -> None:
 )
 def test_what_norms_take_away_leaves_the_form_as_it_is(name: str, writer: str, length: int, tmp_path: Path) -> None:
     """All that a tensor writes along ones, for every input by itself."""
-    checkpoint = Checkpoint(save(CASES[name]().double(), tmp_path / "given"))
+    checkpoint = Folder(save(CASES[name]().double(), tmp_path / "given"))
     tensors = read(checkpoint)
     role = next(role for role, entry in checkpoint.signature.tensors.items() if entry.name == writer)
     moved = tensors | {role: tensors[role].clone()}
@@ -165,7 +165,7 @@ def test_what_norms_take_away_leaves_the_form_as_it_is(name: str, writer: str, l
 
 
 def test_the_source_is_not_changed(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(save(CASES["ViTForImageClassification"]().double(), tmp_path))
+    checkpoint = Folder(save(CASES["ViTForImageClassification"]().double(), tmp_path))
     tensors = read(checkpoint)
     before = {role: tensor.clone() for role, tensor in tensors.items()}
     canonical(checkpoint.signature, tensors)

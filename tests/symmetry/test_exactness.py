@@ -10,7 +10,7 @@ import pytest
 import torch
 from models import CASES, save
 
-from onebasin.models import Checkpoint
+from onebasin.models import Folder
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.exactness import departure
 from onebasin.symmetry.groups.elements import Linear, Monomial
@@ -38,7 +38,7 @@ def random_element(signature: Signature, level: str) -> Alignment:
 @pytest.fixture
 def signature(tmp_path: Path):
     def of(name: str) -> Signature:
-        return Checkpoint(save(CASES[name](), tmp_path / name)).signature
+        return Folder(save(CASES[name](), tmp_path / name)).signature
 
     return of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from onebasin.engine import peak_memory
 from onebasin.fusion import MERGE_METHODS
-from onebasin.models import DTYPES, Checkpoint, Model, View, write_model
+from onebasin.models import DTYPES, Folder, Model, View, write_model
 from onebasin.models.card import paths_of
 from onebasin.models.folder import locate
 from onebasin.models.outputs import Output, refuse_outputs
@@ -23,7 +23,7 @@ from onebasin.running import load_model
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
 
-from ..aligning import Found, align_all
+from ..aligning import AlignedPair, align_all
 from ..folders import one_vocabulary, opened, together, workplace
 from ..frame import in_one_frame
 from ..merge import merge
@@ -71,7 +71,7 @@ def merge_config(
         folders = [resolved(reference, scratch / f"adapted-{i}", family) for i, reference in enumerate(named)]
         sources = stack.enter_context(opened(folders, family))
         for checkpoint, name in zip(sources, names, strict=True):
-            checkpoint.given = name
+            checkpoint.name = name
         if output is not None:
             refuse_outputs([Output("the output", output)], [*sources, Path(config)], overwrite)
         refuse_missing_layers(recipe, dict(zip(names, sources, strict=True)))
@@ -94,7 +94,7 @@ def merge_config(
             given, unified = stack.enter_context(one_vocabulary(sources, source, base))
             models = list(given)
         sha256 = stack.enter_context(hashed(sources))
-        found: list[Found] = []
+        found: list[AlignedPair] = []
         result = {"output": None if output is None else str(output), "models": names, "method": recipe.merge_method,
                   "match": align.symmetry if align else "none"}  # fmt: skip
         if align:
@@ -122,9 +122,9 @@ def merge_config(
                     for roles, words in (
                         (
                             [role for role in left if role in there],
-                            f"copied from {layout.given}, since the models differ",
+                            f"copied from {layout.name}, since the models differ",
                         ),
-                        ([role for role in left if role not in there], f"left out, since {layout.given} has no such"),
+                        ([role for role in left if role not in there], f"left out, since {layout.name} has no such"),
                     ):
                         if roles:
                             result["notes"].append(f"{words}: {', '.join(roles)}")
@@ -174,7 +174,7 @@ def resolved(reference: Reference, scratch: Path, family: str | None) -> Path:
     if reference.lora is None:
         return folder
     adapter = Adapter(locate(str(reference.lora), CONFIG, WEIGHTS))
-    base = Checkpoint(folder, family)
+    base = Folder(folder, family)
     try:
         write_adapted(base, adapter, scratch)
     finally:

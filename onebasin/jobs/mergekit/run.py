@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from onebasin.engine import Placing
-from onebasin.models import Checkpoint, CheckpointError
+from onebasin.models import Folder, ModelError
 from onebasin.models.companions import copy_companions
 from onebasin.models.folder import one_line
 from onebasin.models.writer import appearing, bytes_of
@@ -64,7 +64,7 @@ def merge_in_mergekit(
     places: name in the file -> folder of that model. layout: the folder whose other files are copied. seed: of methods
     that draw random numbers; the caller's generators are left as they were. unified: whether the folders share their
     vocabulary already. placing: gives the folder its name, later. complete: called with the folder at the end. Raises
-    CheckpointError for what mergekit refuses, and where its output lacks a tensor.
+    ModelError for what mergekit refuses, and where its output lacks a tensor.
     """
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
@@ -81,7 +81,7 @@ def merge_in_mergekit(
                                    copy_tokenizer=templated, write_model_card=False, quiet=True)  # fmt: skip
             run_merge(MergeConfiguration.model_validate(_placed(told, places)), str(folder), options)
         except Exception as error:  # it raises whatever comes
-            raise CheckpointError(f"mergekit, {recipe.merge_method}: {one_line(error)}") from None
+            raise ModelError(f"mergekit, {recipe.merge_method}: {one_line(error)}") from None
         copy_companions(layout, folder, look.copy_tokenizer)
         _refuse_missing(folder, layout, recipe)
         for name, text in look.files.items():
@@ -121,10 +121,10 @@ def _name(place: Mapping[str, str]) -> str:
 
 
 def _refuse_missing(folder: Path, layout: Path, recipe: Recipe) -> None:
-    """Raise CheckpointError where a tensor of the layout is gone: mergekit writes those alone that it knows."""
+    """Raise ModelError where a tensor of the layout is gone: mergekit writes those alone that it knows."""
     if recipe.slices or recipe.modules:
         return
-    before, after = Checkpoint(layout), Checkpoint(folder)
+    before, after = Folder(layout), Folder(folder)
     try:
         entries = before.signature.tensors.values()
         gone = [name for entry in entries if entry.alias is None for name in entry.names if name not in after.files]
@@ -132,4 +132,4 @@ def _refuse_missing(folder: Path, layout: Path, recipe: Recipe) -> None:
         before.close()
         after.close()
     if gone:
-        raise CheckpointError(f"mergekit leaves out '{gone[0]}' of this architecture; nothing was written")
+        raise ModelError(f"mergekit leaves out '{gone[0]}' of this architecture; nothing was written")

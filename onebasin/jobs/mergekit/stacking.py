@@ -66,7 +66,7 @@ def stacked(
             scopes = (source.parameters, slot.piece.parameters, recipe.parameters)
             weight = number("weight", scopes, entry.name, slot.t)
             if weight is None:
-                raise ValueError(f"linear needs a weight for every model, and '{model.given}' has none for "
+                raise ValueError(f"linear needs a weight for every model, and '{model.name}' has none for "
                                  f"'{entry.name}'")  # fmt: skip
             weights.append(weight)
         normalize = truth("normalize", (slot.piece.parameters, recipe.parameters), slot.entry.name, slot.t)
@@ -119,7 +119,7 @@ def _slots(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> Iterat
         return
     pieces = recipe.slices or []
     if len(depth) != 1:
-        raise ValueError(f"'{layout.given}' has several stacks of layers; slices need a model with one")
+        raise ValueError(f"'{layout.name}' has several stacks of layers; slices need a model with one")
     roles = list(tensors)
     layered = [role for role in roles if tensors[role].layer is not None]
     first = [role for role in layered if tensors[role].layer == tensors[layered[0]].layer]

@@ -192,7 +192,7 @@ def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
 
 
 def sandwiched(signature: Signature, space: str) -> bool:
-    """Whether norms that write back into a space normalise what begins the sum (BLOOM) or what a branch adds to it
+    """Whether norms that write back into a space normalize what begins the sum (BLOOM) or what a branch adds to it
     (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
     norms = {role: e.norm for role, e in signature.tensors.items() if e.norm and not e.head and e.norm.source == space}
     if any(norm.writes_back and passes_on(signature, role) for role, norm in norms.items()):

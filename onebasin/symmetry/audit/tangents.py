@@ -556,7 +556,7 @@ def _notes(signature: Signature, role: str) -> Mapping[str, str]:
 
 
 def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What a norm inside a branch reads has no scale; where it normalises each head by itself, no head has one."""
+    """What a norm inside a branch reads has no scale; where it normalizes each head by itself, no head has one."""
     for role, entry in signature.tensors.items():
         norm = entry.norm
         if norm is None or not norm.writes_back:

@@ -48,7 +48,7 @@ def canonical(signature: Signature, tensors: Mapping[str, Tensor]) -> Canonical:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CanonicalForm:
     """How a model's canonical form is made, known from its signature alone.
 
     whole: the signature while the steps run, ties included. signature: of the form. untied: tensors that get numbers of
@@ -106,7 +106,7 @@ class Plan:
         return tensor
 
 
-def plan(signature: Signature) -> Plan:
+def plan(signature: Signature) -> CanonicalForm:
     """The way to the canonical form."""
     stored, signature = signature, with_ties(signature)
     untied = _in_the_way(joined(signature))
@@ -115,7 +115,7 @@ def plan(signature: Signature) -> Plan:
     # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
     entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
     whole = replace(signature, tensors=entries)
-    return Plan(whole, without_ties(signature), untied)
+    return CanonicalForm(whole, without_ties(signature), untied)
 
 
 def _in_the_way(signature: Signature) -> list[str]:

@@ -63,7 +63,7 @@ def along(signature: Signature, role: str, tensor: Tensor, leaf: Leaf) -> Iterat
 
 def fed(signature: Signature, outlet: Outlet, reader: str, tensor: Tensor) -> Iterator[Tensor]:
     """Views of the parts of a reader of a norm's output, with what the norm puts out last: one vector, or several side
-    by side that are normalised together."""
+    by side that are normalized together."""
     for view, axes in cut(signature, reader, tensor):
         if outlet.source[0] in axes:
             dim = axes.index(outlet.source[0])
@@ -119,7 +119,7 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
             if own is None or "passes" not in signature.tensors[own].notes:
                 continue
             start = order.index(own) + 1
-            stop = next((i for i in range(start, len(order)) if normalises(signature, order[i], norm.target)), None)
+            stop = next((i for i in range(start, len(order)) if normalizes(signature, order[i], norm.target)), None)
         stage = order[start:stop] if norm.writes_back else order
         reading = [reader for reader in stage if has(signature, reader, Leaf(norm.target, dual=True))]
         added = [r for r in stage if has(signature, r, Leaf(norm.target))] if norm.writes_back else []
@@ -132,7 +132,7 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
             yield Outlet(role, norm, own, reading, added, free)
 
 
-def normalises(signature: Signature, role: str, space: str) -> bool:
+def normalizes(signature: Signature, role: str, space: str) -> bool:
     norm = signature.tensors[role].norm
     return norm is not None and norm.source == space
 
@@ -283,7 +283,7 @@ def vectors(signature: Signature, role: str, tensor: Tensor, parts: tuple[Leaf, 
 
 
 def branch(signature: Signature, role: str) -> list[str]:
-    """The tensors that write what the norm `role` normalises, where that is not the sum of all: those since the last
+    """The tensors that write what the norm `role` normalizes, where that is not the sum of all: those since the last
     norm or reader of the space."""
     norm, order = signature.tensors[role].norm, list(signature.tensors)
     assert norm is not None

@@ -3,7 +3,7 @@
 
 Every space is embedded isometrically, x -> E x with E^T E = 1: tensors that write it take E, tensors that read it E
 as well, since W E^T E x = W x. E pads with zeros, except for a stream under LayerNorm, where it also carries the
-normalised ones direction to the normalised ones direction, so that what sums to zero still does.
+normalized ones direction to the normalized ones direction, so that what sums to zero still does.
 
 A norm over w places instead of n divides by a root mean square that is sqrt(n / w) as large, so its weight takes
 sqrt(n / w), and eps as stored n / w. Attention that divides its logits by the root of the head size has its queries
@@ -119,7 +119,7 @@ def _norm_weight(
     # A constant weight stays a multiple of 1, which any rotation commutes with; others are padded like vectors.
     constant = bool((gain == gain.flatten()[0]).all())
     if entry.norm and entry.norm.copies > 1 and not constant:
-        raise ValueError(f"'{entry.name}' normalises several vectors as one; it must be folded to be widened")
+        raise ValueError(f"'{entry.name}' normalizes several vectors as one; it must be folded to be widened")
     out = gain.new_full(wide.tensors[entry.role].shape, float(gain.flatten()[0]) if constant else 0.0)
     out[tuple(slice(0, length) for length in gain.shape)] = gain
     return out.sub(1 - unit)

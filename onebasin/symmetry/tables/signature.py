@@ -68,7 +68,7 @@ class Norm:
     `rmsnorm: (head qk) -> (head qk)` or `layernorm: [rot | pass] -> (head [rot | pass])`, is known by the last.
 
     kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does). copies: how many vectors side by side are
-    normalised as one, as in `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalised
+    normalized as one, as in `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalized
     together, in order: (head, qk) and (rot, pass) above; a norm of `qk` alone, or of `rot` and `pass`, takes each head
     by itself. beside: those of them that are parts of the same vector as the source (rot).
     """
@@ -82,7 +82,7 @@ class Norm:
 
     @property
     def unit(self) -> float:
-        """What the stored weight is when the norm does nothing but normalise."""
+        """What the stored weight is when the norm does nothing but normalize."""
         return 0.0 if self.kind == "rmsnorm1p" else 1.0
 
     @property

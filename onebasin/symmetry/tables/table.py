@@ -48,7 +48,7 @@ parentheses is at most permuted. Spaces that occur only as the target of a norm 
 names buffers that hold no parameters.
 
 `experts.{expert}.w1.weight  (expert ffn) mlp_in'` stands for a tensor of every expert, joined along the axis in
-which `expert` stands, before all but what groups experts. `rmsnorm: qk -> qk` normalises inside every head, with one
+which `expert` stands, before all but what groups experts. `rmsnorm: qk -> qk` normalizes inside every head, with one
 weight for all heads; `rmsnorm: (head qk) -> (head qk)` all heads at once; `layernorm: [rot | pass] -> (head [rot |
 pass])` inside every head, with a weight for each; `layernorm: (4 stream) -> (4 merged)` four vectors side by side as
 one. A part of a concatenated axis may be empty.
