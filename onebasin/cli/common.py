@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 # What is printed may hold any name: no markup, no emoji.
+LONGEST = 1200  # characters of a message
 console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 P = ParamSpec("P")
@@ -170,8 +171,10 @@ def _interruptible() -> Iterator[None]:
 
 
 def line(text: object) -> str:
-    """Return a text on one line, without characters that command a terminal."""
-    return "".join(one if one.isprintable() else " " for one in " ".join(str(text).split()))
+    """Return a text on one line, without characters that command a terminal, and without the middle of an endless
+    one: the names in it may be as long as a file likes."""
+    whole = "".join(one if one.isprintable() else " " for one in " ".join(str(text).split()))
+    return whole if len(whole) <= LONGEST else f"{whole[: LONGEST // 2]} ... {whole[-LONGEST // 2 :]}"
 
 
 def stdout() -> Console:

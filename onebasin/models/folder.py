@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -40,14 +41,21 @@ _BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model
 _LAYERS, _LABELS = 1000, 10**6  # no more of them than these are believed where there are fewer tensors
 
 
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+_FOUND = "WeightsUnpickler error: "  # after it, torch says what a pickle holds besides tensors
+
+
 class ModelError(ValueError):
     """A model folder that cannot be read; the message says which file and what to do."""
 
 
 def one_line(error: Exception) -> str:
-    """The first two lines of an error's message as one, for use inside another message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:300] or type(error).__name__
+    """The first two lines of an error's message as one, for use inside another message; with the error's kind where
+    its message alone is no sentence, such as the key of a KeyError."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    text = " ".join(lines[:2])[:300]
+    bare = isinstance(error, AssertionError | AttributeError | LookupError | NameError | TypeError)
+    return f"{type(error).__name__}: {text}" if bare and text else text or type(error).__name__
 
 
 def _json(path: Path) -> Any:
@@ -250,12 +258,15 @@ class Folder:
         """The tensors of a pickle, by the loader that builds nothing but tensors and runs no code."""
         if file not in self._handles:
             try:
-                try:
-                    loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-                except RuntimeError:  # the older format, without zip, cannot be memory-mapped
-                    loaded = torch.load(file, map_location="cpu", weights_only=True)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # about how the file was written
+                    try:
+                        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                    except RuntimeError:  # the older format, without zip, cannot be memory-mapped
+                        loaded = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # a hostile file can raise anything
-                reason = f"is damaged, or holds more than tensors and could run code ({one_line(error)})"
+                found = str(error).partition(_FOUND)[2].partition(". ")[0]  # torch goes on about how to load it anyway
+                reason = f"is damaged, or holds more than tensors and could run code ({found or one_line(error)})"
                 raise ModelError(f"'{file}' {reason}; it was not loaded") from None
             if not isinstance(loaded, dict) or not all(
                 isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided

@@ -245,6 +245,9 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
     if info["missing_keys"]:
         raise ModelError(f"'{folder.name}': {_kind(model)} needs {_some(info['missing_keys'])}, "
                               "which the weights lack")  # fmt: skip
+    for name, held, needed in sorted(info["mismatched_keys"]):
+        raise ModelError(f"'{folder.name}': '{name}' has shape {tuple(held)}, and {_kind(model)} needs "
+                              f"{tuple(needed)} by config.json")  # fmt: skip
     return model, set(info["unexpected_keys"])
 
 
@@ -268,7 +271,12 @@ def _loaded(
         cls = _class(config)
         with _no_exceptions(cls, dtype):
             model, info = cls.from_pretrained(
-                **source, config=config, output_loading_info=True, **{_DTYPE: dtype}, **options
+                **source,
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **{_DTYPE: dtype},
+                **options,
             )
     return model.to(dtype), info
 
