@@ -5,9 +5,10 @@
     rotary               e^(s + i phi) per pair
     invertible           1 + Z, with the inverse transpose for what reads
     scales of neurons    e^s
-    permutations         stay (`fixed`); or the assignment of scores Z, whose gradient goes to Z as if the permutation
-                         were Z itself (`straight-through`); or, for neurons, Sinkhorn's limit of Z (`sinkhorn`), a
-                         doubly stochastic matrix: a relaxation, no symmetry
+    permutations         stay (`fixed`); or the assignment of scores Z, with signs where signs act, whose gradient goes
+                         to Z as if the permutation were Z itself (`straight-through`); or, for neurons, Sinkhorn's
+                         limit of Z (`sinkhorn`), a doubly stochastic matrix: a relaxation, no symmetry
+    permuted and scaled  diag(e^s) P for what writes, diag(e^-s) P for what reads
 
 Every map but the assignment is smooth, with finite derivatives everywhere: no singular values are divided by. Straight
 through: Bengio et al., 2013; for permutations Ainsworth et al., 2023, section 3.3. Sinkhorn: Cuturi, 2013.
@@ -32,8 +33,8 @@ from onebasin.symmetry.groups import (
     Rotary,
     ScaledOrthogonal,
     ScaledPermutation,
+    SignedPermutation,
 )
-from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.elements import Acts, Element, Linear, Monomial
 from onebasin.symmetry.groups.orthogonal import complement_of_ones
 from onebasin.symmetry.groups.signs import diagonal, pairs
@@ -50,7 +51,7 @@ def zeros(
 ) -> dict[str, Latent]:
     """Root space -> the free numbers of the identity (of a coupling near it, where neurons are relaxed).
 
-    permutations: one of `PERMUTATIONS`; those of signs have no numbers. like: dtype and device.
+    permutations: one of `PERMUTATIONS`; signs alone have no numbers. like: dtype and device.
     """
     found: dict[str, Latent] = {}
     for root, group in groups.items():
@@ -73,7 +74,7 @@ def zeros(
             case ScaledPermutation() | Factors():
                 shapes = {"stretch": (*batch, n)}
         latent = {name: like.new_zeros(shape) for name, shape in shapes.items()}
-        if isinstance(group, Permutation):
+        if isinstance(group, (Permutation, ScaledPermutation, SignedPermutation)):
             eye = torch.eye(n).to(like)
             if permutations == "straight-through":
                 latent["order"] = (MARGIN * eye).expand(*batch, n, n).clone()
@@ -101,12 +102,12 @@ def blend(
 
 def element_of(group: Group, latent: Latent) -> Acts:
     """What free numbers stand for. Differentiable."""
-    if "order" in latent:
-        score = latent["order"]
-        chosen = Monomial(assignment(score)).dense(score.dtype).matrix
-        return Coupling(chosen + score - score.detach())
-    if "mixture" in latent:
-        return Coupling(sinkhorn(latent["mixture"]).exp())
+    if "order" in latent or "mixture" in latent:
+        mixed = sinkhorn(latent["mixture"]).exp() if "mixture" in latent else _straight_through(group, latent["order"])
+        if "stretch" not in latent:
+            return Coupling(mixed)
+        scale = latent["stretch"].exp().unsqueeze(-1)
+        return Coupling(scale * mixed, mixed / scale)
     if "shear" in latent:
         z = latent["shear"]
         matrix = torch.eye(z.shape[-1]).to(z) + z
@@ -128,6 +129,16 @@ def element_of(group: Group, latent: Latent) -> Acts:
         scale = latent["stretch"].exp()[..., None, None]
         return Linear(scale * turn, turn / scale)
     return Linear(turn)
+
+
+def _straight_through(group: Group, score: Tensor) -> Tensor:
+    """The permutation (with signs) of greatest score, whose gradient is that of the score."""
+    return _ordered(group, score).dense(score.dtype).matrix + score - score.detach()
+
+
+def _ordered(group: Group, score: Tensor) -> Monomial:
+    kind = SignedPermutation() if isinstance(group, SignedPermutation) else Permutation()
+    return kind.nearest(_like(score.detach()))
 
 
 def _pair_of(n: int, interleaved: bool) -> Tensor:
@@ -159,7 +170,9 @@ def finished(
     couplings: dict[str, Coupling] = {}
     for root, latent in latents.items():
         if "order" in latent:
-            elements[root] = Monomial(assignment(latent["order"]))
+            scale = diagonal(latent["stretch"].double().exp()) if "stretch" in latent else None
+            order = _ordered(groups[root], latent["order"])
+            elements[root] = order if scale is None else scale.after(order)
             continue
         found = element_of(groups[root], {name: numbers.double() for name, numbers in latent.items()})
         if isinstance(found, Coupling):

@@ -140,8 +140,10 @@ def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: 
 
 
 def _stays(element: Acts) -> bool:
-    """Whether it is a permutation that moves nothing, as those between models of one base often are."""
-    return isinstance(element, Monomial) and element.is_identity()
+    """Whether it is a permutation that moves nothing, as those between models of one base often are. Scales that learn
+    do not stay, even where they are 1."""
+    learns = isinstance(element, Monomial) and element.scale is not None and element.scale.requires_grad
+    return isinstance(element, Monomial) and not learns and element.is_identity()
 
 
 def _in_norm(element: Acts, entry: Entry, weight: Tensor) -> Acts | None:

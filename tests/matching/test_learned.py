@@ -28,6 +28,7 @@ from onebasin.symmetry.groups import (
     Rotary,
     ScaledOrthogonal,
     ScaledPermutation,
+    SignedPermutation,
 )
 from onebasin.symmetry.groups.elements import Linear, Monomial
 
@@ -294,18 +295,61 @@ def test_every_state_of_the_numbers_is_projected_once(tmp_path: Path, monkeypatc
     assert len(made) == (5 + 1) * 2 * spaces
 
 
-@pytest.mark.parametrize(("case", "level"), [("GPT2LMHeadModel", "orthogonal"), ("BertForMaskedLM", "permutation")])
-def test_permutations_learned_straight_through_are_exact(case: str, level: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "level", "kind"),
+    [
+        ("GPT2LMHeadModel", "orthogonal", Permutation),
+        ("BertForMaskedLM", "permutation", Permutation),
+        ("OPTForCausalLM", "full", ScaledPermutation),
+        ("BertForSequenceClassification", "full", SignedPermutation),
+    ],
+)
+def test_permutations_learned_straight_through_are_exact(case: str, level: str, kind: type, tmp_path: Path) -> None:
     setting = Setting(case, level, tmp_path)
+    like = next(iter(setting.tensors[0].values()))
     learned = setting.learn(permutations="straight-through", steps=20, lr=0.1)
     moved = [learned.alignments[0].elements[root] for root, group in setting.groups.items()
-             if isinstance(group, Permutation)]  # fmt: skip
+             if isinstance(group, kind)]  # fmt: skip
+    free = zeros(setting.signature, setting.groups, like, "straight-through")
+    assert all("order" in free[root] for root, group in setting.groups.items() if isinstance(group, kind))
     assert moved and all(isinstance(element, Monomial) for element in moved)
     assert learned.losses[learned.step] == pytest.approx(setting.loss(learned.alignments), rel=1e-6)
     after = setting.aligned(learned.alignments)[0]
     for batch in setting.batches:
         ours, theirs = setting.forward(after, batch), setting.forward(setting.tensors[1], batch)
         assert all(torch.allclose(ours[name], theirs[name], rtol=1e-9, atol=1e-9) for name in theirs)
+
+
+@pytest.mark.parametrize("cycle", [(0, 1, 2), (3, 6, 8), (4, 7, 9, 1, 0)])
+def test_a_planted_order_of_relu_neurons_is_recovered(cycle: tuple[int, ...], tmp_path: Path) -> None:
+    """A copy of the anchor with some neurons of one layer in other places: the relaxed order must lead back."""
+    setting = Setting("OPTForCausalLM", "full", tmp_path)
+    root = "decoder.layers.0.ffn"
+    setting.groups = {root: setting.groups[root]}
+    setting.tensors[0]["decoder.layers.0.fc1.bias"] += 1  # so that every neuron fires on some inputs
+    order = torch.arange(setting.signature.sizes[root])
+    order[list(cycle)] = torch.tensor(cycle).roll(1)
+    planted = Alignment({root: Monomial(order)})
+    setting.tensors[1] = {role: planted.apply(setting.signature, role, t) for role, t in setting.tensors[0].items()}
+    setting.starts = [Alignment()]
+    setting.batches = [inputs(setting.models[0].model, seed) for seed in range(40)]
+    anchor, source = setting.tensors
+    learned = match_learned(setting.signature, anchor, [source], setting.starts, setting.groups, setting.forward,
+                            setting.batches[:36], held_out=setting.batches[36:], permutations="sinkhorn", steps=200,
+                            lr=0.3)  # fmt: skip
+    found = learned.couplings[0][root].matrix.argmax(-1)
+    assert torch.equal(order[found], torch.arange(len(order)))
+    assert learned.losses[learned.step] < 0.02 * learned.losses[0]
+
+
+def test_scales_of_neurons_learn_from_where_they_are_one(tmp_path: Path) -> None:
+    """The identity that numbers of zero stand for is not a map that nothing hangs on."""
+    setting = Setting("OPTForCausalLM", "full", tmp_path)
+    setting.groups = {root: group for root, group in setting.groups.items() if isinstance(group, ScaledPermutation)}
+    setting.starts = [Alignment()]
+    learned = setting.learn(steps=20, lr=0.01)
+    assert learned.losses[learned.step] < learned.losses[0]
+    assert any(bool((element.scale != 1).any()) for element in learned.alignments[0].elements.values())
 
 
 def test_relaxed_permutations_end_in_couplings(tmp_path: Path) -> None:
