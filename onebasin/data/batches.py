@@ -333,7 +333,7 @@ def _tokenizer(source: Source) -> Any:
     if not any((source.model / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"'{source.model}' has no tokenizer; give a vocabulary, character -> id, for a language model")
     with quiet():
-        return AutoTokenizer.from_pretrained(source.model)
+        return AutoTokenizer.from_pretrained(source.model, config=source.config)
 
 
 BATCHES = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING
 from transformers.utils import logging
 
 from onebasin.models import Folder
@@ -68,9 +68,8 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
 def configured(model: str | Path) -> tuple[Path, Any]:
     """A model's folder and its configuration."""
     checkpoint = Folder(model)
-    family = checkpoint.raw_config["model_type"]  # says clearly what is wrong with a damaged config.json
-    try:
-        return checkpoint.folder, AutoConfig.from_pretrained(checkpoint.folder)
-    except (ValueError, OSError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"transformers cannot configure '{model}' (model type {family}): {reason}") from None
+    kind = checkpoint.raw_config["model_type"]  # says clearly what is wrong with a damaged config.json
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"'{model}' is of type '{kind}', which transformers has no class for, so it cannot be run")
+    assert checkpoint.config  # which says so where its class refuses it
+    return checkpoint.folder, CONFIG_MAPPING[kind].from_dict(checkpoint.raw_config)

@@ -11,20 +11,23 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING
 
-from onebasin.families import named_table, table_for
+from onebasin.families import named_table, table_for, tables
 from onebasin.settings import refuse_vast
 from onebasin.symmetry import Signature, Table, resolve
+from onebasin.symmetry.tables.conditions import lookup
 
 from .shards import CODES, Place, mapped, pages_of, places
 
@@ -156,18 +159,65 @@ class Folder:
         return self
 
     @cached_property
-    def raw_config(self) -> dict[str, Any]:
+    def _stated(self) -> dict[str, Any]:
         """config.json as it stands."""
         path = self.folder / "config.json"
         if not path.is_file():
             raise ModelError(f"'{self.folder}' holds no config.json; is it a Hugging Face model folder?")
         config = _json(path)
-        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
             raise ModelError(f"'{path}' names no model_type")
         if "quantization_config" in config:
             raise ModelError(f"'{self.name}' is quantised; give the model in floating point")
         _refuse_kinds(config, path)
         return config
+
+    @cached_property
+    def raw_config(self) -> dict[str, Any]:
+        """config.json as it stands, with a `model_type` where it names none, as old ones do."""
+        if "model_type" in self._stated:
+            return self._stated
+        kind = self._kind_of_old()
+        self.notes.append(f"'{self.folder / 'config.json'}' names no model_type: it is '{kind}' by its tensors' names")
+        return {**self._stated, "model_type": kind}
+
+    def _kind_of_old(self) -> str:
+        """The one model type whose table these tensors fit, with the sizes that the config states.
+
+        Where several do, a class that the config names decides, or else the prefix of the names, which is the type's
+        own in most models with a head (`bert.`), or else the family that was chosen, by its first type.
+        """
+        path, fitting = self.folder / "config.json", dict[str, str]()
+        for table in [named_table(self._family)] if self._family else tables().values():
+            for kind in table.types:
+                if kind in CONFIG_MAPPING and self._fits(table, kind):
+                    fitting[kind] = table.family
+        named = {self._kind_of_class(name) for name in self._stated.get("architectures") or []}
+        own = {kind for kind in fitting if any(name.startswith(kind.replace("-", "_") + ".") for name in self.shapes)}
+        for narrower in (fitting, named, own, [*fitting][:1] if self._family else []):
+            kinds = [kind for kind in fitting if kind in narrower]
+            if len(kinds) == 1:
+                return kinds[0]
+        if not fitting:
+            raise ModelError(f"'{path}' names no model_type, and no family's table fits its tensors and sizes; "
+                                  "add the model_type to it")  # fmt: skip
+        families = list(dict.fromkeys(fitting.values()))
+        raise ModelError(f"'{path}' names no model_type, and its tensors fit {_listed(fitting)}; say which: "
+                              f"{' or '.join(f'--family {family}' for family in families)}")  # fmt: skip
+
+    def _fits(self, table: Table, kind: str) -> bool:
+        try:
+            full, aliases = _complete({**self._stated, "model_type": kind})
+            stated = {**self._stated, **{new: self._stated[old] for new, old in aliases.items() if old in self._stated}}
+            resolve(table, self.shapes, full)
+        except Exception:  # each class refuses values in its own way, and so does each table
+            return False
+        return not table.sizes or any(lookup(stated, keys) is not None for keys in table.sizes.values())
+
+    @staticmethod
+    def _kind_of_class(name: str) -> str | None:
+        kind = getattr(getattr(transformers, name, None), "config_class", None)
+        return getattr(kind, "model_type", None)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -176,9 +226,7 @@ class Folder:
             return self.raw_config
         _refuse_counts(self.raw_config, len(self.files), self.folder / "config.json")
         try:
-            full = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
-            names = {new: getattr(full, new, None) for new in getattr(full, "attribute_map", {})}
-            return _filled(self.raw_config, {**full.to_dict(), **names})
+            return _complete(self.raw_config)[0]
         except Exception as error:  # each config class refuses bad values in its own way
             raise ModelError(f"'{self.folder / 'config.json'}': {one_line(error)}") from None
 
@@ -188,7 +236,7 @@ class Folder:
 
         Raises ModelError where there are no weights, or an index and its files do not belong together.
         """
-        if "transformers_weights" in self.raw_config:
+        if "transformers_weights" in self._stated:
             raise ModelError(f"'{self.name}' renames its weight files (transformers_weights); "
                                   "save it again with its usual names")  # fmt: skip
         for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
@@ -406,6 +454,18 @@ def _refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
         most = max(tensors, _LAYERS) if re.search("layers?$", key) else _LABELS if key == "num_labels" else None
         if most is not None and isinstance(value, int | float) and value > most:
             raise ModelError(f"'{path}': {key} is {str(value)[:20]}, for which {tensors} tensors are too few")
+
+
+def _complete(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A configuration with the defaults of its class, and what the class calls by other names: theirs -> ours."""
+    full = CONFIG_MAPPING[given["model_type"]].from_dict(deepcopy(given))
+    aliases = dict(getattr(full, "attribute_map", {}))
+    names = {new: getattr(full, new, None) for new in aliases}
+    return _filled(given, {**full.to_dict(), **names}), aliases
+
+
+def _listed(fitting: dict[str, str]) -> str:
+    return ", ".join(kind if kind == family else f"{kind} (family {family})" for kind, family in fitting.items())
 
 
 def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

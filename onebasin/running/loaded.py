@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING
 
 from onebasin.models import Model
 from onebasin.models.folder import ModelError, one_line
@@ -169,11 +169,9 @@ def _whole(
 def _load(checkpoint: Model, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     with _quietly():
-        config: Any = AutoConfig.from_pretrained(checkpoint.origin.folder, trust_remote_code=False)
-        if checkpoint.raw_config != checkpoint.origin.raw_config:
-            config = type(config).from_dict(checkpoint.raw_config)  # T5 reads some of it when it is built
+        config: Any = CONFIG_MAPPING[checkpoint.raw_config["model_type"]].from_dict(checkpoint.raw_config)
         config.torch_dtype = torch.float32  # in 16 bits large numbers would round to one another
-        cls = _class(config)
+        cls = _class(config, checkpoint.origin.files)
         build: dict[str, Any] = {"config": config, "state_dict": state, "output_loading_info": True, **options}
         model, info = cls.from_pretrained(None, **build)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):

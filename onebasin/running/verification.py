@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import wraps
 from math import inf
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig
+from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig
 
 from onebasin.models.folder import Folder, ModelError, one_line
 from onebasin.models.lazy_tensors import LazyTensors
@@ -185,7 +187,7 @@ def runnable(folder: Folder) -> None:
 
 def class_of(folder: Folder) -> Any:
     """The class that runs a folder's model; the first time, all that runs models is imported with it."""
-    return _class(CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config))
+    return _class(CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config), folder.files)
 
 
 def load(
@@ -262,13 +264,13 @@ def _loaded(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     with _quietly():
         if instead is None:
-            config = AutoConfig.from_pretrained(folder.folder, trust_remote_code=False)
+            config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config)
             source: dict[str, Any] = {"pretrained_model_name_or_path": folder.folder, "local_files_only": True}
         else:
             tensors, updates = instead
             config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **updates})
             source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
-        cls = _class(config)
+        cls = _class(config, folder.files)
         with _no_exceptions(cls, dtype):
             model, info = cls.from_pretrained(
                 **source,
@@ -310,14 +312,38 @@ def _no_exceptions(cls: Any, dtype: torch.dtype) -> Iterator[None]:
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 
 
-def _class(config: PretrainedConfig) -> Any:
+def _class(config: PretrainedConfig, names: Collection[str] = ()) -> Any:
+    """The class that runs a model: the one that its config names, else the one whose tensors are called `names`, else
+    the bare model's."""
     from transformers import PreTrainedModel
 
-    names = getattr(config, "architectures", None) or [""]
-    found = getattr(transformers, str(names[0]), None)
-    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
-        found = transformers.MODEL_MAPPING.get(type(config), None)  # what AutoModel takes, which wants a folder
-    return found if isinstance(found, type) else AutoModel
+    stated = getattr(config, "architectures", None) or [""]
+    found = getattr(transformers, str(stated[0]), None)
+    if isinstance(found, type) and issubclass(found, PreTrainedModel):
+        return found
+    classes = _classes(type(config))
+    if names and classes:
+        return min(classes, key=lambda cls: _unlike(cls, config, names))
+    return classes[0] if classes else AutoModel
+
+
+def _classes(kind: type[PretrainedConfig]) -> list[Any]:
+    """The classes of a model type: the bare model, then those with a head, as the library's automatic classes know."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = [value for name, value in vars(modeling_auto).items() if re.fullmatch("MODEL_FOR_.*_MAPPING", name)]
+    found = [mapping.get(kind, None) for mapping in (transformers.MODEL_MAPPING, *mappings)]
+    return list(dict.fromkeys(cls for cls in found if isinstance(cls, type)))
+
+
+def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
+    """How many tensors only one of the two has, the class or the file. Nothing is allocated."""
+    try:
+        with torch.device("meta"):
+            own = cls(deepcopy(config)).state_dict().keys()
+    except Exception:  # a class for another use of this type
+        return len(names) + 1
+    return len(own ^ set(names))
 
 
 def takes_cache(model: PreTrainedModel) -> bool:

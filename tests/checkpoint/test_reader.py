@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from damage import edit_config, edit_weights, to_pickle
+from models import CASES, save
 from safetensors.torch import load_file, save_file
 
-from onebasin.models import Folder, ModelError
+import onebasin
+from onebasin.models import Folder, ModelError, write_model
+from onebasin.running import compare
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 WORDS = "embeddings.word_embeddings.weight"
@@ -198,8 +201,54 @@ def test_config_that_is_no_text(bert: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[]", "1", "{}", '{"model_type": 3}', '{"model_type": null}'])
 def test_config_without_a_model_type(bert: Path, text: str) -> None:
+    """The sizes that a config states tell the heads apart, which tensors do not: without any, nothing fits."""
     (bert / "config.json").write_text(text)
     assert "names no model_type" in refused(bert)
+
+
+def without_type(folder: Path, *more: str) -> Path:
+    """As the first versions of the library wrote it."""
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("model_type", "architectures", "transformers_version", "dtype", *more):
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "kind, model_type",
+    [("BertForSequenceClassification", "bert"), ("GPT2LMHeadModel", "gpt2"), ("RobertaForMaskedLM", "roberta"),
+     ("DistilBertModel", "distilbert"), ("BloomForCausalLM", "bloom"), ("ViTForImageClassification", "vit")],
+)  # fmt: skip
+def test_an_old_config_without_a_model_type(tmp_path: Path, kind: str, model_type: str) -> None:
+    """The tensors' names tell the type, and the outputs are those that they were."""
+    new = Folder(save(CASES[kind](), tmp_path / "new"))
+    old = Folder(without_type(save(CASES[kind](), tmp_path / "old")))
+    assert old.raw_config["model_type"] == model_type
+    assert old.signature == new.signature and any("names no model_type" in note for note in old.notes)
+    write_model(tmp_path / "out", ((name, old.read_name(name)) for name in old.files), old)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == model_type
+    found = compare(new.folder, tmp_path / "out")
+    assert found.same and not found.unused  # by a class with the head that it has
+
+
+def test_tensors_that_fit_several_types_are_not_guessed(make) -> None:
+    """Those of a BERT without a head and without its prefix are ERNIE's, too."""
+    folder = without_type(make("BertModel"))
+    message = refused(folder)
+    assert "fit bert, ernie (family bert)" in message and "--family bert" in message
+    assert Folder(folder, "bert").raw_config["model_type"] == "bert"
+    edit_config(folder, architectures=["ErnieModel"])
+    assert Folder(folder).raw_config["model_type"] == "ernie"
+
+
+def test_a_type_that_is_told_by_its_tensors_serves_every_command(make, tmp_path: Path) -> None:
+    a, b = make(name="a"), without_type(make(name="b"))
+    for level in ("paper", "full"):
+        found = onebasin.match(b, a, tmp_path / level, symmetry=level)
+        assert found["max_output_difference"] < 1e-4 and any("names no model_type" in note for note in found["notes"])
+    onebasin.merge([a, b], tmp_path / "merged")
+    assert onebasin.verify(tmp_path / "paper", b).same
 
 
 def test_config_with_values_of_wrong_types(bert: Path) -> None:

@@ -258,7 +258,7 @@ def test_models_that_do_not_fit_the_task(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a gpt2 model, for which there is no masked-lm"):
         load_model(path, "masked-lm")
     (path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(ValueError, match=r"cannot load '.*' for causal-lm"):
+    with pytest.raises(ValueError, match="is damaged or cut short"):
         load_model(path, "causal-lm")
     with pytest.raises(ValueError, match="there is no folder"):
         load_model(str(tmp_path / "nowhere"), "causal-lm")
