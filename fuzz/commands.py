@@ -21,10 +21,7 @@ from onebasin.cli import app
 from .cases import OK, REFUSED, Finding, Outcome
 
 # A refusal names what is wrong and where. These are the words of an exception that nobody translated.
-UNCLEAR = (
-    r"Traceback|object at 0x|Errno|report above|above report|.NoneType. object|\bKeyError\b|unhashable|"
-    r"not subscriptable|object is not|object has no attribute|positional argument|unexpected keyword"
-)
+UNCLEAR = r"Traceback|object at 0x|Errno|report above|above report|<class 'onebasin"
 LONGEST = 1500  # characters of a refusal, the paths in it included
 
 
@@ -101,16 +98,20 @@ def judge(
     if said.code not in codes:
         raise Finding(f"exit code {said.code}: {said.stderr.strip()[-300:]}")
     refuse_changes(before, room, () if said.code == 2 else new)
-    if said.code != 2:
-        return Outcome(OK, "")
+    return Outcome(REFUSED, sentence(said)) if said.code == 2 else Outcome(OK, "")
+
+
+def sentence(said: Said) -> str:
+    """Return the one sentence of a refusal. Raises Finding where it is none."""
+    if said.trace:
+        raise Finding(f"traceback: {said.trace}")
     lines = said.stderr.splitlines()
-    if said.stdout or len(lines) != 1 or not lines[0].startswith("error: "):
-        raise Finding(f"not one line on stderr: {(said.stdout + said.stderr)[:300]!r}")
+    if said.code != 2 or said.stdout or len(lines) != 1 or not lines[0].startswith("error: "):
+        raise Finding(f"exit code {said.code}, not one line on stderr: {(said.stdout + said.stderr)[:300]!r}")
     text = lines[0].removeprefix("error: ")
-    unclear = re.search(UNCLEAR, text)
-    if unclear or len(text) > LONGEST or len(text.split()) < 4:
+    if re.search(UNCLEAR, text) or len(text) > LONGEST or len(text.split()) < 4:
         raise Finding(f"unclear refusal: {text[:400]}")
-    return Outcome(REFUSED, text)
+    return text
 
 
 def shown(words: Sequence[object], room: Path) -> str:

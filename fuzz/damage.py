@@ -93,7 +93,7 @@ def offsets(folder: Path, rng: random.Random) -> str:
         [str(begin), str(end)], [begin, end, end], [float(begin) + 0.5, float(end)], [0, 2**64], [True, False],
     ])  # fmt: skip
     put(file, header, body)
-    return BROKEN if header[one]["data_offsets"] != [begin, end] else HARMLESS
+    return HARMLESS if str(header[one]["data_offsets"]) == str([begin, end]) else BROKEN
 
 
 def overlapping(folder: Path, rng: random.Random) -> str:
@@ -147,7 +147,7 @@ def shape(folder: Path, rng: random.Random) -> str | None:
         [*old, 0, 2**63], [1] * 2000 + old, [old[0] + 1, *old[1:]],
     ])  # fmt: skip
     put(file, header, body)
-    return HARMLESS if header[one]["shape"] == old else BROKEN
+    return HARMLESS if str(header[one]["shape"]) == str(old) else BROKEN
 
 
 def duplicate(folder: Path, rng: random.Random) -> str | None:

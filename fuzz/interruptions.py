@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import OK, REFUSED, Case, Finding, Outcome, Place
-from .commands import Said, listing, refuse_changes, run, shown
+from .commands import Said, listing, refuse_changes, run, sentence, shown
 from .folders import copied
 from .isolation import forked
 from .moments import FOLDER, OPEN, RENAME, SYNC, WRITE, Watch, die, full
@@ -182,15 +182,6 @@ def inputs_kept(before: dict[str, str], room: Path) -> None:
             raise Finding(f"an input was lost or changed: {path}")
 
 
-def one_sentence(said: Said) -> None:
-    """Raise Finding where a refusal is not one."""
-    if said.trace:
-        raise Finding(f"traceback: {said.trace}")
-    lines = said.stderr.splitlines()
-    if said.code != 2 or said.stdout or len(lines) != 1 or not lines[0].startswith("error: "):
-        raise Finding(f"exit code {said.code}, not one line on stderr: {(said.stdout + said.stderr)[-300:]!r}")
-
-
 def scenario_of(case: Case) -> str:
     return sorted(SCENARIOS)[case.number % len(SCENARIOS)]
 
@@ -217,7 +208,7 @@ def try_kill(case: Case, place: Place) -> Outcome:
         _, answer = watched(again, place.room)
         said = answer[0] if answer else Said(-1, "", "it died")
         if said.code == 2 and "exist" in said.stderr and "--overwrite" not in again:
-            one_sentence(said)
+            sentence(said)
             whole_or_absent(place.room, name, before, whole)
             if not done and "match" in name and ("anchor" in said.stderr or "maps" in said.stderr):
                 raise Finding(f"does not know its own output: {said.stderr.strip()[-200:]}")
@@ -259,7 +250,7 @@ def try_full(case: Case, place: Place) -> Outcome:
         if said.code == 0 and not said.trace:  # what could not be written was not needed
             same(place.room, whole)
             return Outcome(OK, "", tried)
-        one_sentence(said)
+        sentence(said)
         refuse_changes(before, place.room)
         if not by_limit and "disk is full" not in said.stderr and os.strerror(errno.ENOSPC) not in said.stderr:
             raise Finding(f"does not say that the disk is full: {said.stderr.strip()}")
@@ -337,7 +328,7 @@ def try_writers(case: Case, place: Place) -> Outcome:
                 raise Finding("a folder that appeared during the run was replaced, with the files in it")
             if appeared and said.code == 2:
                 shutil.rmtree(out)
-                one_sentence(said)
+                sentence(said)
                 refuse_changes(before, place.room)
             else:
                 same(place.room, whole)
@@ -345,7 +336,7 @@ def try_writers(case: Case, place: Place) -> Outcome:
         both = [said, *([pickle.loads(noted.read_bytes())] if noted.is_file() else [])]
         for one in both:
             if one.code or one.trace:
-                one_sentence(one)
+                sentence(one)
         winners = [one for one in both if one.code == 0]
         if not winners:
             raise Finding("neither writes: " + " / ".join(one.stderr.strip()[-150:] for one in both))

@@ -72,7 +72,7 @@ class Watch:
 
 def full(_: str) -> None:
     """What a full disk does to whoever writes."""
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the file")
 
 
 def die(_: str) -> None:

@@ -198,6 +198,16 @@ def test_an_output_that_exists(refused: Any, a: Path, b: Path, tmp_path: Path) -
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
 
 
+def test_a_full_temporary_folder(
+    refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
+
+    monkeypatch.setattr(os, "mkdir", full)
+    assert refused("match", b, a, "-o", tmp_path / "out") == "error: '/tmp/x': No space left on device"
+
+
 def test_an_output_that_is_an_input(refused: Any, a: Path, damaged: Path) -> None:
     for command in (("match", damaged, a), ("match", a, damaged), ("merge", a, damaged), ("canonical", damaged)):
         assert "one of the inputs" in refused(*command, "-o", damaged, "--overwrite")

@@ -212,6 +212,17 @@ def test_the_merge_of_a_model_with_its_scrambled_copies_is_the_model(ask: Any, a
     assert ask("verify", a, tmp_path / "plain", code=1)["same"] is False
 
 
+@pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal", "full", "invertible"])
+def test_a_model_matched_to_itself_stays_as_it_is(ask: Any, a: Path, tmp_path: Path, level: str) -> None:
+    """To the last bit: maps near the identity would only round."""
+    assert ask("match", a, a, "-o", tmp_path / "out", "--symmetry", level)["distance_after"] == 0
+    anchor = tmp_path / "out-anchor" if (tmp_path / "out-anchor").exists() else a
+    ask("merge", a, a, "-o", tmp_path / "merged", "--match", level)
+    for out in ("out", "merged"):
+        found, expected = weights(tmp_path / out), weights(anchor)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_auto_takes_the_model_nearest_to_the_mean(ask: Any, a: Path, b: Path, tmp_path: Path) -> None:
     """Two equal models and one other: the mean is nearest to the two."""
     assert ask("merge", b, a, a, "-o", tmp_path / "out", "--match", "none")["anchor"] == 1
