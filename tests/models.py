@@ -303,6 +303,8 @@ _add("BartForConditionalGeneration", "relu", **_BART, activation_function="relu"
 _add("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering", **_BART)
 _add("MBartForConditionalGeneration", "relu", **_BART, activation_function="relu", scale_embedding=True)
 _add("BartForConditionalGeneration MBartForConditionalGeneration", "untied", **_BART, tie_word_embeddings=False)
+_add("BartForConditionalGeneration MBartForConditionalGeneration", "untied-scaled", **_BART, tie_word_embeddings=False,
+     scale_embedding=True)  # fmt: skip
 _add("BartForCausalLM MBartForCausalLM", **{**_BART, "encoder_layers": 1}, add_cross_attention=True)
 _add("BartForCausalLM", "untied", **_BART, tie_word_embeddings=False, add_cross_attention=True)
 _add("BartForCausalLM MBartForCausalLM", "alone", **_BART)
