@@ -91,6 +91,9 @@ def shrunk(config: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
 
     Returns:
         The same keys; towers (`text_config`, ...) are shrunk with the same rules.
+
+    Raises:
+        ValueError: Rotary embeddings turn a share of a head that is too small to have it.
     """
     scopes = [config, *(value for key, value in config.items() if _tower(key, value))]
     widths = sorted({n for scope in scopes for key, value in scope.items() if kind_of_number(key) == "width"
@@ -99,6 +102,9 @@ def shrunk(config: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
                        for n in _numbers(value)})  # fmt: skip
     heads = [count for scope in scopes for key, value in scope.items() if kind_of_number(key) == "heads"
              for count in (_heads(scope, n) for n in _numbers(value))]  # fmt: skip
+    for share in _shares(config):
+        if (turned := int(scale.head * share)) < 2 or turned % 2:
+            raise ValueError(f"{share} of a head of {scale.head} is no number of rotary pairs")
     unit = scale.head * lcm(*heads)
     sizes = {n: unit * place for place, n in enumerate(widths, 1)}
     inner = {n: scale.head * place for place, n in enumerate(in_heads, 1)}
@@ -159,6 +165,15 @@ def _scope(
         return value
 
     return {key: value_of(key, value) for key, value in config.items() if key not in STAGES}
+
+
+def _shares(config: Mapping[str, Any]) -> Iterator[float]:
+    """The shares of a head that rotary embeddings turn, wherever a configuration says so."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _shares(value)
+        elif key in ("partial_rotary_factor", "rotary_pct") and isinstance(value, (int, float)):
+            yield value
 
 
 def _is_number(value: object) -> bool:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 import onebasin
 from onebasin.families import tables
@@ -27,7 +29,7 @@ UNRUN = {"deepseek_v2": dict(num_experts_per_tok=6)}  # the class has no number 
 def test_every_type_has_a_twin_that_runs(kind: str) -> None:
     """At the sizes that its configuration has by default, which are those of real models."""
     config = CONFIG_MAPPING[kind](**UNRUN.get(kind, {})).to_dict()
-    model = random_model(shrunk({**config, "model_type": kind}, Scale(*TRIES[0])))
+    model = next(smaller({**config, "model_type": kind}))
     assert sum(parameter.numel() for parameter in model.parameters()) < 200_000
     found = _outputs(model, probe(model, model, 2, 8, 0), 0)
     assert found and all(bool(value.isfinite().all()) for value in found.values())
@@ -39,12 +41,15 @@ def test_every_small_configuration_has_a_twin(case: str) -> None:
     """Whose switches are as they were: the twin has the layers' parameters that the model has."""
     given = models.CASES[case]()
     config = {**given.config.to_dict(), "model_type": given.config.model_type, "architectures": [type(given).__name__]}
-    for scale in TRIES:
-        model = random_model(shrunk(config, Scale(*scale)))
-        if patterns(given) == patterns(model):
-            break
+    model = next(model for model in smaller(config) if patterns(given) == patterns(model))
     assert type(model) is type(given)
-    assert patterns(given) == patterns(model)
+
+
+def smaller(config: dict[str, Any]) -> Iterator[PreTrainedModel]:
+    """The twins of a configuration, from the smallest on."""
+    for scale in TRIES:
+        with suppress(ValueError):
+            yield random_model(shrunk(config, Scale(*scale)))
 
 
 def patterns(model: torch.nn.Module) -> set[str]:
@@ -75,6 +80,15 @@ def test_sizes_shrink_and_ratios_stay() -> None:
 def test_heads(given: dict[str, Any], expected: tuple[int, int | None]) -> None:
     small = shrunk(given, Scale(4, 2))
     assert (small["num_attention_heads"], small.get("num_key_value_heads")) == expected
+
+
+def test_a_head_has_room_for_its_rotary_share() -> None:
+    given = dict(
+        num_attention_heads=8, hidden_size=512, rope_parameters=dict(rope_theta=1e4, partial_rotary_factor=0.25)
+    )
+    with pytest.raises(ValueError, match=r"0\.25 of a head of 4"):
+        shrunk(given, Scale(4, 2))
+    assert shrunk(given, Scale(8, 2))["hidden_size"] == 16
 
 
 def test_every_kind_of_layer_is_there() -> None:
