@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import re
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -105,8 +106,14 @@ _followed: set[Path] = set()  # links that `link` made
 
 
 def link(place: Path, target: Path) -> None:
-    """Make `place` a link to the file `target` that models may be read through, unlike links that are found."""
-    place.symlink_to(target.resolve())
+    """Make `place` a link to the file `target`, or a copy of it where links cannot be made.
+
+    Models may be read through it, unlike through links that are found.
+    """
+    try:
+        place.symlink_to(target.resolve())
+    except OSError:  # Windows, where only some may make links
+        shutil.copyfile(target, place)
     _followed.add(place.absolute())
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import onebasin
 from onebasin.models import Folder, ModelError, write_model
+from onebasin.models.folder import link
 from onebasin.running import compare
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
@@ -478,3 +479,14 @@ def test_a_damaged_shard_is_named(bert: Path) -> None:
     file = bert / "part-1.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     assert "part-1.safetensors' is damaged" in refused(bert)
+
+
+def test_where_links_cannot_be_made_a_file_is_copied(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("a required privilege is not held by the client")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    link(tmp_path / "copy", bert / "config.json")
+    assert (tmp_path / "copy").read_bytes() == (bert / "config.json").read_bytes()

@@ -411,6 +411,7 @@ def test_nothing_to_write_and_a_tensor_that_comes_twice(bert: Path, tmp_path: Pa
 # --- kills -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_model(make, tmp_path: Path) -> None:
     new, old = make(name="new"), make(name="old", num_labels=5)
     script = [sys.executable, killed.__file__, str(new), str(old), *killed.MOMENTS]

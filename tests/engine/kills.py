@@ -19,6 +19,7 @@ from typing import Any
 
 from footprint import make
 from interrupted import SHAPE, finished, weights
+from safetensors.torch import load_file
 
 import onebasin
 from onebasin.engine import placing
@@ -65,8 +66,11 @@ def start(pair: list[Path], room: Path, kill_at: int = 0, count: Path | None = N
 
 
 def state(room: Path) -> dict[str, Any]:
-    """What stands in the places: name -> bytes, by file."""
-    return {name: weights(room / name) or (room / name).read_bytes() for name in PLACES if (room / name).exists()}
+    """What stands in the places: name -> bytes, by file or, of the alignment, by tensor."""
+    found: dict[str, Any] = {name: weights(room / name) for name in PLACES[:2] if (room / name).exists()}
+    if (maps := room / PLACES[2]).exists():
+        found[maps.name] = {name: tensor.numpy().tobytes() for name, tensor in load_file(maps).items()}
+    return found
 
 
 def main(folder: Path, bare: bool = False, every: int = 1) -> None:

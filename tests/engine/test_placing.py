@@ -138,7 +138,9 @@ def test_what_stood_there_is_put_back_after_a_kill_in_the_midst_of_a_swap(tmp_pa
     tidy(tmp_path / "out")
     assert texts(tmp_path / "out") == {"mark": "old"}
     tidy(tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "out"]
+    assert {"deep", "out"} <= {path.name for path in tmp_path.iterdir()}
+    if placing.fcntl is not None:  # else nobody knows what the rest belongs to
+        assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_where_there_are_no_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from onebasin.models import Folder, ModelError, write_model
 from onebasin.models import weight_files as weights
 from onebasin.symmetry import acting_groups
 
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")  # and kills, which Windows lacks
 QUICK = {"verify": "tensors", "rescale": "none", "max_sweeps": 2}
 
 
@@ -79,6 +80,7 @@ def test_two_local_workers_of_ray(
     assert len(found) > 3 and found == interrupted.weights(tmp_path / "there")
 
 
+@forks
 def test_a_worker_that_is_lost_while_it_writes(pair: list[Path], tmp_path: Path, ray: str) -> None:
     """Another one writes the file anew, and half a file is not found among the whole ones."""
     model = Folder(pair[0])
@@ -180,6 +182,7 @@ def test_a_folder_that_appears_during_the_run_stays_as_it_is(pair: list[Path], t
     assert interrupted.weights(tmp_path / "out-1") == interrupted.weights(tmp_path / "whole")
 
 
+@forks
 def test_a_resumed_run_removes_what_the_killed_one_left(pair: list[Path], tmp_path: Path) -> None:
     def killed() -> None:
         kills.placing.flush = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -202,6 +205,7 @@ def in_a_fork(work: Callable[[], object]) -> None:
     assert not interrupted.finished(child)
 
 
+@forks
 def test_a_kill_between_the_anchor_and_the_output_is_resumed(pair: list[Path], tmp_path: Path) -> None:
     """The anchor in canonical form stands; the resumed run knows it for its own, and another one's it does not."""
     out, how = tmp_path / "out", {**QUICK, "symmetry": "full", "max_sweeps": 1}
@@ -237,6 +241,7 @@ def test_a_kill_between_the_anchor_and_the_output_is_resumed(pair: list[Path], t
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out-anchor"]
 
 
+@forks
 @pytest.mark.parametrize("system", ["", "bare"])
 def test_kills_at_renames_and_flushes(tmp_path: Path, system: str) -> None:
     """At every seventh of them; `python tests/engine/kills.py FOLDER` takes all."""
@@ -250,6 +255,7 @@ def test_kills_at_renames_and_flushes(tmp_path: Path, system: str) -> None:
 # --- interruptions ----------------------------------------------------------------------------------
 
 
+@forks
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     script = [sys.executable, interrupted.__file__, str(tmp_path), "3", "full"]
     how = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -349,6 +355,7 @@ def test_a_refusal_removes_its_own_units_but_none_that_it_found(tmp_path: Path) 
 # --- a full disk ------------------------------------------------------------------------------------
 
 
+@forks
 def test_a_limit_on_the_size_of_files(pair: list[Path], tmp_path: Path) -> None:
     """Where no file may grow beyond a few kilobytes, as under a quota: one clear sentence, and units alone are left."""
     resource = pytest.importorskip("resource")
