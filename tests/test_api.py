@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 import onebasin
 from onebasin import Options
+from onebasin.symmetry import LEVELS
 
 KEYS = {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds"}
 
@@ -92,6 +93,20 @@ def test_three_scrambled_copies_are_matched_together(tmp_path: Path) -> None:
     found = onebasin.merge([original, *copies], match="permutation", anchor=0, starts=4)
     assert onebasin.verify(original, found["model"]).same
     assert max(found["distance_after"]) < 1e-4 * min(found["distance_before"])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("level", LEVELS)
+def test_copies_of_one_model_stay_bit_by_bit(tmp_path: Path, level: str, count: int) -> None:
+    """What rounding makes of the identity is no better than the identity."""
+    one = folder(tmp_path / "one", "GPT2LMHeadModel")
+    canonical = tmp_path / "canonical"
+    onebasin.match(one, one, tmp_path / "same", symmetry=level, anchor_output=canonical)
+    found = onebasin.merge([one] * count, tmp_path / "out", match=level, weights=[0.5, 0.5, 0.0][:count])
+    assert found["distance_after"] == [0.0] * (count - 1)
+    expected = weights(canonical if canonical.exists() else one)
+    for written in (weights(tmp_path / "same"), weights(tmp_path / "out")):
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in written.items())
 
 
 def test_the_objective_only_falls() -> None:

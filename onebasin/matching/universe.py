@@ -92,6 +92,8 @@ def match_universe(
             progress(f"round {round_number + 1}", objective[-1])
         if objective[-2] - objective[-1] <= tolerance * objective[-2]:
             break
+    if (apart := scatter(models, roles, workers)) <= objective[-1]:  # by rounding alone, as among copies of one model
+        alignments, objective = [Alignment() for _ in models], [*objective, apart]
     return Universe(alignments, centre, objective, {middle: star[0] for middle, star in stars.items()})
 
 

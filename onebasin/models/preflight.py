@@ -8,8 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.repocard import metadata_load
-from torch.nn.functional import cosine_similarity
 
 from onebasin.symmetry import Signature, acting_groups
 from onebasin.symmetry.gauge.canonical import plan
@@ -181,10 +181,11 @@ def ancestors(model: Folder) -> list[str]:
 
 
 def peek(a: Folder, b: Folder, found: Preflight) -> tuple[str, float] | None:
-    """The name and the cosine of the smallest weight matrix inside the blocks that both models share.
+    """Return the name and the cosine of the smallest weight matrix inside the blocks that both models share.
 
     Near 1: one base. Near 0: trained apart, or rewritten. None where there is no such matrix. Biases, norms and tables
-    are passed over: they agree between models that have nothing to do with each other.
+    are passed over: they agree between models that have nothing to do with each other. So are matrices of zeros, which
+    have no direction.
     """
     signature = a.signature
     inside = [
@@ -194,8 +195,8 @@ def peek(a: Folder, b: Folder, found: Preflight) -> tuple[str, float] | None:
         and len(signature.tensors[role].axes) > 1 and signature.tensors[role].norm is None
         and b.signature.tensors[role].shape == signature.tensors[role].shape
     ]  # fmt: skip
-    if not inside:
-        return None
-    role = min(inside, key=lambda role: prod(signature.tensors[role].shape))
-    x, y = read_pair(a, b, role)
-    return signature.tensors[role].name, float(cosine_similarity(x.flatten(), y.flatten(), 0))
+    for role in sorted(inside, key=lambda role: prod(signature.tensors[role].shape)):
+        x, y = (tensor.flatten() for tensor in read_pair(a, b, role, torch.float64))
+        if x.any() and y.any():
+            return signature.tensors[role].name, float((x / x.norm()) @ (y / y.norm()))
+    return None

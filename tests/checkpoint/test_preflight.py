@@ -203,3 +203,19 @@ def test_a_peek_tells_one_base_from_two(bert: Path, tmp_path: Path) -> None:
     assert said["tensor"] == "bert.encoder.layer.0.intermediate.dense.weight"  # no bias, norm or table
     rewritten = scrambled(bert, tmp_path / "rewritten")
     assert onebasin.check(bert, rewritten, peek=True)["peek"]["cosine"] < 0.9
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-42])
+def test_a_peek_passes_over_zeros_and_sees_numbers_of_any_size(tmp_path: Path, scale: float) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = folder(tmp_path / "a")
+    tensors = load_file(model / "model.safetensors")
+    zero = "bert.encoder.layer.0.intermediate.dense.weight"  # the one that it would look at
+    changed = {name: tensor * (0.0 if name == zero else scale) for name, tensor in tensors.items()}
+    save_file(changed, model / "model.safetensors", {"format": "pt"})
+    said = onebasin.check(model, model, peek=True)["peek"]
+    assert said["tensor"] != zero
+    assert said["cosine"] == pytest.approx(1.0, abs=1e-9)
+    save_file({name: 0 * tensor for name, tensor in tensors.items()}, model / "model.safetensors", {"format": "pt"})
+    assert onebasin.check(model, model, peek=True)["peek"] is None
