@@ -320,7 +320,8 @@ class Folder:
                     except RuntimeError:  # the older format, without zip, cannot be memory-mapped
                         loaded = torch.load(file, map_location="cpu", weights_only=True)
             except Exception as error:  # a hostile file can raise anything
-                found = str(error).partition(_FOUND)[2].partition(". ")[0]  # torch goes on about how to load it anyway
+                found = str(error).partition(_FOUND)[2].partition("\n")[0]
+                found = found.partition(". ")[0]  # torch goes on about how to load it anyway
                 reason = f"is damaged, or holds more than tensors and could run code ({found or one_line(error)})"
                 raise ModelError(f"'{file}' {reason}; it was not loaded") from None
             if not isinstance(loaded, dict) or not all(
@@ -406,10 +407,14 @@ class Folder:
         file = self.files[name]
         if file.suffix != ".safetensors":
             return self._pickle(file)[name]
-        self._handle(file)  # which refuses what is damaged
+        whole = self._handle(file)  # which refuses what is damaged
         try:
-            return mapped(self._map(file), self._places(file)[name])
-        except (OSError, KeyError, ValueError) as error:
+            place = self._places(file).get(name)
+            if place is None:  # of a dtype that is not computed with
+                unusual: Tensor = whole.get_tensor(name)
+                return unusual
+            return mapped(self._map(file), place)
+        except (OSError, SafetensorError, ValueError) as error:
             raise ModelError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

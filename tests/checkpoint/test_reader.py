@@ -382,6 +382,15 @@ def test_a_pickle_of_views_is_read(bert: Path) -> None:
         assert torch.equal(Folder(bert).read_name(QUERY), query)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64])
+def test_a_buffer_of_an_unusual_dtype_is_read(bert: Path, dtype: torch.dtype) -> None:
+    """The table ignores it, and the classes that run models are given it."""
+    values = torch.tensor([1.0, 2.0]).to(dtype)
+    edit_weights(bert, lambda tensors: tensors.update({"bert.embeddings.position_ids": values}))
+    folder = Folder(bert)
+    assert folder.signature and torch.equal(folder.read_name("bert.embeddings.position_ids").float(), values.float())
+
+
 def test_unknown_tensors_are_named(bert: Path) -> None:
     edit_weights(bert, lambda t: t.update({"bert.adapter.weight": torch.ones(2)}))
     assert "does not know 'bert.adapter.weight'" in refused(bert)

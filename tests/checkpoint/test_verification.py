@@ -212,6 +212,16 @@ def test_outputs_that_are_not_finite_are_not_the_same(make) -> None:
     assert not found.same and found.relative_difference == math.inf
 
 
+def test_a_model_whose_own_outputs_are_nan_is_told_so(make) -> None:
+    """It is not the copy that differs by infinity."""
+    folder, other = make(name="a"), make(name="b")
+    edit_weights(folder, lambda t: t["bert.embeddings.LayerNorm.weight"].fill_(3e38))
+    for b in (folder, other):
+        with pytest.raises(ModelError, match="own 'logits' is NaN on random inputs in float32"):
+            compare(folder, b)
+    assert compare(other, folder).max_difference == math.inf
+
+
 def test_pickled_weights_are_compared_too(make) -> None:
     a, b = make(), make(name="b")
     to_pickle(b)
