@@ -41,7 +41,7 @@ def barrier(
     require_matplotlib()
     folder = Path(output)
     refuse_results(output, ["barrier.json", "barrier.png"], [a, b, examples.data], overwrite)
-    measured = examples.of(a)
+    measured = examples.of(a, [b], device)
     with c.progress(quiet) as tell, tempfile.TemporaryDirectory() as temporary:
         ends = (a, b)
         if match != "none":

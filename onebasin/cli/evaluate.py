@@ -23,13 +23,11 @@ def evaluate(
     """Measure models on a task: loss, accuracy, and the metrics that the task is judged by."""
     from onebasin.data import evaluate as measure
     from onebasin.data import load_model
-    from onebasin.jobs.options import refuse_device
 
-    refuse_device(device)
     results = []
     with c.progress(quiet) as tell:
         for model in models:
-            read = examples.of(model, by_length=True)
+            read = examples.of(model, models, device, by_length=True)
             moved = load_model(model, examples.task).to(device)  # type: ignore[arg-type]
             scores = measure(moved, read, tell)
             # A regression has no accuracy.

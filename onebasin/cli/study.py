@@ -40,7 +40,7 @@ def levels(
     from onebasin.studies.results import refuse_results
 
     refuse_results(output, FILES, [a, b, examples.data], overwrite)
-    measured = examples.of(a)
+    measured = examples.of(a, [b], device)
     with c.progress(quiet) as tell:
         results = study_levels(
             a, b, measured, output, levels=c.words(at) or [], methods=c.words(methods) or [], points=points,
@@ -91,7 +91,7 @@ def simplex(
     from onebasin.studies.simplex import FILES, study_simplex
 
     refuse_results(output, FILES, [*models, examples.data], overwrite)
-    measured = examples.of(models[0])
+    measured = examples.of(models[0], models[1:])
     with c.progress(quiet) as tell:
         results = study_simplex(models, measured, output, points=points, overwrite=overwrite, tell=tell)
     if json:

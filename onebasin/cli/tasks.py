@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -79,10 +79,22 @@ class Examples:
     def title(self) -> str:
         return f"{self.task} on {Path(self.data).name}"
 
-    def of(self, model: str, **more: Any) -> Task:
-        """As `model` reads them; more: further arguments of `onebasin.data.load_task`."""
-        from onebasin.data import load_task
+    def of(self, model: str, beside: Sequence[str] = (), device: str = "cpu", **more: Any) -> Task:
+        """Return them as `model` reads them, once all models and the device are known to be there.
 
+        Args:
+            model: a folder or a hub id.
+            beside: the other models that will be measured.
+            device: where they will be.
+            more: further arguments of `onebasin.data.load_task`.
+        """
+        from onebasin.data import load_task
+        from onebasin.data.models import TASKS, refuse_unfit
+        from onebasin.jobs.options import refuse_device
+
+        refuse_device(device)
+        if self.task in TASKS:
+            refuse_unfit([model, *beside], self.task)
         told = {name: value for name, value in self.given.items() if name not in ("task", "data")}
         told |= {"columns": renamed(told["columns"]), "maskable": ids(told["maskable"])}
         return load_task(self.task, self.data, model, **told, **more)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,20 +49,41 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
 
     Raises ValueError where the folder cannot be loaded so, or lacks a tensor, which would be left at random.
     """
-    folder, config = configured(model)
-    auto = getattr(transformers, TASKS[task])
-    if type(config) not in auto._model_mapping:
-        raise ValueError(f"'{model}' is a {config.model_type} model, for which there is no {task}")
+    folder, config, auto = _class_for(model, task)
     try:
         with quiet():
-            loaded, info = auto.from_pretrained(folder, config=config, output_loading_info=True)
+            loaded, info = auto.from_pretrained(
+                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+            )
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"cannot load '{model}' for {task}: {str(error).strip().splitlines()[0]}") from None
     if info["missing_keys"]:
         raise ValueError(f"'{model}' has no tensor '{min(info['missing_keys'])}', which {task} needs")
+    for name, held, needed in sorted(info["mismatched_keys"]):
+        raise ValueError(
+            f"'{model}': '{name}' has shape {tuple(held)}, and {task} needs {tuple(needed)} by config.json"
+        )
     result: PreTrainedModel = loaded.float().eval()
     one_by_one_where_needed(result)
     return result
+
+
+def refuse_unfit(models: Sequence[str | Path], task: str) -> None:
+    """Raise ValueError, before anything is loaded, for a model that is not there, is damaged, or is not for a task.
+
+    Looks at configurations and the headers of weight files. Raises as `load_model` does.
+    """
+    for model in models:
+        _class_for(model, task)
+
+
+def _class_for(model: str | Path, task: str) -> tuple[Path, Any, Any]:
+    """A model's folder, its configuration, and what loads it for a task."""
+    folder, config = configured(model)
+    auto = getattr(transformers, TASKS[task])
+    if type(config) not in auto._model_mapping:
+        raise ValueError(f"'{model}' is a {config.model_type} model, for which there is no {task}")
+    return folder, config, auto
 
 
 def configured(model: str | Path) -> tuple[Path, Any]:

@@ -69,10 +69,17 @@ def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[F
                 table = model.table if isinstance(model, StateDict) else None
                 checkpoints.append(Folder(place, table or family))
                 checkpoints[-1].name = name
+            refuse_damaged(checkpoints)
             yield checkpoints
         finally:
             for checkpoint in checkpoints:
                 checkpoint.close()
+
+
+def refuse_damaged(models: Sequence[Folder]) -> None:
+    """Raise ModelError where one of the models has no usable configuration or weight files, before any is worked on."""
+    for model in models:
+        assert model.config and model.files
 
 
 @contextmanager

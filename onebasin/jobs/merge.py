@@ -28,7 +28,7 @@ from .folders import numel, one_vocabulary, opened, refuse_places, together, uni
 from .frame import Frame, in_one_frame
 from .options import Fusion, ModelSource, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype, taken
 from .quality import LEVEL, choose, refuse_settled
-from .statistics import combination
+from .statistics import combination, refuse_statistics
 from .transporting import of_one_width, transported
 from .writing import Record, hashed, ready_to_verify
 
@@ -86,6 +86,8 @@ def merge(
         raise ValueError("permutations 'sinkhorn' make models for averaging: leave out --soft and --method " + method)
     with ExitStack() as stack:
         sources = stack.enter_context(opened(models, opt.family))
+        if method in ("fisher", "regmean"):
+            refuse_statistics(how, len(sources))
         target = stack.enter_context(workplace(output))
         replaces = refuse_places([Output("the output", target if output is None else output)],
                                  [*sources, *map(Path, how.statistics or ())], overwrite, opt)  # fmt: skip

@@ -92,6 +92,16 @@ def measure(
     return measured(kind, diagonal, count, (), model)
 
 
+def refuse_statistics(how: Fusion, models: int) -> None:
+    """Raise ValueError, before any work, where statistics are not those of so many models, or not there."""
+    files = how.statistics
+    if files is not None and len(files) != models:
+        raise ValueError(f"{models} models need {models} statistics files, not {len(files)}")
+    for file in files or ():
+        if not Path(file).is_file():
+            raise ValueError(f"there are no statistics '{file}'")
+
+
 def combination(
     method: str, models: Sequence[Rewritten[Alignment]], how: Fusion, opt: Options, tell: Tell | None
 ) -> Combine:
@@ -102,8 +112,6 @@ def combination(
     kind = {"fisher": "fisher", "regmean": "gram"}[method]
     refuse_labels(how.labels)
     if how.statistics is not None:
-        if len(how.statistics) != len(models):
-            raise ValueError(f"{len(models)} models need {len(models)} statistics files, not {len(how.statistics)}")
         found = [Statistics.load(file) for file in how.statistics]
         for file, one in zip(how.statistics, found, strict=True):
             if one.kind != kind:

@@ -166,8 +166,8 @@ def compare_models(
                                   f"{tuple(y.shape)}")  # fmt: skip
         x, y = (unpadded(value, given.get("attention_mask")) for value in (x, y))
         if x.isnan().any():
-            raise ModelError(f"the first model's own '{name}' is NaN on random inputs in {str(a.dtype)[6:]}, so nothing "
-                             "can be compared with it; its weights may be too large")  # fmt: skip
+            raise ModelError(f"the first model's own '{name}' is NaN on random inputs in {str(a.dtype)[6:]}, so "
+                             "nothing can be compared with it; its weights may be too large")  # fmt: skip
         difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
         scale = _largest(x[x.isfinite()])
         largest = max(largest, difference)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onebasin.data.models import TASKS, refuse_unfit
 from onebasin.engine import Tell
 from onebasin.landscape.plots import require_matplotlib
 
@@ -57,6 +58,8 @@ def run_study(
     asked, folder = read_config(config, **defaults).only(methods, metric), Path(output)
     inputs = [config, *(model for models in asked.runs() for model in models)]
     refuse_results(output, [f"{name}.json"], inputs, overwrite)
+    if asked.task in TASKS:
+        refuse_unfit(list(dict.fromkeys(model for models in asked.runs() for model in models)), asked.task)
     with measuring(name, asked, folder, resume, tell or (lambda text: None)) as once:
         results = study(asked, once)
     results = replace(results, seconds=round(once.seconds, 1), command=command)

@@ -186,6 +186,64 @@ def test_a_tokenizer_that_is_a_link_to_somebody_s_file(refused: Any, a: Path, da
         assert "leads out of its folder" in refused(*words)
 
 
+@pytest.mark.parametrize("how", ["missing", "no weights", "broken config", "cut short"])
+def test_all_inputs_are_looked_at_before_the_first_is_worked_on(
+    refused: Any, a: Path, damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "missing":
+        damaged = tmp_path / "missing"
+    elif how == "no weights":
+        (damaged / "model.safetensors").unlink()
+    elif how == "broken config":
+        text = (damaged / "config.json").read_text()
+        (damaged / "config.json").write_text(text.replace('"num_attention_heads": 3', '"num_attention_heads": "x"'))
+    else:
+        (damaged / "model.safetensors").write_bytes((damaged / "model.safetensors").read_bytes()[:50])
+    data = tmp_path / "rows.csv"
+    data.write_text("text,label\na,0\n")
+
+    def work(*_: object, **__: object) -> None:
+        pytest.fail("work began")
+
+    for place in (
+        "data.load_task",
+        "data.load_model",
+        "jobs.folders.Canonical",
+        "jobs.match.align",
+        "jobs.merge.in_one_frame",
+        "jobs.refine.calibration",
+        "jobs.mergekit.merge_file.write_adapted",
+        "running.same_tensors.in_order",
+    ):
+        monkeypatch.setattr(f"onebasin.{place}", work)
+    on = ("--task", "text-classification", "--data", data)
+    recipe = tmp_path / "recipe.yml"
+    recipe.write_text("merge_method: linear\nparameters: {weight: 1}\n"
+                      f"models: [{{model: {a}+{tmp_path / 'lora'}}}, {{model: {damaged}}}]\n")  # fmt: skip
+    out = ("-o", tmp_path / "out")
+    for words in (
+        ("evaluate", a, damaged, *on),
+        ("barrier", a, damaged, *on, *out),
+        ("study", "levels", a, damaged, *on, *out),
+        ("study", "simplex", a, a, damaged, *on, *out),
+        ("match", a, damaged, "--symmetry", "full", *out),
+        ("merge", a, a, damaged, "--match", "full", *out),
+        ("merge", "--config", recipe, *out),
+        ("refine", a, "--teachers", damaged, *out),
+        ("verify", a, damaged, "--tensors"),
+    ):
+        assert str(damaged) in refused(*words), words
+
+
+def test_statistics_that_are_not_there_are_missed_before_matching(
+    refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onebasin.jobs.merge.in_one_frame", lambda *_, **__: pytest.fail("work began"))
+    words = ("merge", a, b, "-o", tmp_path / "out", "--method", "fisher", "--statistics")
+    assert "there are no statistics" in refused(*words, f"{tmp_path / 'x'},{tmp_path / 'y'}")
+    assert "2 models need 2 statistics files, not 1" in refused(*words, tmp_path / "x")
+
+
 # --- the output -----------------------------------------------------------------------------------------------
 
 

@@ -257,6 +257,13 @@ def test_models_that_do_not_fit_the_task(tmp_path: Path) -> None:
         load_model(path, "text-classification")
     with pytest.raises(ValueError, match="is a gpt2 model, for which there is no masked-lm"):
         load_model(path, "masked-lm")
+    config = (path / "config.json").read_text()
+    (path / "config.json").write_text(json.dumps({**json.loads(config), "vocab_size": 99}))
+    with pytest.raises(
+        ValueError, match=r"wte.weight' has shape \(\d+, \d+\), and causal-lm needs \(99, \d+\) by config"
+    ):
+        load_model(path, "causal-lm")
+    (path / "config.json").write_text(config)
     (path / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(ValueError, match="is damaged or cut short"):
         load_model(path, "causal-lm")

@@ -24,7 +24,7 @@ from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
 
 from ..aligning import AlignedPair, align_all
-from ..folders import one_vocabulary, opened, together, workplace
+from ..folders import one_vocabulary, opened, refuse_damaged, together, workplace
 from ..frame import in_one_frame
 from ..merge import merge
 from ..options import Options, Tell, Written
@@ -68,7 +68,7 @@ def merge_config(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         named = recipe.references
         names = [str(reference) for reference in named]
-        folders = [resolved(reference, scratch / f"adapted-{i}", family) for i, reference in enumerate(named)]
+        folders = resolved(named, scratch, family)
         sources = stack.enter_context(opened(folders, family))
         for checkpoint, name in zip(sources, names, strict=True):
             checkpoint.name = name
@@ -168,18 +168,25 @@ def refuse_unknown(recipe: Recipe) -> None:
             raise ValueError(f"unknown parameter '{name}' of {method} in {place}; {hint}")
 
 
-def resolved(reference: Reference, scratch: Path, family: str | None) -> Path:
-    """The folder of a model, its adapter merged into it where it names one."""
-    folder = locate(str(reference.model))
-    if reference.lora is None:
-        return folder
-    adapter = Adapter(locate(str(reference.lora), CONFIG, WEIGHTS))
-    base = Folder(folder, family)
+def resolved(references: Sequence[Reference], scratch: Path, family: str | None) -> list[Path]:
+    """The folders of models, with their adapters merged into them where they name one, all of which are looked at
+    before the first is merged."""
+    bases = [Folder(str(reference.model), family) for reference in references]
     try:
-        write_adapted(base, adapter, scratch)
+        refuse_damaged(bases)
+        loras = [
+            None if reference.lora is None else Adapter(locate(str(reference.lora), CONFIG, WEIGHTS))
+            for reference in references
+        ]
+        places = [base.folder for base in bases]
+        for number, (base, adapter) in enumerate(zip(bases, loras, strict=True)):
+            if adapter is not None:
+                places[number] = scratch / f"adapted-{number}"
+                write_adapted(base, adapter, places[number])
     finally:
-        base.close()
-    return scratch
+        for base in bases:
+            base.close()
+    return places
 
 
 def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:
