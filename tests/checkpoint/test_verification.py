@@ -277,7 +277,7 @@ def test_weights_of_a_wrong_shape(make) -> None:
     edit_weights(b, lambda t: t.update({"classifier.weight": torch.ones(3, 5)}))
     with pytest.raises(ModelError) as caught:
         compare(a, b)
-    assert "does not load" in str(caught.value) and "\n" not in str(caught.value)
+    assert "'classifier.weight' has shape (3, 5)" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_damaged_folders(make) -> None:
@@ -299,8 +299,7 @@ def test_no_code_from_a_folder_is_run(make, tmp_path: Path) -> None:
     edit_config(folder, auto_map={**names, "AutoModelForSequenceClassification": "modeling_evil.Evil"})
     assert compare(folder, folder).same
     edit_config(folder, architectures=["Evil"])
-    with pytest.raises(ModelError):  # the base class has no use for the head
-        compare(folder, make(name="whole"))
+    assert compare(folder, make(name="whole")).same  # in the library's class that has these tensors
     edit_config(folder, model_type="evil")
     with pytest.raises(ModelError):
         compare(folder, folder)
@@ -309,7 +308,7 @@ def test_no_code_from_a_folder_is_run(make, tmp_path: Path) -> None:
 
 def test_an_architecture_that_is_no_model(make) -> None:
     folder = make("BertModel")
-    for name in ("pipeline", "BertConfig", "no_such_name", 7):
+    for name in ("pipeline", "BertConfig", "no_such_name"):
         edit_config(folder, architectures=[name])
         assert compare(folder, folder).outputs == ("last_hidden_state", "pooler_output")
 
