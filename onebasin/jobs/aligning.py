@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -82,7 +83,8 @@ def align_all(
         batches = batches or ()
         first = opt.match_with if opt.match_with != "learned" else opt.start
         if first != "none":
-            alignments, objective, matched = starts(models, centre, first, opt, tell, batches)
+            with told_beyond(models, opt):
+                alignments, objective, matched = starts(models, centre, first, opt, tell, batches)
         if opt.match_with == "learned":
             learned = learn(models, centre, alignments, opt, tell, batches, held_out)
     found = []
@@ -95,7 +97,9 @@ def align_all(
             dtype=opt.dtype, workers=opt.workers, weigh=opt.weigh,
         )  # fmt: skip
         if learned is None and i in matched:
-            refuse_drift(models[i], matched[i], before, after, opt)
+            refuse_faint(models[i], before, opt)
+            with told_beyond(models, opt):
+                refuse_drift(models[i], matched[i], before, after, opt)
             if after.weighted > before.weighted:  # by rounding: the copy that lies nearest is the model as it is
                 alignments[i], after = Alignment(), before
         found.append(
@@ -144,6 +148,48 @@ def starts(
     return found, next((one.objective for one in matched.values()), []), matched
 
 
+@contextmanager
+def told_beyond(models: Sequence[Model], opt: Options) -> Iterator[None]:
+    """Where matching fails, say which tensor is too large for its squares, which moments are made of."""
+    try:
+        yield
+    except (RuntimeError, ValueError):  # torch's errors of linear algebra are the former
+        most = torch.finfo(opt.dtype).max ** 0.5
+        for model in models:
+            for role in (role for role, entry in model.signature.tensors.items() if entry.alias is None):
+                norm = float(torch.linalg.vector_norm(model.read(role, opt.dtype, opt.device), dtype=torch.float64))
+                if norm > 1e-3 * most:  # there are sums of squares, and products of two tensors
+                    name, other = model.signature.tensors[role].name, "; use --precision float64"
+                    raise ModelError(
+                        f"the tensor '{name}' of '{model.name}' has a norm of {norm:.3g}, too large to be squared in "
+                        f"{str(opt.dtype).removeprefix('torch.')}{other if opt.dtype == torch.float32 else ''}"
+                    ) from None
+        raise
+
+
+def refuse_faint(source: Model, before: Distances, opt: Options) -> None:
+    """Raise ModelError where all weights are so small that their squares, or rewritten ones themselves, lose digits.
+
+    Below its smallest normal number a dtype holds fewer digits the smaller a number is.
+    """
+    size = (before.weighted + before.weighted_norm) ** 0.5
+
+    def least(dtype: torch.dtype) -> float:
+        return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
+
+    stored = source.origin.stored_dtype
+    if 0 < size < least(stored):
+        raise ModelError(
+            f"the weights of '{source.name}' and its anchor, of norm {size:.3g}, are too small to be rewritten in "
+            f"{str(stored).removeprefix('torch.')}, which holds few digits of them; multiply both models first"
+        )
+    if 0 < size < least(opt.dtype) ** 0.5:
+        raise ModelError(
+            f"the weights of '{source.name}' and its anchor, of norm {size:.3g}, are too small to be squared in "
+            f"{str(opt.dtype).removeprefix('torch.')}; use --precision float64"
+        )
+
+
 def refuse_drift(source: Model, matched: Matched, before: Distances, after: Distances, opt: Options) -> None:
     """Raise ModelError where what would be written is not as near as matching says, beyond rounding.
 
@@ -151,7 +197,7 @@ def refuse_drift(source: Model, matched: Matched, before: Distances, after: Dist
     from moments and from products of maps.
     """
     promised = before.weighted - (matched.before - matched.objective[-1])
-    if abs(after.weighted - promised) > tolerance_of(opt.dtype) * (before.weighted + before.weighted_norm):
+    if not abs(after.weighted - promised) <= tolerance_of(opt.dtype) * (before.weighted + before.weighted_norm):
         raise ModelError(
             f"the rewritten '{source.name}' would lie at a squared distance of {after.weighted:.6g} from the anchor, "
             f"not at the {promised:.6g} that matching found, so its maps are wrong; nothing was written"

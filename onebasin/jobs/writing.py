@@ -83,9 +83,11 @@ def verified(
         dtype=dtype, device=opt.device, tolerance=tolerance_of(opt.dtype),
     )  # fmt: skip
     if not verdict.same:
+        remedy = "; where rounding explains it, --precision float64 helps" if opt.dtype == torch.float32 else ""
         raise ModelError(
             f"the rewritten '{original.name}' differs from the original by {verdict.max_difference:.3g} "
             f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
+            + remedy
         )
     return verdict.max_difference
 

@@ -19,6 +19,7 @@ from .pairing import read_pair, shared_roles
 
 _PARTS = ("attention", "ffn", "norm", "embedding", "head", "other")
 PIECE = 1 << 16
+LEAST = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,6 @@ def squared_distance(x: Tensor, y: Tensor | None = None) -> float:
         others = pieces if y is None else torch.split(y.reshape(-1), PIECE)
         apart = (one if y is None else one - other for one, other in zip(pieces, others, strict=True))
         total = math.fsum(float(piece @ piece) for piece in apart)
-    if math.isinf(total):  # elsewhere, and where a square is beyond float32
+    if not LEAST < total < math.inf:  # elsewhere, and where squares are beyond float32, or below its normal numbers
         total = float(torch.linalg.vector_norm(x if y is None else x - y, dtype=torch.float64)) ** 2
     return total

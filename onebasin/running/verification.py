@@ -53,7 +53,8 @@ class Verification:
     """same: relative_difference <= tolerance. max_difference: the largest |a - b| of any output.
 
     relative_difference: the largest over the outputs of max |a - b| / max |a|. outputs: what was compared.
-    unused: weights that the class of the config loads from neither folder, and that were not verified.
+    unused: weights that the class of the config loads from neither folder, and that were not verified. beyond: whether
+    an output is too small or too large for the dtype of the forward pass to tell much; folders are then run in float64.
     """
 
     same: bool
@@ -62,6 +63,7 @@ class Verification:
     tolerance: float
     outputs: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    beyond: bool = False
 
 
 def tolerance_of(*dtypes: torch.dtype) -> float:
@@ -133,9 +135,12 @@ def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: 
         return replace(compare_models(ready[0][0], ready[1][0], **how), unused=tuple(sorted(ready[0][1])))
 
     try:
-        return found(streamed)
+        verdict = found(streamed)
     except DoesNotRun:  # a kernel that looks into memory by itself, say: held they run, or the error is their own
-        return found(held)
+        verdict = found(held)
+    if verdict.beyond and dtype != torch.float64:
+        return _compared(sides, torch.float64, device, **how)
+    return verdict
 
 
 def compare_models(
@@ -159,6 +164,7 @@ def compare_models(
         raise ModelError(f"the models have no output in common: {_kind(a)} gives {', '.join(ours)}, "
                               f"{_kind(b)} gives {', '.join(theirs)}")  # fmt: skip
     largest = relative = 0.0
+    beyond = False
     for name in both:
         x, y = ours[name].double(), theirs[name].double()
         if x.shape != y.shape:
@@ -169,10 +175,11 @@ def compare_models(
             raise ModelError(f"the first model's own '{name}' is NaN on random inputs in {str(a.dtype)[6:]}, so "
                              "nothing can be compared with it; its weights may be too large")  # fmt: skip
         difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
-        scale = _largest(x[x.isfinite()])
+        scale, kind = _largest(x[x.isfinite()]), torch.finfo(ours[name].dtype)
+        beyond |= scale < kind.tiny / kind.eps or difference == inf
         largest = max(largest, difference)
         relative = max(relative, difference / scale if scale else (inf if difference else 0.0))
-    return Verification(relative <= allowed, largest, relative, allowed, tuple(both))
+    return Verification(relative <= allowed, largest, relative, allowed, tuple(both), beyond=beyond)
 
 
 def has_class(folder: Folder) -> bool:
