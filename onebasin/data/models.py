@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from onebasin.models import Folder
 from onebasin.running.expert_layout import one_by_one_where_needed
+from onebasin.running.verification import refuse_larger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +51,7 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
     Raises ValueError where the folder cannot be loaded so, or lacks a tensor, which would be left at random.
     """
     folder, config, auto = _class_for(model, task)
+    refuse_larger(str(model), auto._model_mapping[type(config)], config, Folder(folder).shapes)
     try:
         with quiet():
             loaded, info = auto.from_pretrained(

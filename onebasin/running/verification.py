@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import wraps
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ TOLERANCE = {
 Instead = tuple[dict[str, Tensor], Mapping[str, Any]]  # tensors and config that take the place of a folder's
 Made = tuple[LazyTensors, Mapping[str, Any]]  # the same, not made yet
 Side = tuple[Folder, Made | None]
+ROOM = 10**7  # numbers that a class may have besides twice those that the weights hold
 _INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
 
 
@@ -249,9 +250,15 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
     assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
     runnable(folder)
     try:
+        tensors, updates = instead or ({}, {})
+        config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **updates})
+        held = {name: tuple(tensor.shape) for name, tensor in tensors.items()} or folder.shapes
+        refuse_larger(folder.name, _class(config, folder.files), config, held)
         model, info = _loaded(folder, dtype, instead)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
             model, info = _loaded(folder, dtype, instead, add_pooling_layer=False)
+    except ModelError:
+        raise
     except Exception as error:  # each model class fails in its own way
         raise ModelError(f"'{folder.name}' does not load: {one_line(error)}") from None
     if info["missing_keys"]:
@@ -261,6 +268,36 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
         raise ModelError(f"'{folder.name}': '{name}' has shape {tuple(held)}, and {_kind(model)} needs "
                               f"{tuple(needed)} by config.json")  # fmt: skip
     return model, set(info["unexpected_keys"])
+
+
+def refuse_larger(name: str, cls: Any, config: PretrainedConfig, held: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ModelError where a class would be far larger than the weights that there are for it, by a broken config.
+
+    It would be filled with random numbers first, for minutes, or take all memory.
+
+    Args:
+        name: what the model is called.
+        cls: the class that is to be loaded; it is built without numbers.
+        config: its configuration.
+        held: name -> shape of the weights.
+    """
+    largest = max((length for shape in held.values() for length in shape), default=0)
+    if _largest_in(config.to_dict()) <= largest or not hasattr(cls, "config_class"):
+        return
+    with torch.device("meta"), _quietly():
+        built = {key: tuple(tensor.shape) for key, tensor in cls(deepcopy(config)).state_dict().items()}
+    if sum(map(prod, built.values())) > 2 * sum(map(prod, held.values())) + ROOM:
+        key = max(built, key=lambda key: prod(built[key]) if built[key] != held.get(key) else 0)
+        other = f"has shape {held[key]}" if key in held else "is not there"
+        raise ModelError(f"'{name}': '{key}' {other}, and {cls.__name__} needs {built[key]} by config.json")
+
+
+def _largest_in(value: Any) -> int:
+    """The largest whole number in a configuration."""
+    if isinstance(value, Mapping | list | tuple):
+        inside = value.values() if isinstance(value, Mapping) else value
+        return max(map(_largest_in, inside), default=0)
+    return value if isinstance(value, int) else 0
 
 
 def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:

@@ -14,6 +14,7 @@ import transformers
 from damage import edit_config, edit_weights, to_pickle
 
 import onebasin
+from onebasin.data.models import load_model as load_for
 from onebasin.models import Canonical, Folder, ModelError, write_model
 from onebasin.running import compare, compare_models, compare_rewritten, load_model
 from onebasin.running.verification import tolerance_of
@@ -278,6 +279,23 @@ def test_weights_of_a_wrong_shape(make) -> None:
     with pytest.raises(ModelError) as caught:
         compare(a, b)
     assert "'classifier.weight' has shape (3, 5)" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "intermediate_size"])
+def test_sizes_that_would_take_all_memory_are_refused_before_anything_is_made(
+    make, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class would be filled with random numbers first."""
+    a, b = make(), make(name="b")
+    edit_config(b, **{key: 10**8})
+    monkeypatch.setattr(
+        transformers.BertForSequenceClassification, "from_pretrained", lambda *_, **__: pytest.fail("made")
+    )
+    for load in (lambda: compare(b, a), lambda: load_model(b), lambda: load_for(b, "text-classification")):
+        with pytest.raises(
+            ModelError, match=r"has shape \(\d+, 12\), and BertForSequenceClassification needs \(100000000, "
+        ):
+            load()
 
 
 def test_damaged_folders(make) -> None:
