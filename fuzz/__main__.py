@@ -30,7 +30,7 @@ KINDS: dict[str, Run] = {
     **interruptions.KINDS,
 }
 # How many of every hundred cases are of a kind.
-SHARES = {"header": 16, "shards": 5, "config": 14, "pickle": 7, "links": 6, "tokenizer": 4, "family": 24, "kill": 12,
+SHARES = {"header": 14, "shards": 5, "config": 13, "pickle": 6, "links": 5, "tokenizer": 3, "family": 24, "kill": 18,
           "full": 8, "writers": 4}  # fmt: skip
 
 

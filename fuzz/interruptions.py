@@ -11,11 +11,12 @@ import errno
 import fcntl
 import os
 import pickle
+import random
 import resource
 import shutil
 import signal
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,9 @@ def watched(words: list[str], room: Path, at: int = -1, act: Any = None) -> tupl
     return forked(work)
 
 
-def undisturbed(name: str, seed: int, place: Place) -> Whole:
-    """Return what a scenario does by itself; the first case of it to ask finds out."""
-    kept = place.shared / f"whole-{name}-{seed}"
+def undisturbed(name: str, place: Place) -> Whole:
+    """Return what a scenario does by itself; the first case to ask finds out."""
+    kept = place.shared / f"whole-{name}"
     with (place.shared / f"{kept.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.is_file():
@@ -131,13 +132,23 @@ def outputs(name: str, whole: dict[str, str]) -> list[str]:
     return sorted(str(path) for path in new - given - {Path("world")})
 
 
-def moment(case: Case, whole: Whole, what: tuple[str, ...], first: tuple[str, ...] = ()) -> int:
-    """Return the moment at which a case disturbs a scenario: by its number all in turn, those of `first` first, then
-    at random."""
-    numbers = [number for number, kind in enumerate(whole.moments) if not what or kind in what]
-    numbers.sort(key=lambda number: whole.moments[number] not in first)
-    turn = case.number // len(SCENARIOS)
-    return numbers[turn] if turn < len(numbers) else case.draw("moment").choice(numbers)
+def chosen(case: Case, place: Place, what: Collection[str] = ()) -> tuple[str, Whole, int]:
+    """Return the scenario of a case, what it does by itself, and the moment to disturb it at.
+
+    A kind's cases go through all moments of all scenarios (what: of these sorts alone) in an order that the seed draws,
+    renames and syncs before the others.
+    """
+    wholes = {name: undisturbed(name, place) for name in sorted(SCENARIOS)}
+    pairs = [
+        (name, at)
+        for name, whole in wholes.items()
+        for at, sort in enumerate(whole.moments)
+        if not what or sort in what
+    ]
+    random.Random(f"{case.kind}-{case.seed}").shuffle(pairs)
+    pairs.sort(key=lambda pair: wholes[pair[0]].moments[pair[1]] not in FIRST)
+    name, at = pairs[case.number % len(pairs)]
+    return name, wholes[name], at
 
 
 def whole_or_absent(room: Path, name: str, before: dict[str, str], whole: Whole) -> bool:
@@ -182,16 +193,10 @@ def inputs_kept(before: dict[str, str], room: Path) -> None:
             raise Finding(f"an input was lost or changed: {path}")
 
 
-def scenario_of(case: Case) -> str:
-    return sorted(SCENARIOS)[case.number % len(SCENARIOS)]
-
-
 def try_kill(case: Case, place: Place) -> Outcome:
     """Kill a run at a moment, run it again with --resume, and compare with an undisturbed run."""
-    name = scenario_of(case)
-    whole = undisturbed(name, case.seed, place)
+    name, whole, at = chosen(case, place)
     words = world(place.room, place.shared, name)
-    at = moment(case, whole, (), FIRST)
     tried = f"killed at moment {at} of {len(whole.moments)} ({whole.moments[at]}): {shown(words, place.room)}"
     before = listing(place.room)
     try:
@@ -201,7 +206,7 @@ def try_kill(case: Case, place: Place) -> Outcome:
         if not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGKILL:
             raise Finding(f"not killed but ended: {status}")
         for each in (place.room / "tmp").iterdir():  # as the system empties its own
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+            removed(each)
         inputs_kept(before, place.room)
         done = whole_or_absent(place.room, name, before, whole)
         again = [*words, "--resume"] if SCENARIOS[name].resumes else words
@@ -232,18 +237,16 @@ def limited(size: int) -> Any:
 
 def try_full(case: Case, place: Place) -> Outcome:
     """Let a run find the disk full at one moment, or its files bounded, and see that nothing is left or lost."""
-    name, rng = scenario_of(case), case.draw()
-    whole = undisturbed(name, case.seed, place)
-    words = world(place.room, place.shared, name)
-    by_limit = case.number // len(SCENARIOS) % 4 == 3
+    name, whole, at = chosen(case, place, (OPEN, WRITE, FOLDER, RENAME, SYNC))
+    words, rng = world(place.room, place.shared, name), case.draw()
+    by_limit = rng.random() < 0.25
     size = rng.choice([0, 1, 100, 1000, rng.randrange(20_000)])
-    at = 0 if by_limit else moment(case, whole, (OPEN, WRITE, FOLDER, RENAME, SYNC))
     how = f"no file over {size} bytes" if by_limit else f"disk full at moment {at} of {len(whole.moments)} " \
         f"({whole.moments[at]})"  # fmt: skip
     tried = f"{how}: {shown(words, place.room)}"
     before = listing(place.room)
     try:
-        _, answer = watched(words, place.room, at, limited(size) if by_limit else full)
+        _, answer = watched(words, place.room, 0 if by_limit else at, limited(size) if by_limit else full)
         if answer is None:
             raise Finding("it died")
         said = answer[0]
@@ -251,12 +254,33 @@ def try_full(case: Case, place: Place) -> Outcome:
             same(place.room, whole)
             return Outcome(OK, "", tried)
         sentence(said)
-        refuse_changes(before, place.room)
+        if SCENARIOS[name].resumes and any(place.room.rglob(".*.units")):  # what a run without a fault goes on from
+            inputs_kept(before, place.room)
+            answer = watched([*words, "--resume"], place.room)[1]
+            if answer is None or answer[0].code:
+                raise Finding(f"does not go on: {answer and answer[0].stderr.strip()[-300:]}")
+            same(place.room, whole)
+        else:
+            refuse_changes(before, place.room)
         if not by_limit and "disk is full" not in said.stderr and os.strerror(errno.ENOSPC) not in said.stderr:
             raise Finding(f"does not say that the disk is full: {said.stderr.strip()}")
     except Finding as finding:
         raise Finding(f"{finding}\n{tried}") from None
     return Outcome(REFUSED, said.stderr.strip().removeprefix("error: "), tried)
+
+
+def set_aside(said: Said, room: Path) -> list[Path]:
+    """Return the paths under which a run says that it kept what it could not put into place."""
+    named = said.stderr.partition("what was written is kept: ")[2].strip()
+    found = [Path(path) for path in named.split(", ") if path]
+    for path in found:
+        if not path.is_relative_to(room) or not path.exists():
+            raise Finding(f"it says that it kept '{path}', which is not there")
+    return found
+
+
+def removed(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def waiting(work: Callable[[], object]) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -291,10 +315,8 @@ def waiting(work: Callable[[], object]) -> tuple[Callable[[], None], Callable[[]
 
 def try_writers(case: Case, place: Place) -> Outcome:
     """Let another run, or a foreign program, write to the same output while a run is on the way to it."""
-    name, rng = scenario_of(case), case.draw()
-    whole = undisturbed(name, case.seed, place)
-    words = world(place.room, place.shared, name)
-    at = moment(case, whole, ())
+    name, whole, at = chosen(case, place)
+    words, rng = world(place.room, place.shared, name), case.draw()
     out = Path(words[words.index("-o") + 1])
     foreign = rng.random() < 0.4
     swap = {"world/a": "world/b", "world/b": "world/a"} if rng.random() < 0.5 and "--adapter" not in words else {}
@@ -327,8 +349,12 @@ def try_writers(case: Case, place: Place) -> Outcome:
             if appeared and not (out / "notes.txt").is_file():
                 raise Finding("a folder that appeared during the run was replaced, with the files in it")
             if appeared and said.code == 2:
-                shutil.rmtree(out)
                 sentence(said)
+                for path in [out, *set_aside(said, place.room)]:
+                    removed(path)
+                if SCENARIOS[name].resumes:
+                    for path in place.room.rglob(".*.units"):
+                        removed(path)
                 refuse_changes(before, place.room)
             else:
                 same(place.room, whole)
@@ -337,6 +363,8 @@ def try_writers(case: Case, place: Place) -> Outcome:
         for one in both:
             if one.code or one.trace:
                 sentence(one)
+                for path in set_aside(one, place.room):
+                    removed(path)
         winners = [one for one in both if one.code == 0]
         if not winners:
             raise Finding("neither writes: " + " / ".join(one.stderr.strip()[-150:] for one in both))

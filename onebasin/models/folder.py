@@ -56,7 +56,8 @@ class ModelError(ValueError):
 def one_line(error: Exception) -> str:
     """The first two lines of an error's message as one, for use inside another message; with the error's kind where
     its message alone is no sentence, such as the key of a KeyError."""
-    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    lines = [line.strip() for line in _COLOUR.sub("", told).splitlines() if line.strip()]
     text = " ".join(lines[:2])[:300]
     bare = isinstance(error, AssertionError | AttributeError | LookupError | NameError | TypeError)
     return f"{type(error).__name__}: {text}" if bare and text else text or type(error).__name__

@@ -154,6 +154,16 @@ def test_a_pickle_of_another_protocol(refused: Any, run: Any, a: Path, damaged: 
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_a_pickle_cut_short(refused: Any, a: Path, damaged: Path) -> None:
+    torch.save(load_file(damaged / "model.safetensors"), damaged / "pytorch_model.bin")
+    (damaged / "model.safetensors").unlink()
+    data = (damaged / "pytorch_model.bin").read_bytes()
+    for share in (0.1, 0.5, 0.9):
+        (damaged / "pytorch_model.bin").write_bytes(data[: int(share * len(data))])
+        line = refused("inspect", damaged)
+        assert "is damaged" in line and "Errno" not in line
+
+
 def test_a_config_that_wants_other_shapes(refused: Any, tmp_path: Path) -> None:
     """Which the table does not name: transformers tells it in a report on the console, which is not shown."""
     gpt2 = folder(tmp_path / "gpt2", "GPT2LMHeadModel")
