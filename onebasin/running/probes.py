@@ -152,4 +152,5 @@ def _least(configs: list[PretrainedConfig], name: str, default: int) -> int:
 def _ids(config: PretrainedConfig, name: str) -> list[int]:
     """A token id of the config as a list: none, one or several."""
     value = getattr(config, name, None)
-    return [value] if isinstance(value, int) else [item for item in value or [] if isinstance(item, int)]
+    several = value if isinstance(value, list | tuple) else [value]
+    return [item for item in several if isinstance(item, int)]

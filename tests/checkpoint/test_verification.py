@@ -298,6 +298,12 @@ def test_sizes_that_would_take_all_memory_are_refused_before_anything_is_made(
             load()
 
 
+def test_a_token_id_that_no_class_checks_is_none(make) -> None:
+    folder = make()
+    edit_config(folder, decoder_start_token_id=1.5)
+    assert compare(folder, folder).same
+
+
 def test_damaged_folders(make) -> None:
     a, b = make(), make(name="b")
     file = b / "model.safetensors"
