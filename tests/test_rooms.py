@@ -29,7 +29,8 @@ INNER = [
     {"tables"},
     {"gauge"},
     {"alignment"},
-    {"levels", "coupling", "exactness"},
+    {"levels", "coupling"},
+    {"exactness"},
     {"audit"},
 ]  # of symmetry
 

@@ -25,8 +25,9 @@ from onebasin.models import Model, ModelError
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Signature
-from onebasin.symmetry.coupling import Blend, Coupling
+from onebasin.symmetry.coupling import Blend
 from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts, Monomial
 from onebasin.symmetry.tables.axes import Axis, leaves, nesting
 from onebasin.symmetry.tables.signature import MOVES

@@ -22,8 +22,9 @@ from onebasin.models import Model, View
 from onebasin.models.widened import sizes_of
 from onebasin.settings import Strength, checked
 from onebasin.symmetry import Signature
-from onebasin.symmetry.coupling import Blend, Coupling
+from onebasin.symmetry.coupling import Blend
 from onebasin.symmetry.groups.assignment import assignment
+from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts, Linear, Monomial, act_on
 from onebasin.symmetry.tables.axes import blocks, size
 

@@ -21,7 +21,8 @@ from onebasin.models import Distances, Model, ModelError, Rewritten, before_and_
 from onebasin.running import loaded_model, tolerance_of
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment
-from onebasin.symmetry.coupling import Coupling, Softened
+from onebasin.symmetry.coupling import Softened
+from onebasin.symmetry.groups.coupling import Coupling
 
 from .folders import common_roles
 from .options import READING, Options, Tell

@@ -25,7 +25,7 @@ from onebasin.engine import Tell
 from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch, hooks, linear_calls, run, samples
 from onebasin.symmetry import Alignment, Group, Moments, Signature
-from onebasin.symmetry.groups import Invertible, Orthogonal, Permutation, ScaledOrthogonal, ScaledPermutation, nuclear
+from onebasin.symmetry.groups import as_moments, nuclear
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.elements import Element, Monomial
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size
@@ -95,7 +95,7 @@ def match_activations(
     permutation is found. Levels that rotate the stream need both models in canonical form.
     Raises ModelError where the models' layers cannot be followed, ValueError for no batches.
     """
-    groups = {root: _rigid(group) for root, group in groups.items()}
+    groups = {root: group.rigid() for root, group in groups.items()}
     batches = iter(batches)
     first = next(batches, None)
     if first is None:
@@ -124,17 +124,6 @@ def match_activations(
 def _chain(first: Batch, rest: Iterable[Batch]) -> Iterable[Batch]:
     yield first
     yield from rest
-
-
-def _rigid(group: Group) -> Group:
-    if isinstance(group, (ScaledOrthogonal, Invertible)):
-        return Orthogonal()
-    return Permutation() if isinstance(group, ScaledPermutation) else group
-
-
-def _moments(matrix: Tensor) -> Moments:
-    zero = torch.zeros_like(matrix)
-    return Moments(matrix, zero, zero[..., 0], zero[..., 0])
 
 
 class _Meter:
@@ -245,7 +234,7 @@ class _Meter:
             assert site.cross is not None
             scale = torch.stack(site.square).sum(-1).prod().sqrt().clamp_min(1e-30)
             parts.append(site.cross / scale if rotation else site.correlation())
-        return _moments(torch.stack(parts).sum(0))
+        return as_moments(torch.stack(parts).sum(0))
 
     def heads(
         self, key: str, group: Group | None, inner: Mapping[str, Group], aligned: Alignment
@@ -265,7 +254,7 @@ class _Meter:
             best = assignment(fine) if queries in inner else within.expand(h, h, q)
             coarse = coarse + torch.take_along_dim(fine, best.unsqueeze(-1).to(fine.device), -1).sum((-2, -1))
             if group is not None:
-                element = group.nearest(_moments(coarse))
+                element = group.nearest(as_moments(coarse))
                 assert isinstance(element, Monomial)
                 found[key], index = element, element.index
             within = best[torch.arange(h), index]
@@ -275,7 +264,7 @@ class _Meter:
         for root, own in inner.items():
             cross = None if root == queries else self._inside(root, index, order, aligned)
             if cross is not None:
-                found[root] = own.nearest(_moments(cross))
+                found[root] = own.nearest(as_moments(cross))
         return found
 
     def _queries(self, key: str) -> str | None:

@@ -15,7 +15,6 @@ import torch
 
 from onebasin.engine import in_parallel
 from onebasin.symmetry import Group, Signature
-from onebasin.symmetry.groups import ISOMETRIES, Permutation, ScaledPermutation, SignedPermutation
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.gemm import gemm
 from onebasin.symmetry.groups.scaling import CHUNK, best_scale
@@ -48,7 +47,7 @@ def numbers_held(
             shared = signature.spaces[block.root].layer is None
             together = sum(sizes[role] for role in touched) if block.inner and not shared else largest
             moments = _moments(signature, block)
-            scaled = any(not isinstance(active[root], ISOMETRIES) for root in block.roots)
+            scaled = any(not active[root].isometry for root in block.roots)
             solver = QUARTIC * min(CHUNK, moments) if scaled else 0
             held = max(held, (COPIES * together + MOMENTS * moments + solver) * (2 * count if shared else count))
     return held
@@ -69,7 +68,6 @@ ORDERED = 5  # sweeps at most where all is permuted
 GROWTH = 2.3  # exponent of assignment, between 1024 and 14,336 neurons
 DISK = 1e9  # bytes a second
 VISIT = 1e-3  # seconds to look at one tensor of both models, however small
-PERMUTED = (Permutation, SignedPermutation, ScaledPermutation)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group]
     present = {root for roots in on.values() for root in roots}
     active = {root: group for root, group in groups.items() if root in present}
     n = {root: signature.spaces[root].size for root in active}
-    turns = {root: not isinstance(group, PERMUTED) and group.dimension(n[root]) > 1 for root, group in active.items()}
+    turns = {root: not group.permutes and group.dimension(n[root]) > 1 for root, group in active.items()}
     rewriting = {role: 2.0 * sizes[role] * sum(n[root] for root in on[role] if turns.get(root)) for role in counted}
     products, factored, assigned, scaled, visits = sum(rewriting.values()), 0.0, 0.0, 0.0, 0.0
     for component in components_of(signature, counted, active):
@@ -116,12 +114,12 @@ def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group]
                 touched = sum(sizes[role] for role in signature.touching[root] if role in sizes)
                 if root in block.inner or not block.inner:
                     products += 2.0 * n[root] * touched * pairs * rounds
-                permuted = isinstance(active[root], PERMUTED)
+                permuted = active[root].permutes
                 if turns[root]:
                     factored += float(n[root] ** 3 * matrices * rounds)
                 if permuted:
                     assigned += n[root] ** GROWTH * matrices * min(rounds, 2)
-                if not isinstance(active[root], ISOMETRIES):
+                if not active[root].isometry:
                     scaled += float((n[root] ** 2 if permuted else 1) * matrices * rounds)
         products += coupled * rounds * sum(rewriting[role] for role in looks)
         visits += rounds * len(looks)

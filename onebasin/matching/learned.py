@@ -27,10 +27,10 @@ from onebasin.engine import Descent
 from onebasin.running.trace import Batch
 from onebasin.settings import Count, Rate, checked
 from onebasin.symmetry import Alignment, Group, Signature
-from onebasin.symmetry.coupling import Coupling
+from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts
 
-from .latents import PERMUTATIONS, Latent, blend, element_of, finished, zeros
+from .latents import PERMUTATIONS, Latent, blend, finished, zeros
 
 LOOKS = 20  # at the held-out loss in one run
 
@@ -132,7 +132,7 @@ class _Moving:
         if self._made is None:
             with torch.enable_grad():
                 self._made = [
-                    {root: element_of(self.groups[root], latent) for root, latent in all_of.items()}
+                    {root: self.groups[root].element(latent) for root, latent in all_of.items()}
                     for all_of in self.latents
                 ]
         return self._made

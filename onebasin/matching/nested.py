@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onebasin.engine import in_parallel
 from onebasin.symmetry import Group, Moments, Signature
-from onebasin.symmetry.groups import Permutation, Wreath
+from onebasin.symmetry.groups import Wreath
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.elements import Element, Monomial
 from onebasin.symmetry.groups.gemm import gemm
@@ -55,7 +55,7 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
         chain = [root]
         while len(within := inside.get(chain[-1], [])) == 1:
             chain.append(within[0])
-        permuted = [isinstance(groups[space], Permutation) for space in chain]
+        permuted = [groups[space].plain for space in chain]
         fits = len(chain) > 1 and all(permuted[:-1]) and all(permuted[:2]) and not inside.get(chain[-1])
         single = signature.sizes[chain[-1]] == 1 or permuted[-1]
         if fits and single and not any(_twice(signature, role, chain) for role in signature.touching[root]):
@@ -83,7 +83,7 @@ def nearest_nested(
     """
     terms = [term for pair in pairs for term in _terms(signature, chain, pair)]
     elements, value = _solve([groups[space] for space in chain], terms, workers)
-    factors = 0 if isinstance(groups[chain[-1]], Permutation) else len(chain)
+    factors = 0 if groups[chain[-1]].plain else len(chain)
     return dict(zip(chain, elements, strict=True)), _stay(terms, factors) - value
 
 
@@ -105,7 +105,7 @@ def _solve(groups: Sequence[Group], terms: list[_Term], workers: int | None) -> 
     """The elements, and their squared distance less the constant |A|^2."""
     here = [term for term in terms if term.depth == 1]
     deeper = [term for term in terms if term.depth > 1]
-    if len(groups) == 1 or (len(groups) == 2 and not isinstance(groups[1], Permutation)):
+    if len(groups) == 1 or (len(groups) == 2 and not groups[1].plain):
         return _innermost(groups, here, deeper)
     size = len(terms[0].anchor)
 

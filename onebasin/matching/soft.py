@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from onebasin.symmetry import Group, Signature
-from onebasin.symmetry.coupling import Blend, Coupling, blend, soften
+from onebasin.symmetry.coupling import Blend, blend, soften
 from onebasin.symmetry.groups import Fixed, ScaledOrthogonal
+from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.tables.axes import nesting
 
 from .moments import cross_moments, outer_moments, pairwise_moments

@@ -22,15 +22,7 @@ from torch import Tensor
 from onebasin.engine import Store, in_order, in_parallel
 from onebasin.models.distance import squared_distance
 from onebasin.symmetry import Alignment, Group, Moments, Signature
-from onebasin.symmetry.groups import (
-    ISOMETRIES,
-    GroupedWreath,
-    Orthogonal,
-    Permutation,
-    ScaledOrthogonal,
-    Wreath,
-    sharpened,
-)
+from onebasin.symmetry.groups import GroupedWreath, Wreath
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 
 from .components import Block, Component, components_of
@@ -243,7 +235,7 @@ class _Descent:
 
     def finish(self) -> None:
         """Project the accumulated elements back onto their groups in float64."""
-        exact = {root: _exact(self.groups[root], element) for root, element in self.total.elements.items()}
+        exact = {root: self.groups[root].project(element) for root, element in self.total.elements.items()}
         self.total = Alignment(exact, self.batch)
 
     def _waves(self) -> list[list[Block]]:
@@ -319,7 +311,7 @@ class _Descent:
 
         for found in in_parallel(best, wave, self.workers) if len(wave) > 1 else map(best, wave):
             # Products of maps that are not isometries grow apart from those of their inverses: kept in float64.
-            exact = {r: _exact(g, e) if (g := self.groups[r]).uses_gram else e for r, e in found.items()}
+            exact = {r: g.project(e) if (g := self.groups[r]).uses_gram else e for r, e in found.items()}
             self.total = Alignment(exact, self.batch).after(self.total)
 
     def _best(self, block: Block, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
@@ -354,10 +346,10 @@ class _Descent:
 
     def _best_alone(self, root: str, roles: Sequence[str], start: bool) -> tuple[dict[str, Element], float]:
         """The same for one space. An isometry of all layers acts on the moments rather than on every tensor."""
-        group, isometry = self.groups[root], isinstance(self.groups[root], ISOMETRIES)
+        group, isometry = self.groups[root], self.groups[root].isometry
         space = self.signature.spaces[root]
         shared = space.layer is None
-        alone = isinstance(group, Permutation) and len(self.component.blocks) == 1 and not space.batch
+        alone = group.plain and len(self.component.blocks) == 1 and not space.batch
         if alone and space.size >= FROM and stays(self.signature, root, partial(map, self._pair, roles)):
             return {root: Monomial(torch.arange(space.size))}, 0.0
         own = self.total.elements.get(root) if shared and isometry else None
@@ -416,21 +408,3 @@ def _perturb(moments: Moments, generator: torch.Generator) -> Moments:
     size = moments.primal.square().mean().sqrt()
     noise = torch.randn(moments.primal.shape, generator=generator).to(moments.primal)
     return replace(moments, primal=moments.primal + 0.1 * size * noise)
-
-
-def _exact(group: Group, element: Element) -> Element:
-    """Remove the rounding of many single-precision products: the nearest element of the group, in float64."""
-    if isinstance(element, Monomial):
-        return element
-    matrix = element.matrix.double()
-    if isinstance(group, Orthogonal):
-        return Linear(sharpened(matrix))
-    nothing = torch.zeros(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device)
-    if element.dual is None:
-        return group.nearest(Moments(matrix, torch.zeros_like(matrix), nothing, nothing))
-    dual = element.dual.double()
-    if isinstance(group, ScaledOrthogonal):
-        scale = (torch.linalg.matrix_norm(matrix) / torch.linalg.matrix_norm(dual)).sqrt()[..., None, None]
-        rotation = sharpened((matrix / scale + dual * scale) / 2)
-        return Linear(scale * rotation, rotation / scale)
-    return Linear(matrix, 2 * dual - dual @ (matrix.mT @ dual))  # one Newton step towards the inverse transpose

@@ -21,24 +21,9 @@ import torch
 from torch import Tensor
 
 from .alignment import Alignment, move
+from .groups.coupling import Coupling, sinkhorn
 from .groups.elements import Element
 from .tables.signature import Signature
-
-
-@dataclass(frozen=True)
-class Coupling:
-    """Non-negative matrix, (*batch, m, n): row i says of which of n source neurons place i of m is mixed.
-
-    dual: what the neurons' readers take, (*batch, m, n); None says that it is the same (doubly stochastic matrices).
-    """
-
-    matrix: Tensor
-    dual: Tensor | None = None
-
-    def act(self, x: Tensor, dual: bool = False) -> Tensor:
-        """x: (*batch, n, k) -> (*batch, m, k)."""
-        matrix = self.dual if dual and self.dual is not None else self.matrix
-        return matrix.to(x) @ x
 
 
 @dataclass(frozen=True)
@@ -82,17 +67,6 @@ def soften(score: Tensor, temperature: float, sweeps: int = 200) -> Coupling:
     for _ in range(halvings):
         log = sinkhorn(2 * log, sweeps)
     return Coupling(log.exp())
-
-
-def sinkhorn(log: Tensor, sweeps: int = 20) -> Tensor:
-    """The logarithm of a doubly stochastic matrix: rows and columns of exp(log) scaled in turn. Differentiable.
-
-    log: (*batch, n, n). Columns sum to 1 exactly, rows as far as the sweeps have come.
-    """
-    for _ in range(sweeps):
-        log = log - log.logsumexp(-1, keepdim=True)
-        log = log - log.logsumexp(-2, keepdim=True)
-    return log
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from collections.abc import Collection
 
 from .groups import (
     Factors,
+    Fixed,
     Group,
     Invertible,
     Orthogonal,
@@ -96,6 +97,11 @@ def _group(kind: str, part: str, size: int, level: str, rescale: str) -> Group |
     if kind == "factor":
         return Factors() if level != "orthogonal" else Signs()
     return OrthogonalFixingOnes() if kind == "ones" else Orthogonal()
+
+
+def largest_group(kind: str) -> Group:
+    """Return the largest group that may act on a space of this kind (see `tables.signature.MOVES`)."""
+    return _group(kind, "attention", 2, "invertible", "joint") or Fixed()
 
 
 def _known(what: str, given: Collection[str], known: Collection[str]) -> None:

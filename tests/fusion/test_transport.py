@@ -15,7 +15,7 @@ from onebasin.fusion.transport import Transport, Transported, plan
 from onebasin.models import Folder, Rewritten
 from onebasin.running.loaded import loaded_model
 from onebasin.symmetry import Alignment, acting_groups
-from onebasin.symmetry.coupling import Coupling
+from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Monomial
 
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]

@@ -12,8 +12,7 @@ from stopped import stopped_and_continued
 from torch import Tensor
 
 from onebasin.data.teaching import divergence, forward_of, logit_distance, own_loss
-from onebasin.matching import learned as learning
-from onebasin.matching.latents import blend, element_of, zeros
+from onebasin.matching.latents import blend, zeros
 from onebasin.matching.learned import Learned, match_learned
 from onebasin.models import Canonical, Folder
 from onebasin.running.loaded import LoadedModel, loaded_model
@@ -129,15 +128,15 @@ def test_zeros_are_the_identity_and_gradients_there_are_finite(group: Group, bat
     x = torch.randn(*batch, 6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     nothing = latents(0.0)
     for dual in (False, True):
-        moved = element_of(group, nothing).act(x, dual)
+        moved = group.element(nothing).act(x, dual)
         assert torch.allclose(moved, x, atol=1e-14)
         for gradient in torch.autograd.grad((moved * torch.arange(6.0).unsqueeze(1)).sum(), list(nothing.values())):
             assert gradient.isfinite().all()
-    element = element_of(group, latents(0.5))
+    element = group.element(latents(0.5))
     back = element.act(x, True) * element.act(x, False)  # (g^-T x) . (g x) = |x|^2
     assert torch.allclose(back.sum(-2), x.square().sum(-2))
     if isinstance(group, Rotary) and isinstance(element, Linear):
-        turn = element_of(Rotary(group.interleaved), {"phase": torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)})
+        turn = Rotary(group.interleaved).element({"phase": torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64)})
         assert isinstance(turn, Linear)
         assert torch.allclose(turn.matrix @ element.matrix, element.matrix @ turn.matrix)  # as RoPE's own turns do
 
@@ -158,7 +157,7 @@ def test_gradients_agree_with_finite_differences(case: str, level: str, tmp_path
                 latents[-1][root] = {k: (t + step * way[root][k]).requires_grad_() for k, t in latent.items()}
                 free += latents[-1][root].values()
                 along += way[root].values()
-        elements = [{root: element_of(setting.groups[root], latent) for root, latent in all_of.items()}
+        elements = [{root: setting.groups[root].element(latent) for root, latent in all_of.items()}
                     for all_of in latents]  # fmt: skip
         merged = blend(setting.signature, setting.tensors[0], sources, elements, shares)
         return divergence(setting.forward(merged, batch), teachers, shares, batch), free, along
@@ -201,7 +200,7 @@ def test_a_planted_turn_is_undone(level: str, tmp_path: Path) -> None:
     """A copy of the anchor, turned a little: learning must bring the average back to the function of both."""
     setting = Setting("GPT2LMHeadModel", level, tmp_path)
     small = {
-        root: element_of(setting.groups[root], {name: 0.1 * t for name, t in latent.items()})
+        root: setting.groups[root].element({name: 0.1 * t for name, t in latent.items()})
         for root, latent in numbers(setting, 1.0)[0].items()
     }
     turned = Alignment(small, {root: setting.signature.spaces[root].batch for root in small})
@@ -285,11 +284,14 @@ def test_every_state_of_the_numbers_is_projected_once(tmp_path: Path, monkeypatc
     setting = Setting("GPT2LMHeadModel", "full", tmp_path, count=3)
     made: list[Group] = []
 
-    def counted(group: Group, latent: dict[str, Tensor]) -> Any:
-        made.append(group)
-        return element_of(group, latent)
+    for kind in {type(group) for group in setting.groups.values()}:
 
-    monkeypatch.setattr(learning, "element_of", counted)
+        def counted(group: Group, latent: dict[str, Tensor], settle: bool = False, own: Any = kind.element) -> Any:
+            if not settle:
+                made.append(group)
+            return own(group, latent, settle)
+
+        monkeypatch.setattr(kind, "element", counted)
     setting.learn(steps=5)  # a look after every step
     spaces = len(zeros(setting.signature, setting.groups, setting.tensors[0]["wte.weight"]))
     assert len(made) == (5 + 1) * 2 * spaces

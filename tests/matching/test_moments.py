@@ -11,7 +11,6 @@ import torch
 from onebasin.engine import in_order
 from onebasin.matching.moments import carried, cross_moments
 from onebasin.symmetry import acting_groups
-from onebasin.symmetry.groups import ISOMETRIES
 
 CASES = ["BertForSequenceClassification", "GPT2LMHeadModel", "LlamaForCausalLM"]
 
@@ -27,7 +26,7 @@ def spaces(request, tiny):
     for root, group in groups.items():
         roles = [role for role in signature.touching[root] if signature.tensors[role].alias is None]
         pairs = [(role, anchor[role], source[role], 0.5 + 0.1 * i) for i, role in enumerate(roles)]
-        if isinstance(group, ISOMETRIES) and any(not signature.tensors[role].diagonal for role in roles):
+        if group.isometry and any(not signature.tensors[role].diagonal for role in roles):
             found.append((root, group, pairs))
     assert any(len({leaf.dual for role, *_ in pairs for leaf in signature.leaves(signature.tensors[role])}) == 2
                for _, _, pairs in found)  # fmt: skip

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers, returns, summands
 from ..gauge.rewrites import along_rows, differences
+from ..groups.group import units
 from ..tables.axes import Leaf
 from ..tables.signature import MOVES, Signature
 
@@ -173,14 +174,6 @@ def against(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             met = differences(tensors[entry.notes["against"]])
             for unit in units(tensors[role].shape):
                 yield {role: unit - along_rows(unit, met)}
-
-
-def units(shape: torch.Size | tuple[int, ...]) -> Iterator[Tensor]:
-    """Every tensor of this shape with one 1 and zeros elsewhere."""
-    for i in range(torch.Size(shape).numel()):
-        unit = torch.zeros(shape, dtype=torch.float64)
-        unit.view(-1)[i] = 1
-        yield unit
 
 
 def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:

@@ -38,8 +38,10 @@ from ..gauge.dataflow import (
     writers,
 )
 from ..groups.elements import Linear, act_on
+from ..groups.group import units
 from ..groups.orthogonal import complement_of_ones
 from ..groups.signs import pairs
+from ..levels import largest_group
 from ..tables.axes import Leaf, leaves, nesting
 from ..tables.signature import MOVES, Entry, Norm, Signature
 from .special import (
@@ -57,7 +59,6 @@ from .special import (
     sandwiched,
     spread,
     twice_normed,
-    units,
     unscaled,
 )
 
@@ -164,28 +165,10 @@ def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         space, members = signature.spaces[root], signature.members[root]
         inner = {e.norm.target: _gain(tensors, r, e.norm)[-space.size :] for r, e in signature.tensors.items()
                  if e.norm and signature.root[e.norm.source] == root and "ones" in MOVES[kind]}  # fmt: skip
-        for x in _algebra(kind, space.size, tuple(signature.sizes[outer] for outer in space.batch)):
+        batch = tuple(signature.sizes[outer] for outer in space.batch)
+        for x in largest_group(kind).algebra(space.size, batch):
             maps = {key: x if key not in inner else inner[key].unsqueeze(-1) * x / inner[key] for key in members}
             yield _lie(signature, tensors, maps)
-
-
-def _algebra(kind: str, n: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
-    """Basis of the Lie algebra of the largest group of a kind, per batch entry: (*batch, n, n)."""
-    if "shear" in MOVES[kind]:
-        yield from units((*batch, n, n))
-    elif "scale" in MOVES[kind]:
-        yield from (torch.diag_embed(unit) for unit in units((*batch, n)))
-    elif MOVES[kind] & {"pair turn", "next turn"}:  # a complex number per pair
-        first, second = pairs(n, interleaved="next turn" in MOVES[kind])
-        for unit in units((*batch, n // 2)):
-            size, turn = torch.zeros(2, *batch, n, n, dtype=torch.float64)
-            size[..., first, first] = size[..., second, second] = unit
-            turn[..., second, first], turn[..., first, second] = unit, -unit
-            yield from (size, turn)
-    elif "ones" in MOVES[kind]:
-        basis = torch.eye(n, dtype=torch.float64) if "rotate" in MOVES[kind] else complement_of_ones(n)
-        for unit in units((basis.shape[1], basis.shape[1])):
-            yield basis @ (unit - unit.mT) @ basis.mT
 
 
 def _factors(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:

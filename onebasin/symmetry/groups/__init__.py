@@ -6,24 +6,21 @@ joint rescaling (one variable) and `Invertible` (descent). Nothing here knows te
 tables or models.
 """
 
-from .base import Group, Moments
+from .base import Moments
 from .fixed import Fixed
+from .group import Group, as_moments
 from .grouped import GroupedWreath
 from .invertible import Invertible
 from .orthogonal import Orthogonal, OrthogonalFixingOnes
 from .permutation import Permutation, SignedPermutation
 from .procrustes import nuclear, polar, sharpened
 from .rotary import Rotary
-from .scaling import Positive, ScaledPermutation, best_scale
+from .scaling import ScaledPermutation, best_scale
 from .signs import Factors, PairSigns, Signs
 from .similarity import ScaledOrthogonal
 from .wreath import Wreath
 
-# Groups whose elements leave the length of every vector alone: they need no norms of the source.
-ISOMETRIES = (Fixed, Permutation, SignedPermutation, Orthogonal, OrthogonalFixingOnes, PairSigns, Signs)
-
 __all__ = [
-    "ISOMETRIES",
     "Factors",
     "Fixed",
     "Group",
@@ -34,13 +31,13 @@ __all__ = [
     "OrthogonalFixingOnes",
     "PairSigns",
     "Permutation",
-    "Positive",
     "Rotary",
     "ScaledOrthogonal",
     "ScaledPermutation",
     "SignedPermutation",
     "Signs",
     "Wreath",
+    "as_moments",
     "best_scale",
     "nuclear",
     "polar",

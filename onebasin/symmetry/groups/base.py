@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every group can do, and the statistics that matching hands to it."""
+"""The statistics that matching hands to a group."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -119,22 +118,3 @@ class Moments:
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return None if a is None or b is None else a + b
-
-
-class Group(Protocol):
-    """A group acting on a space of n dimensions, with one hard operation: `nearest`."""
-
-    name: str
-    uses_gram: bool  # whether `nearest` needs the Gram matrices of the moments
-
-    def nearest(self, moments: Moments) -> Element:
-        """The element that brings the source closest to the anchor."""
-        ...
-
-    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Element:
-        """A random element in float64, for tests and scrambling."""
-        ...
-
-    def dimension(self, size: int) -> int:
-        """Number of continuous parameters of one element on `size` dimensions."""
-        ...

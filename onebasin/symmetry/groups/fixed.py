@@ -6,14 +6,15 @@ from __future__ import annotations
 import torch
 
 from .base import Moments
-from .elements import Monomial
+from .elements import Element, Monomial
+from .group import Group, monomial_departure
 
 
-class Fixed:
+class Fixed(Group):
     """Only the identity acts."""
 
     name = "fixed"
-    uses_gram = False
+    moves = frozenset[str]()
 
     def nearest(self, moments: Moments) -> Monomial:
         *batch, n, _ = moments.primal.shape
@@ -24,3 +25,6 @@ class Fixed:
 
     def dimension(self, size: int) -> int:
         return 0
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        return monomial_departure(element)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from .assignment import assignment
-from .base import Group, Moments
+from .base import Moments
 from .elements import Element, Monomial
+from .group import Group
 from .similarity import ScaledOrthogonal
-from .wreath import exact
 
 GroupedElement = tuple[Monomial, Monomial, tuple[Element, ...]]  # of the groups, their members, the inner spaces
 ROUNDS = 20  # of the alternation; it ends by itself after two or three
@@ -45,7 +45,7 @@ class GroupedWreath:
         members, outer: what pairs of members (h, h, m, m) and of groups (h, h) gain without any inner map.
         """
         pairs = _Pairs(shared, single, members, outer)
-        judges = tuple(group if exact(group) else ScaledOrthogonal(joint=False) for group in self.inner)
+        judges = tuple(group if group.exact_gain else ScaledOrthogonal(joint=False) for group in self.inner)
         value, order, _ = pairs.settle(judges, pairs.orders(judges))
         index = assignment(-value)
         rows = torch.arange(len(index), device=index.device)

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from .base import Moments
-from .elements import Linear
-from .orthogonal import random_orthogonal
+from .elements import Element, Linear, Monomial
+from .group import Group, Latent, inverse_transposed, monomial_departure, probes, units
+from .orthogonal import Orthogonal, random_orthogonal
 from .scaling import random_scale
 from .similarity import ScaledOrthogonal
 
 TRIAL = 10  # steps after which the two descents are compared
 
 
-class Invertible:
+class Invertible(Group):
     """GL(n): writers take g, readers h = g^-T. nearest descends from the optimum of `ScaledOrthogonal`.
 
     With G_p, G_d the Gram matrices of the source and P, D the cross-moments, the squared distance is
@@ -41,7 +43,9 @@ class Invertible:
     """
 
     name = "invertible"
+    moves = frozenset({"shear"})
     uses_gram = True
+    exact_gain = False
 
     def __init__(self, condition: float = 1e3, tolerance: float = 1e-10, limit: int = 30) -> None:
         self.condition, self.tolerance, self.limit = condition, tolerance, limit
@@ -127,6 +131,32 @@ class Invertible:
 
     def dimension(self, size: int) -> int:
         return size**2
+
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        return units((*batch, size, size))
+
+    def project(self, element: Element) -> Element:
+        if isinstance(element, Monomial):
+            return element
+        if element.dual is None:
+            return Orthogonal().project(element)
+        return Linear(element.matrix.double(), inverse_transposed(element))
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        if isinstance(element, Monomial):
+            return monomial_departure(element, permute=True, signs=True, scale=True)
+        return probes(element, generator)[-1]
+
+    def rigid(self) -> Orthogonal:
+        return Orthogonal()
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return {"shear": like.new_zeros(*batch, size, size)}
+
+    def element(self, latent: Latent, settle: bool = False) -> Linear:
+        z = latent["shear"]
+        matrix = torch.eye(z.shape[-1]).to(z) + z
+        return Linear(matrix, torch.linalg.inv(matrix).mT)
 
 
 def _reflection(overlap: Tensor) -> Tensor:

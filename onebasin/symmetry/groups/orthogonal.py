@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .base import Moments
-from .elements import Linear
-from .procrustes import polar
+from .elements import Element, Linear, Monomial
+from .group import Group, Latent, monomial_departure, probes, relative, units
+from .procrustes import polar, sharpened
 
 
 def random_orthogonal(size: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -29,11 +32,23 @@ def complement_of_ones(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return (basis / torch.sqrt(k * (k + 1))).to(dtype)
 
 
-class Orthogonal:
+def turned(free: Tensor) -> Tensor:
+    """Return expm(A - A^T), an orthogonal matrix for every A (*batch, n, n); smooth, and 1 at A = 0."""
+    found: Tensor = torch.linalg.matrix_exp(free - free.mT)
+    return found
+
+
+def turns(basis: Tensor, batch: tuple[int, ...]) -> Iterator[Tensor]:
+    """Yield antisymmetric matrices (*batch, n, n) over an orthonormal basis (n, m) of the vectors that turn."""
+    for unit in units((*batch, basis.shape[1], basis.shape[1])):
+        yield basis @ (unit - unit.mT) @ basis.mT
+
+
+class Orthogonal(Group):
     """O(n). nearest(M) = polar factor of M."""
 
     name = "orthogonal"
-    uses_gram = False
+    moves = frozenset({"rotate"})
 
     def nearest(self, moments: Moments) -> Linear:
         return Linear(polar(moments.total))
@@ -44,8 +59,26 @@ class Orthogonal:
     def dimension(self, size: int) -> int:
         return size * (size - 1) // 2
 
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        return turns(torch.eye(size, dtype=torch.float64), batch)
 
-class OrthogonalFixingOnes:
+    def project(self, element: Element) -> Element:
+        return element if isinstance(element, Monomial) else Linear(sharpened(element.matrix.double()))
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        if isinstance(element, Monomial):
+            return monomial_departure(element, permute=True, signs=True)
+        x, g, _, worst = probes(element, generator)
+        return max(worst, relative(g.mT @ (g @ x), x))
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return {"turn": like.new_zeros(*batch, size, size)}
+
+    def element(self, latent: Latent, settle: bool = False) -> Linear:
+        return Linear(turned(latent["turn"]))
+
+
+class OrthogonalFixingOnes(Group):
     """Orthogonal maps with O 1 = 1, which commute with a LayerNorm without weight.
 
     With C an orthonormal basis of the complement of 1, O = C Q C^T + 1 1^T / n and
@@ -53,7 +86,7 @@ class OrthogonalFixingOnes:
     """
 
     name = "orthogonal fixing ones"
-    uses_gram = False
+    moves = frozenset({"ones"})
 
     def nearest(self, moments: Moments) -> Linear:
         matrix = moments.total
@@ -65,6 +98,23 @@ class OrthogonalFixingOnes:
 
     def dimension(self, size: int) -> int:
         return (size - 1) * (size - 2) // 2
+
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        return turns(complement_of_ones(size), batch)
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        if isinstance(element, Monomial):
+            return monomial_departure(element, permute=True)
+        x, g, _, worst = probes(element, generator)
+        ones = torch.ones(*g.shape[:-1], 1, dtype=g.dtype)
+        return max(worst, relative(g.mT @ (g @ x), x), relative(g @ ones, ones))
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return {"turn": like.new_zeros(*batch, size - 1, size - 1)}
+
+    def element(self, latent: Latent, settle: bool = False) -> Linear:
+        turn = turned(latent["turn"])
+        return Linear(_embed(turn, complement_of_ones(turn.shape[-1] + 1).to(turn)))
 
 
 def _embed(inner: Tensor, basis: Tensor) -> Tensor:

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from .assignment import assignment
 from .base import Moments
-from .elements import Monomial
+from .coupling import Coupling, sinkhorn
+from .elements import Acts, Element, Monomial
+from .group import Group, Latent, as_moments, monomial_departure
+
+ORDERS = ("fixed", "straight-through", "sinkhorn")  # how a permutation is learned
+MARGIN = 0.5  # by which the scores of a permutation prefer the identity at first
+MIXED = 0.1  # share of every neuron that a coupling spreads evenly over all at first
 
 
 def random_index(size: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -16,11 +22,36 @@ def random_index(size: int, batch: tuple[int, ...], generator: torch.Generator) 
     return torch.argsort(torch.rand(*batch, size, generator=generator), dim=-1)
 
 
-class Permutation:
+def order_latent(size: int, batch: tuple[int, ...], like: Tensor, order: str) -> dict[str, Tensor]:
+    """Return free numbers of a permutation near the identity, (*batch, size, size) each.
+
+    `fixed` has none; `straight-through` has scores Z, whose assignment is taken and whose gradient goes to Z as if the
+    permutation were Z itself (Bengio et al., 2013; for permutations Ainsworth et al., 2023, section 3.3); `sinkhorn`
+    has Z, whose Sinkhorn limit, a doubly stochastic matrix, is taken: a relaxation, no symmetry (Cuturi, 2013).
+    """
+    eye = torch.eye(size).to(like)
+    if order == "straight-through":
+        return {"order": (MARGIN * eye).expand(*batch, size, size).clone()}
+    if order == "sinkhorn":
+        return {"mixture": ((1 - MIXED) * eye + MIXED / size).log().expand(*batch, size, size).clone()}
+    return {}
+
+
+def ordered(group: Group, latent: Latent, settle: bool) -> Element | Coupling:
+    """Return the permutation (with signs, if `group` has them) that scores stand for, or the coupling."""
+    if "mixture" in latent:
+        return Coupling(sinkhorn(latent["mixture"]).exp())
+    score = latent["order"]
+    found = group.nearest(as_moments(score.detach()))
+    assert isinstance(found, Monomial)
+    return found if settle else Coupling(found.dense(score.dtype).matrix + score - score.detach())
+
+
+class Permutation(Group):
     """S_n. nearest(M) = argmax over permutations of sum_i M[i, p(i)]: linear assignment (paper, Eq. 7)."""
 
     name = "permutation"
-    uses_gram = False
+    moves = frozenset({"permute"})
 
     def nearest(self, moments: Moments) -> Monomial:
         matrix = moments.total
@@ -32,15 +63,24 @@ class Permutation:
     def dimension(self, size: int) -> int:
         return 0
 
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        return monomial_departure(element, permute=True)
 
-class SignedPermutation:
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return order_latent(size, batch, like, order)
+
+    def element(self, latent: Latent, settle: bool = False) -> Acts:
+        return ordered(self, latent, settle)
+
+
+class SignedPermutation(Group):
     """Permutations with signs (the hyperoctahedral group): neurons of an odd nonlinearity such as tanh.
 
     For a given pairing the best sign is that of M[i, p(i)], so nearest(M) assigns over |M|.
     """
 
     name = "signed permutation"
-    uses_gram = False
+    moves = frozenset({"permute", "sign"})
 
     def nearest(self, moments: Moments) -> Monomial:
         matrix = moments.total
@@ -55,3 +95,12 @@ class SignedPermutation:
 
     def dimension(self, size: int) -> int:
         return 0
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        return monomial_departure(element, permute=True, signs=True)
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return order_latent(size, batch, like, order)
+
+    def element(self, latent: Latent, settle: bool = False) -> Acts:
+        return ordered(self, latent, settle)

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .base import Moments
-from .elements import Linear
+from .elements import Element, Linear, Monomial
+from .group import Group, Latent, inverse_transposed, monomial_departure, probes, relative, units
 from .scaling import best_scale, random_scale
 from .signs import pairs
 
 
-class Rotary:
+class Rotary(Group):
     """RoPE turns every pair of dimensions by its own angle (Su et al., 2021, Eq. 34): as a complex number, the pair
     takes a factor c, which commutes with the turn. Writers take c, readers 1 / conj(c).
 
@@ -26,11 +29,11 @@ class Rotary:
     `best_scale`. "joint" alternates the two from the phases of z_p + z_d, z_p, z_d and z_p / |z_p| + z_d / |z_d|.
     """
 
-    uses_gram = False
-
     def __init__(self, interleaved: bool = False, rescale: str = "none") -> None:
         self.interleaved, self.rescale = interleaved, rescale
         self.name = "rotary" if rescale == "none" else "rotary with scale"
+        kind = "next" if interleaved else "pair"
+        self.moves = frozenset({f"{kind} turn", *(() if rescale == "none" else (f"{kind} scale",))})
 
     def nearest(self, moments: Moments) -> Linear:
         first, second = pairs(moments.primal.shape[-1], self.interleaved).to(moments.primal.device)
@@ -57,20 +60,56 @@ class Rotary:
     def dimension(self, size: int) -> int:
         return size // 2 if self.rescale == "none" else size
 
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        for unit in units((*batch, size // 2)):
+            if self.rescale != "none":
+                yield self._dense(torch.complex(unit, torch.zeros_like(unit)))
+            yield self._dense(torch.complex(torch.zeros_like(unit), unit))
+
+    def project(self, element: Element) -> Element:
+        if isinstance(element, Monomial) or element.dual is None:
+            return super().project(element)
+        g, h = (self._dense(self._numbers(m)) for m in (element.matrix.double(), inverse_transposed(element)))
+        return Linear(g, h)
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        if isinstance(element, Monomial):
+            signs = pairs(element.index.shape[-1], self.interleaved)
+            return monomial_departure(element, signs=signs, scale=self.rescale != "none")
+        x, g, _, worst = probes(element, generator)
+        worst = max(worst, relative(g @ x, self._dense(self._numbers(g)) @ x))
+        return worst if self.rescale != "none" else max(worst, relative(g.mT @ (g @ x), x))
+
+    def rigid(self) -> Rotary:
+        return Rotary(self.interleaved)
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        names = ("phase",) if self.rescale == "none" else ("phase", "stretch")
+        return {name: like.new_zeros(*batch, size // 2) for name in names}
+
+    def element(self, latent: Latent, settle: bool = False) -> Linear:
+        phase, stretch = latent["phase"], latent.get("stretch")
+        return self._matrix(torch.complex(phase.cos(), phase.sin()), None if stretch is None else stretch.exp())
+
     def _matrix(self, phase: Tensor, modulus: Tensor | None) -> Linear:
         """(*batch, n / 2) complex numbers as (*batch, n, n) real matrices."""
-        n = 2 * phase.shape[-1]
-        first, second = pairs(n, self.interleaved).to(phase.device)
-
-        def matrix(c: Tensor) -> Tensor:
-            out = c.real.new_zeros(*c.shape[:-1], n, n)
-            out[..., first, first] = out[..., second, second] = c.real
-            out[..., second, first], out[..., first, second] = c.imag, -c.imag
-            return out
-
         if modulus is None:
-            return Linear(matrix(phase))
-        return Linear(matrix(modulus * phase), matrix(phase / modulus))
+            return Linear(self._dense(phase))
+        return Linear(self._dense(modulus * phase), self._dense(phase / modulus))
+
+    def _numbers(self, matrix: Tensor) -> Tensor:
+        """The complex numbers nearest to a matrix: (*batch, n, n) -> (*batch, n / 2)."""
+        first, second = pairs(matrix.shape[-1], self.interleaved).to(matrix.device)
+        real = matrix[..., first, first] + matrix[..., second, second]
+        return torch.complex(real / 2, (matrix[..., second, first] - matrix[..., first, second]) / 2)
+
+    def _dense(self, c: Tensor) -> Tensor:
+        n = 2 * c.shape[-1]
+        first, second = pairs(n, self.interleaved).to(c.device)
+        out = c.real.new_zeros(*c.shape[:-1], n, n)
+        out[..., first, first] = out[..., second, second] = c.real
+        out[..., second, first], out[..., first, second] = c.imag, -c.imag
+        return out
 
 
 def _unit(z: Tensor) -> Tensor:

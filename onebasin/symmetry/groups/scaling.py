@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .assignment import assignment
 from .base import Moments
-from .elements import Linear, Monomial
-from .permutation import random_index
+from .coupling import Coupling
+from .elements import Acts, Element, Linear, Monomial
+from .group import Group, Latent, monomial_departure, units
+from .permutation import Permutation, order_latent, ordered, random_index
 
 CHUNK = 1 << 16  # quartics solved at once: `ScaledPermutation` has n^2 of them; temporaries of this size fit a cache
 CLOSE = 1e-10  # Newton's last step, relative to the root: the next would be about its square
@@ -65,28 +69,7 @@ def random_scale(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.exp(torch.randn(shape, generator=generator, dtype=torch.float64) / 2)
 
 
-class Positive:
-    """One positive number for a whole space, per batch entry (rescaling of a head). nearest = quartic, Eq.
-    12."""
-
-    name = "positive"
-    uses_gram = False
-
-    def nearest(self, moments: Moments) -> Linear:
-        primal, dual = (torch.diagonal(m, dim1=-2, dim2=-1).sum(-1) for m in (moments.primal, moments.dual))
-        scale = best_scale(primal, dual, moments.primal_norm.sum(-1), moments.dual_norm.sum(-1))
-        eye = torch.eye(moments.primal.shape[-1]).to(moments.primal)
-        return similarity(eye.expand_as(moments.primal), scale)
-
-    def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
-        eye = torch.eye(size, dtype=torch.float64)
-        return similarity(eye.expand(*batch, size, size), random_scale(batch, generator))
-
-    def dimension(self, size: int) -> int:
-        return 1
-
-
-class ScaledPermutation:
+class ScaledPermutation(Group):
     """Permutation with one positive scale per neuron: ReLU networks.
 
     For a pairing (i, j) the best scale solves the quartic of its own entries, so nearest assigns over the
@@ -94,7 +77,7 @@ class ScaledPermutation:
     """
 
     name = "scaled permutation"
-    uses_gram = False
+    moves = frozenset({"permute", "scale"})
 
     def nearest(self, moments: Moments) -> Monomial:
         p, d = (norm[..., None, :].expand_as(moments.primal) for norm in (moments.primal_norm, moments.dual_norm))
@@ -108,3 +91,27 @@ class ScaledPermutation:
 
     def dimension(self, size: int) -> int:
         return size
+
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        return map(torch.diag_embed, units((*batch, size)))
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        return monomial_departure(element, permute=True, scale=True)
+
+    def rigid(self) -> Permutation:
+        return Permutation()
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return {"stretch": like.new_zeros(*batch, size), **order_latent(size, batch, like, order)}
+
+    def element(self, latent: Latent, settle: bool = False) -> Acts:
+        """diag(e^s) P for what writes, diag(e^-s) P for what reads."""
+        scale = latent["stretch"].exp()
+        stay = torch.arange(scale.shape[-1], device=scale.device).expand(scale.shape)
+        if len(latent) == 1:
+            return Monomial(stay, scale)
+        order = ordered(Permutation(), latent, settle)
+        if isinstance(order, Coupling):
+            return Coupling(scale.unsqueeze(-1) * order.matrix, order.matrix / scale.unsqueeze(-1))
+        assert isinstance(order, Monomial)
+        return Monomial(stay, scale).after(order)

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .base import Moments
-from .elements import Monomial
+from .elements import Element, Monomial
+from .group import Group, Latent, monomial_departure, units
 from .scaling import best_scale, random_scale
 
 
@@ -26,17 +29,17 @@ def diagonal(scale: Tensor) -> Monomial:
     return Monomial(torch.arange(scale.shape[-1], device=scale.device).expand(scale.shape), scale)
 
 
-class PairSigns:
+class PairSigns(Group):
     """One sign per RoPE pair, both of whose dimensions flip: queries and keys under an RMSNorm with a weight.
 
     The weight may differ within a pair, so that nothing else commutes with both the norm and the rotation.
     """
 
     name = "signs of pairs"
-    uses_gram = False
 
     def __init__(self, interleaved: bool = False) -> None:
         self.interleaved = interleaved
+        self.moves = frozenset({"next sign" if interleaved else "pair sign"})
 
     def nearest(self, moments: Moments) -> Monomial:
         overlap = torch.diagonal(moments.total, dim1=-2, dim2=-1)
@@ -50,6 +53,10 @@ class PairSigns:
     def dimension(self, size: int) -> int:
         return 0
 
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        n = element.index.shape[-1] if isinstance(element, Monomial) else 0
+        return monomial_departure(element, signs=pairs(n, self.interleaved))
+
     def _spread(self, signs: Tensor) -> Monomial:
         """(*batch, size / 2) -> the element that gives both dimensions of a pair its sign."""
         places = pairs(2 * signs.shape[-1], self.interleaved).to(signs.device)
@@ -58,11 +65,11 @@ class PairSigns:
         return diagonal(scale)
 
 
-class Signs:
+class Signs(Group):
     """One sign per dimension."""
 
     name = "signs"
-    uses_gram = False
+    moves = frozenset({"sign"})
 
     def nearest(self, moments: Moments) -> Monomial:
         overlap = torch.diagonal(moments.total, dim1=-2, dim2=-1)
@@ -74,8 +81,11 @@ class Signs:
     def dimension(self, size: int) -> int:
         return 0
 
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        return monomial_departure(element, signs=True)
 
-class Factors:
+
+class Factors(Group):
     """One number other than zero per dimension: the ungated half of a gated FFN, with its inverse on the way out.
 
     nearest takes the root of a quartic. With factors f and moments P, D of norms p, d the squared distance is
@@ -84,7 +94,7 @@ class Factors:
     """
 
     name = "factors"
-    uses_gram = False
+    moves = frozenset({"sign", "scale"})
 
     def nearest(self, moments: Moments) -> Monomial:
         primal, dual = (torch.diagonal(m, dim1=-2, dim2=-1) for m in (moments.primal, moments.dual))
@@ -100,3 +110,18 @@ class Factors:
 
     def dimension(self, size: int) -> int:
         return size
+
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        return map(torch.diag_embed, units((*batch, size)))
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        return monomial_departure(element, signs=True, scale=True)
+
+    def rigid(self) -> Signs:
+        return Signs()
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return {"stretch": like.new_zeros(*batch, size)}
+
+    def element(self, latent: Latent, settle: bool = False) -> Monomial:
+        return diagonal(latent["stretch"].exp())

@@ -3,28 +3,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from .base import Moments
-from .elements import Linear
-from .orthogonal import random_orthogonal
+from .elements import Element, Linear, Monomial
+from .group import Group, Latent, monomial_departure, probes, relative, units
+from .orthogonal import Orthogonal, random_orthogonal, turned, turns
 from .procrustes import polar, sharpened
 from .scaling import best_scale, random_scale, similarity
 
 
-class ScaledOrthogonal:
+class ScaledOrthogonal(Group):
     """a R with a > 0 and R orthogonal: rotation and rescaling of a head.
 
     joint=False: R = polar(primal + dual), then a by the quartic (rotation paper, Eq. 12, after the rotation).
     joint=True: both together, see `joint`; never worse than the former.
     """
 
-    uses_gram = False
+    name = "orthogonal with scale"
+    moves = frozenset({"rotate", "scale"})
+    exact_gain = False
 
     def __init__(self, joint: bool = True) -> None:
         self.joint = joint
-        self.name = "orthogonal with scale"
 
     def nearest(self, moments: Moments) -> Linear:
         if self.joint:
@@ -39,6 +43,44 @@ class ScaledOrthogonal:
 
     def dimension(self, size: int) -> int:
         return size * (size - 1) // 2 + 1
+
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        eye = torch.eye(size, dtype=torch.float64)
+        yield from turns(eye, batch)
+        yield from (unit[..., None, None] * eye for unit in units(batch))
+
+    def project(self, element: Element) -> Element:
+        if isinstance(element, Monomial):
+            return element
+        matrix, dual = element.matrix.double(), element.of(True).double()
+        if element.dual is None:
+            return Linear(sharpened(matrix))
+        scale = _size_of(matrix, dual)
+        rotation = sharpened((matrix / scale + dual * scale) / 2)
+        return Linear(scale * rotation, rotation / scale)
+
+    def departure(self, element: Element, generator: torch.Generator) -> float:
+        if isinstance(element, Monomial):
+            return monomial_departure(element, permute=True, signs=True)
+        x, g, h, worst = probes(element, generator)
+        rotation = g / _size_of(g, h)
+        return max(worst, relative(rotation.mT @ (rotation @ x), x))
+
+    def rigid(self) -> Orthogonal:
+        return Orthogonal()
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return {"turn": like.new_zeros(*batch, size, size), "stretch": like.new_zeros(batch)}
+
+    def element(self, latent: Latent, settle: bool = False) -> Linear:
+        turn, scale = turned(latent["turn"]), latent["stretch"].exp()[..., None, None]
+        return Linear(scale * turn, turn / scale)
+
+
+def _size_of(matrix: Tensor, dual: Tensor) -> Tensor:
+    """Return a of a R from it and its dual R / a: (*batch, 1, 1)."""
+    size: Tensor = (torch.linalg.matrix_norm(matrix) / torch.linalg.matrix_norm(dual)).sqrt()
+    return size[..., None, None]
 
 
 def joint(moments: Moments, tolerance: float = 1e-10, limit: int = 30) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .assignment import assignment
-from .base import Group, Moments
+from .base import Moments
 from .elements import Element, Monomial, product
-from .invertible import Invertible
+from .group import Group
 from .orthogonal import Orthogonal
 from .permutation import random_index
 from .procrustes import nuclear
@@ -47,7 +47,7 @@ class Wreath:
         index = assignment(gains)
         stay = torch.arange(len(index), device=index.device)
         best, value = self._inside(index, moments, outer)
-        if not all(exact(group) for group in self.inner) and not torch.equal(index, stay):
+        if not all(group.exact_gain for group in self.inner) and not torch.equal(index, stay):
             kept, value_kept = self._inside(stay, moments, outer)  # estimated gains must not lead uphill
             if value_kept < value:
                 index, best = stay, kept
@@ -97,18 +97,13 @@ def inverse(element: WreathElement) -> WreathElement:
     return outer, tuple(inner.take(outer.index, 0).inverse() for inner in element[1])
 
 
-def exact(group: Group) -> bool:
-    """Whether `_gain` is the true gain of the group rather than an estimate from below."""
-    return not isinstance(group, (Invertible, ScaledOrthogonal))
-
-
 def _gain(group: Group, pairs: Moments) -> Tensor:
     """Decrease of the squared distance, halved, at the inner optimum of every pair: (h, h).
 
     A descent for each of all h^2 pairs costs too much: scaled and invertible maps are judged by the best rotation
     and the best scale after it, and `nearest` checks that the pairs chosen so are better than those at hand.
     """
-    if not exact(group):
+    if not group.exact_gain:
         group = ScaledOrthogonal(joint=False)
 
     def gain(some: Moments) -> Tensor:
