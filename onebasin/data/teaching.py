@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch
 from onebasin.running.verification import takes_cache
@@ -40,7 +41,8 @@ def forward_of(stock: LoadedModel) -> Forward:
     def forward(tensors: Mapping[str, Tensor], batch: Batch) -> Outputs:
         given = {key: value.to(stock.model.device) for key, value in batch.items()}
         state = {name: tensors[role] for role, name in name_of.items()}
-        return predictions(functional_call(stock.model, state, (), {**given, **options, "return_dict": True}))
+        with throughout(stock.model.dtype):
+            return predictions(functional_call(stock.model, state, (), {**given, **options, "return_dict": True}))
 
     return forward
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from onebasin.models.folder import ModelError
 from onebasin.symmetry.tables.axes import Axis, leaves
 
+from .float64 import throughout
 from .loaded import LoadedModel
 from .probes import unpadded
 from .verification import takes_cache
@@ -50,7 +51,7 @@ def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
     """The model's output for a batch; `labels` are not passed on, and nothing is cached between calls."""
     given = {key: value.to(stock.model.device) for key, value in batch.items() if key != "labels"}
     cache = {"use_cache": False} if takes_cache(stock.model) else {}
-    with torch.no_grad():
+    with torch.no_grad(), throughout(stock.model.dtype):
         return stock.model(**given, **cache, **options, return_dict=True)
 
 
