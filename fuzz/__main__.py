@@ -21,17 +21,18 @@ import typer
 
 import onebasin
 
-from . import damage, families, folders, interruptions, isolation
+from . import damage, families, files, folders, interruptions, isolation
 from .cases import FINDING, OK, REFUSED, Case, Run
 
 KINDS: dict[str, Run] = {
     **dict.fromkeys(damage.KINDS, damage.try_damage),
+    "files": files.try_files,
     "family": families.try_family,
     **interruptions.KINDS,
 }
 # How many of every hundred cases are of a kind.
-SHARES = {"header": 14, "shards": 5, "config": 13, "pickle": 6, "links": 5, "tokenizer": 3, "family": 24, "kill": 18,
-          "full": 8, "writers": 4}  # fmt: skip
+SHARES = {"header": 13, "shards": 4, "config": 10, "pickle": 6, "links": 5, "tokenizer": 3, "files": 5, "family": 24,
+          "kill": 18, "full": 8, "writers": 4}  # fmt: skip
 
 
 def drawn(cases: int, seed: int, only: list[str]) -> Iterator[Case]:

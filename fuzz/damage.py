@@ -124,13 +124,14 @@ def hole(folder: Path, rng: random.Random) -> str:
 def dtype(folder: Path, rng: random.Random) -> str:
     file, header, body = parts(folder)
     (one,) = names(header, rng)
+    old = header[one]["dtype"]
     header[one]["dtype"] = rng.choice([
         "I32", "U32", "F16", "BF16", "F64", "I64", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "Q4", "f32", "", None, 32, [],
         {},
         "C64", "F4", "F6_E2M3",
     ])  # fmt: skip
     put(file, header, body)
-    return BROKEN
+    return HARMLESS if header[one]["dtype"] == old else BROKEN
 
 
 def shape(folder: Path, rng: random.Random) -> str | None:
@@ -846,14 +847,20 @@ def try_damage(case: Case, place: Place) -> Outcome:
         looks = told[0] in ("match", "merge", "canonical", "verify")
         if said.code == 0 and expected == BROKEN and looks:
             raise Finding(f"accepted what is broken, exit code {said.code}")
-        if outcome.word == REFUSED and expected == HARMLESS:
-            raise Finding(f"wrong refusal: {outcome.said}")
+        if outcome.word == REFUSED:
+            wrong_refusal(outcome.said, expected == HARMLESS)
         if outcome.word == OK and same:
             equal(where / same, place.room / "out")
         no_secret(place.room / "out")
     except Finding as finding:
         raise Finding(f"{finding}\n{tried}") from None
     return Outcome(outcome.word, outcome.said, tried)
+
+
+def wrong_refusal(said: str, harmless: bool = False) -> None:
+    """Raise Finding where a model was refused without need: it is harmless, or what was made of it was wrong."""
+    if harmless or any(word in said for word in ("differs from the original", "are off by", "its maps are wrong")):
+        raise Finding(f"wrong refusal: {said}")
 
 
 def equal(source: Path, out: Path) -> None:

@@ -25,7 +25,7 @@ UNIT = {torch.float64: 2.0**-24, torch.float32: 2.0**-24, torch.float16: 2.0**-1
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Roundings that a rewritten weight may be off by: it is a sum of products with up to four matrices in a row. Measured:
 # see docs/reliability.md.
-ROUNDINGS = 64
+ROUNDINGS = 12
 CONTROLS = 3
 
 

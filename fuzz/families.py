@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .cases import OK, Case, Finding, Outcome, Place
 from .commands import judge, listing, run, shown
-from .damage import LEVELS
+from .damage import LEVELS, wrong_refusal
 from .equality import ROUNDINGS, compare, one_by_one
 from .folders import seeded
 
@@ -191,8 +191,7 @@ def try_family(case: Case, place: Place) -> Outcome:
         said = run(told)
         outcome = judge(said, before, place.room, new=["out", "out-anchor"])
         if outcome.word != OK:
-            if "differs from the original" in outcome.said or "are off by" in outcome.said:
-                raise Finding(f"wrong refusal: {outcome.said}")
+            wrong_refusal(outcome.said)
             return Outcome(outcome.word, outcome.said, tried)
         pairs = [("a", "out"), ("b", "out-anchor")][: 2 if (place.room / "out-anchor").is_dir() else 1]
         worst = 0.0

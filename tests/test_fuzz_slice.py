@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
     "kinds, cases",
     [
         (["header", "shards", "config"], 40),
-        (["pickle", "links", "tokenizer"], 24),
+        (["pickle", "links", "tokenizer", "files"], 28),
         (["family"], 20),
         (["kill", "full", "writers"], 24),
     ],
