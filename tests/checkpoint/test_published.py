@@ -50,7 +50,7 @@ def test_cards_hold_any_name(name: str, tmp_path: Path) -> None:
     """The structure of the page is that of a page with plain names, wherever a name stands in it."""
 
     def pages(name: str) -> list[str]:
-        model: Any = SimpleNamespace(given=name, folder=tmp_path)
+        model: Any = SimpleNamespace(name=name, folder=tmp_path)
         command, result = f"onebasin match {name}", {"output": name, "notes": [f"copied from {name}"]}
         losses = {"step": 1, "loss_before": 1.0, "loss_after": 0.5}
         refined = {**losses, "control": {"model": name, **losses}}
@@ -104,7 +104,7 @@ def test_paths_become_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_record_and_the_card_hold_no_path(tmp_path: Path) -> None:
     place = tmp_path / "a home" / "models" / "a"
     place.mkdir(parents=True)
-    model: Any = SimpleNamespace(given=str(place), folder=place)
+    model: Any = SimpleNamespace(name=str(place), folder=place)
     result = {"output": str(place), "anchor": str(place), "settings": {"statistics": [str(place / "s")]},
               "notes": [f"copied from model 0 ({place}), since the models differ", f"'{place / 'x.txt'}' is skipped"],
               "quality": {"candidates": {str(place): 1}}}  # fmt: skip
