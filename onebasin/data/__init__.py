@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is measured on: text, rows and images become batches, and batches give a loss and an accuracy.
+"""Data that models are measured on: text, rows and images become batches, and batches give a loss and an accuracy.
 
 A dataset is named by a file or by `builtin:digits` and `builtin:stdlib`, which every machine has.
 Nothing here knows matching or merging, and no function changes a model.

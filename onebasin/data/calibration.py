@@ -170,7 +170,7 @@ def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
 
 
 def _key(row: Batch) -> bytes:
-    """What an example shows: its tokens, pixels or sounds."""
+    """Return the content of an example: its tokens, pixels or sounds."""
     shown = next(row[name] for name in SHOWN if name in row)
     return hashlib.sha256(shown.contiguous().numpy().tobytes()).digest()
 

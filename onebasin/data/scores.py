@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model scores on a task: a mean loss, an accuracy and the task's own metrics."""
+"""Scores of a model on a task: a mean loss, an accuracy and the task's own metrics."""
 
 from __future__ import annotations
 

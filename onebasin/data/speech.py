@@ -43,7 +43,7 @@ def recording(file: str | Path, rate: int) -> Samples:
 
 
 def features(folder: Path, files: Sequence[Path]) -> Tensor:
-    """What the model in `folder` hears: (recordings, bins, frames). Longer recordings are cut at its limit."""
+    """Return the inputs of the speech model in `folder`: (recordings, bins, frames). Longer recordings are cut."""
     if not (folder / "preprocessor_config.json").is_file():
         raise ValueError(f"'{folder}' has no preprocessor_config.json, which recordings need")
     from transformers import AutoFeatureExtractor  # slow to load, as it brings all that runs models

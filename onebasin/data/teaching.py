@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models predict on calibration data, as teachers of another: losses, answers, the plan of a descent.
+"""Predictions of models on calibration data, as teachers of another: losses, answers, the plan of a descent.
 
 Learned matching and distillation are taught in the same way; both take it from here.
 """
@@ -137,7 +137,7 @@ LOSSES: dict[str, Loss] = {"divergence": divergence, "logits": logit_distance, "
 
 
 class Teachers:
-    """What models answer to a batch, without gradient, kept for the next time while there is room.
+    """Predictions of models for a batch, without gradient, kept for the next time while there is room.
 
     Only positions that count are kept, and come back among zeros: few tokens of a masked language model are hidden.
     """

@@ -392,6 +392,6 @@ def _is_at(opened: int, path: Path) -> bool:
 
 
 def _identity(path: Path) -> list[int]:
-    """What tells a file or folder from any other, as long as nothing in it is made, removed or renamed."""
+    """Return what identifies a file or folder, as long as nothing in it is made, removed or renamed."""
     stat = path.stat()
     return [stat.st_ino, stat.st_mtime_ns]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loss does between models: interpolation, the barrier along a line or over a triangle, and their plots.
+"""The loss between models: interpolation, the barrier along a line or over a triangle, and their plots.
 
 It reads model folders and measures them on a task. It neither matches nor merges, and writes only pictures.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written beside the weights: README.md for people, onebasin.json for machines."""
+"""Files written beside the weights: README.md for people, onebasin.json for machines."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def paths_of(inputs: Sequence[Folder]) -> list[str]:
 
 
 def _introduction(kind: str, result: Mapping[str, Any]) -> str:
-    """What happened, and nothing else."""
+    """Return sentences about what happened, and nothing else."""
     if kind == "match":
         compared = result.get("max_output_difference")
         if compared is None:
@@ -139,7 +139,7 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """What a bug report needs: versions, the machine, and what torch can compute on."""
+    """Return the facts that a bug report needs: versions, the machine, and torch's devices."""
     libraries = ("numpy", "scipy", "safetensors", "huggingface_hub", "mergekit", "peft", "matplotlib", "POT", "ray")
     found = dict(versions())
     for name in libraries:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model folder holds besides weights and config.json."""
+"""The files of a model folder besides weights and config.json."""
 
 from __future__ import annotations
 

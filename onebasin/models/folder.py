@@ -482,7 +482,7 @@ def _listed(fitting: dict[str, str]) -> str:
 
 
 def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """What is given, and the defaults of what is not; also inside the configurations of towers."""
+    """Return a config with defaults for all keys that it lacks, also inside the configs of towers."""
     inner = {key: _filled(value, defaults[key]) for key, value in given.items()
              if isinstance(value, dict) and isinstance(defaults.get(key), dict)
              and key.endswith("_config")}  # fmt: skip

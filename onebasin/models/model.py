@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every job asks of a model, whether it is a folder or a view of one."""
+"""The interface of a model, whether it is a folder or a view of one."""
 
 from __future__ import annotations
 

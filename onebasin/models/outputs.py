@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command is about to write, checked before any work: against what it reads, itself, and what is there."""
+"""Checks of a command's outputs before any work: against its inputs, each other, and the files that exist."""
 
 from __future__ import annotations
 

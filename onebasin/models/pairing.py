@@ -29,7 +29,7 @@ class Shared:
 
 
 def shared_roles(a: Model, b: Model) -> Shared:
-    """What `a` and `b` have in common.
+    """Return the tensors that `a` and `b` have in common.
 
     Positions (`rows`) may differ in number: the leading ones are shared. Heads may differ: they are set
     aside. Raises ModelError where anything else differs: family, layers, widths, vocabulary, activation.

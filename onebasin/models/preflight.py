@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of two models before any weight is read: from configs, tensor headers and vocabularies."""
+"""Facts about two models that need no weights: from configs, tensor headers and vocabularies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is known before matching.
+    """Facts that are known before matching.
 
     reason: why the models cannot be matched; None where they can, and the fields after it are filled only then.
     signature, roles: of the source as matching will see it, and the tensors that count. moves: space -> group.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written for others to read: names instead of paths, and foreign words that stay words in Markdown."""
+"""Text that is published: names instead of paths, and foreign words that stay words in Markdown."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .model import Model, View
 
 
 class Acts(Protocol):
-    """What rewrites a model's tensors: an alignment, exact or softened."""
+    """Anything that rewrites a model's tensors one by one: an alignment, exact or softened."""
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
         """Return the tensor `role` of a model of this signature, rewritten."""

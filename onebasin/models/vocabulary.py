@@ -131,7 +131,7 @@ def _tokenizer(model: Folder) -> Any:
 
 
 def _added(known: Mapping[str, int], tokenizers: Sequence[Any]) -> Iterator[Any]:
-    """What is to be added to a vocabulary so that it holds all of the others', in the order of their ids."""
+    """Yield the tokens that a vocabulary lacks of the others, in the order of their ids."""
     seen = set(known)
     for tokenizer in tokenizers:
         special = tokenizer.added_tokens_decoder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs the model classes of `transformers`: loaded and lazy weights, tracing, probes, verification.
+"""Running the model classes of `transformers`: loaded and lazy weights, tracing, probes, verification.
 
 Models come from `onebasin.models` and keep their names there. Nothing here writes a file, or knows a model family.
 """

@@ -26,7 +26,7 @@ class Part:
     box: tuple[tuple[int, int], ...]
 
     def of(self, model: nn.Module) -> Tensor:
-        """What lies there, a view."""
+        """Return the part as a view."""
         return self.cut(model.get_parameter(self.parameter))
 
     def cut(self, tensor: Tensor) -> Tensor:

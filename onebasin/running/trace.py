@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in a forward pass, in order: which modules are linear layers, and where their outputs go.
+"""Traces of a forward pass, in order: which modules are linear layers, and where their outputs go.
 
 Nothing is assumed about a model's code; everything is observed on one small example, with hooks.
 """

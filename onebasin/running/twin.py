@@ -300,7 +300,7 @@ def saved_twin(model: Folder, place: Path) -> Folder:
 
 
 def _patterns(signature: Signature) -> set[str]:
-    """What the tensors of layers are called, without the numbers of layers and experts."""
+    """Return the names of the layers' tensors, without the numbers of layers and experts."""
     return {re.sub(r"\d+", "{}", role) for role, entry in signature.tensors.items() if entry.layer is not None}
 
 

@@ -420,7 +420,7 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
 
 
 def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What counts of a model's output: the floating-point tensors, without what stands between its parts."""
+    """Return the outputs that are compared: floating-point tensors, without those that only join the model's parts."""
     # Embeddings of texts and images are compared with each other alone (CLIP): they may turn together.
     internal = (*_INTERNAL, "_embeds") if "logits_per_image" in found else _INTERNAL
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study measures, read from a YAML file: models, data, ways to match and ways to merge."""
+"""The plan of a study, read from a YAML file: models, data, ways to match and ways to merge."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study writes; and the report, every study of a folder on one HTML page that needs no network."""
+"""Results of a study as files, and the report: all studies of a folder on one HTML page that needs no network."""
 
 from __future__ import annotations
 

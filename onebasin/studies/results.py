@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a study found: tables and charts as data."""
+"""Results of a study: tables and charts as data."""
 
 from __future__ import annotations
 

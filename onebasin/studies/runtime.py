@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fine-tuning, matching and merging cost (Table 3 of Zhang et al., 2025)."""
+"""The cost of fine-tuning, matching and merging (Table 3 of Zhang et al., 2025)."""
 
 from __future__ import annotations
 

@@ -85,12 +85,12 @@ def under_head_of(folder: str, body: PreTrainedModel, config: Config) -> PreTrai
 
 
 def test_of(corpus: Corpus, model: str, config: Config) -> Task:
-    """What a corpus's scores are measured on, as `model` reads it."""
+    """Return the data that a corpus's scores are measured on, as `model` reads it."""
     return _task(corpus.test, model, config)
 
 
 def validation_of(corpus: Corpus, model: str, config: Config) -> Task:
-    """What choices are made by. Raises ValueError where the corpus names none."""
+    """Return the data that choices are made on. Raises ValueError where the corpus names none."""
     if corpus.validation is None:
         raise ValueError(f"corpus '{corpus.name}' names no validation data, which layers: auto chooses by")
     return _task(corpus.validation, model, config)

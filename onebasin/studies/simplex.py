@@ -27,7 +27,7 @@ def study_simplex(
     overwrite: bool = False,
     tell: Tell | None = None,
 ) -> dict[str, Any]:
-    """What `landscape.simplex` returns, with `models`; written as simplex.json and simplex.png under `output`.
+    """Return what `landscape.simplex` returns, with `models`, and write simplex.json and simplex.png under `output`.
 
     Raises ValueError as it does, for an output that exists, and where matplotlib is not installed.
     """

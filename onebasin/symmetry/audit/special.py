@@ -133,7 +133,7 @@ def idle(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def constants(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What a projection makes of a constant can stand in vectors that are added to it (XLNet's queries)."""
+    """Constants that a projection passes on, against vectors that are added to its output (XLNet's queries)."""
     for role, entry in signature.tensors.items():
         bias = bias_of(signature, role, tuple(signature.leaves(entry))) if role.endswith("weight") else None
         if bias is None or "constant" not in entry.notes:

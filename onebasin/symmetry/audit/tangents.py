@@ -151,7 +151,7 @@ def _lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> 
 
 
 def _gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
-    """What the norm multiplies by."""
+    """Return the factors that the norm multiplies by."""
     gain = tensors[role] + (1 - norm.unit)
     if bool((gain == 0).any()):
         raise ValueError(f"'{role}' holds zeros; an audit needs a generic point")
@@ -218,7 +218,7 @@ def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What reads a LayerNorm's output along D^-1 1 meets only its bias."""
+    """Readers of a LayerNorm's output meet only its bias along D^-1 1."""
     for outlet in outlets(signature):
         unread = 1 / _gain(tensors, outlet.role, outlet.norm)
         for reader in outlet.readers if outlet.norm.kind == "layernorm" else ():
@@ -348,7 +348,7 @@ def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _shared(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What all entries of the first axis share, where a softmax over them follows."""
+    """A constant added to all entries of the first axis, where a softmax over them follows."""
     for role, entry in signature.tensors.items():
         for rows in sharing(signature, role) if "softmax" in entry.notes else ():
             for unit in units(tensors[role].shape[1:]):
@@ -509,7 +509,7 @@ def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 def _reading(
     signature: Signature, tensors: Tensors, reader: str, bias: str, leaf: Leaf, direction: Tensor, constant: Tensor
 ) -> Iterator[Tangent]:
-    """What a reader may take along a direction in which it meets only a constant."""
+    """Changes of a reader along a direction in which it meets only a constant."""
     for tangent in _along(signature, tensors, reader, leaf, direction):
         tangent[bias] = torch.zeros_like(tensors[bias])
         absorb(signature, tangent, reader, bias, -constant, _normed(leaf, constant))
@@ -539,7 +539,7 @@ def _notes(signature: Signature, role: str) -> Mapping[str, str]:
 
 
 def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What a norm inside a branch reads has no scale; where it normalizes each head by itself, no head has one."""
+    """Scales that a norm inside a branch removes: of all that it reads, or of each head that it normalizes."""
     for role, entry in signature.tensors.items():
         norm = entry.norm
         if norm is None or not norm.writes_back:

@@ -99,7 +99,7 @@ def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> 
 
 
 def eps_factor(narrow: Signature, wide: Signature) -> float:
-    """What the eps of the norms is multiplied by: n / w of the stream they read (1 where it keeps its width)."""
+    """Return the factor of the norms' eps: n / w of the stream that they read (1 where it keeps its width)."""
     grown = widening(narrow, wide)
     factors = {grown[narrow.root[norm.source]] for norm in narrow.norms if narrow.root[norm.source] in grown}
     if len(factors) > 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a group knows of itself: one file per group holds all of it, and nobody outside this room asks for its class."""
+"""The interface of a group. A group's file holds all that is known of it; nobody outside asks for its class."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class _Pairs:
         return found
 
     def _gains(self, elements: list[Element | None] | tuple[Element, ...]) -> Tensor:
-        """What every pair of members gains under given inner elements, (*batch, m, m).
+        """Return the gain of every pair of members under given inner elements, (*batch, m, m).
 
         The source's norm is the same in every order.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commutes with rotary position embeddings: one complex number per pair of dimensions."""
+"""Maps that commute with rotary position embeddings: one complex number per pair of dimensions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a table asks of a model's configuration: values by key, and conditions `KEY=VALUE`."""
+"""Reading a model's configuration for a table: values by key, and conditions `KEY=VALUE`."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Norm:
 
     @property
     def unit(self) -> float:
-        """What the stored weight is when the norm does nothing but normalize."""
+        """Stored weight of a norm that only normalizes."""
         return 0.0 if self.kind == "rmsnorm1p" else 1.0
 
     @property
@@ -134,7 +134,7 @@ class Entry:
         return self.pieces or (self.name,)
 
     def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """What is stored: every name on disk with its part of the tensor."""
+        """Yield every name on disk with its part of the tensor, as it is stored."""
         parts = tensor.chunk(len(self.pieces), self.joint) if self.pieces else (tensor,)
         yield from zip(self.names, parts, strict=True)
 
@@ -195,7 +195,7 @@ class Signature:
         return {root: kind_of(found) for root, found in moves.items()}
 
     def _left_by(self, entry: Entry, norm: Norm, root: str) -> frozenset[str]:
-        """What a norm lets the space do whose vectors it takes."""
+        """Return the moves that a norm leaves to the space whose vectors it takes."""
         layer_norm = norm.kind == "layernorm"
         if not set(self.spaces[root].batch) <= {self.root[leaf.space] for leaf in self.leaves(entry)}:
             return MOVES["fixed" if layer_norm else "signs"]  # one weight for all heads

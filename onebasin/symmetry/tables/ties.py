@@ -36,7 +36,7 @@ def separate(signature: Signature) -> Signature:
 
 
 def bare(entry: Entry) -> Tensor:
-    """What a norm that has no numbers multiplies by."""
+    """Return the weight of a norm that stores none."""
     return torch.ones(entry.shape)
 
 
