@@ -57,20 +57,22 @@ def acting_groups(
     unknown = set(layers or ()) - set(signature.layers)
     if unknown:
         raise ValueError(f"there is no layer {min(unknown)}; layers run from 0 to {max(signature.layers, default=-1)}")
+    # The one neuron of an expert stays, but is a step on the way from the expert to what acts inside the neuron.
+    steps = {outer for space in signature.spaces.values() for outer in space.batch if signature.spaces[outer].batch}
     groups: dict[str, Group] = {}
     for root, kind in signature.kinds.items():
         space = signature.spaces[root]
         wanted = (parts is None or space.part in parts) and (
             layers is None or space.layer is None or space.layer in layers
         )
-        group = _group(kind, space.part, space.size, level, rescale) if wanted else None
+        group = _group(kind, space.part, space.size > 1 or root in steps, level, rescale) if wanted else None
         if group is not None:
             groups[root] = group
     return groups
 
 
-def _group(kind: str, part: str, size: int, level: str, rescale: str) -> Group | None:
-    permutation = Permutation() if "permute" in MOVES[kind] and size > 1 else None
+def _group(kind: str, part: str, several: bool, level: str, rescale: str) -> Group | None:
+    permutation = Permutation() if "permute" in MOVES[kind] and several else None
     if level == "permutation" or (level == "paper" and part == "ffn"):
         return permutation
     if not MOVES[kind] or (level == "paper" and part != "attention"):
@@ -101,7 +103,7 @@ def _group(kind: str, part: str, size: int, level: str, rescale: str) -> Group |
 
 def largest_group(kind: str) -> Group:
     """Return the largest group that may act on a space of this kind (see `tables.signature.MOVES`)."""
-    return _group(kind, "attention", 2, "invertible", "joint") or Fixed()
+    return _group(kind, "attention", True, "invertible", "joint") or Fixed()
 
 
 def _known(what: str, given: Collection[str], known: Collection[str]) -> None:

@@ -3,11 +3,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import models
 import pytest
 from elements import apply, random_alignment, squared
 
 from onebasin.matching import match_weights
 from onebasin.symmetry import acting_groups
+
+
+@pytest.fixture
+def case_with(monkeypatch):
+    """A case with other values in its config, under a name of its own."""
+
+    def add(case, **changes):
+        monkeypatch.setitem(models.CASES, f"{case}-changed", partial(models.CASES[case], **changes))
+        return f"{case}-changed"
+
+    return add
+
 
 CASES = ["LlamaForCausalLM", "LlamaForCausalLM-tied", "LlamaForCausalLM-biases", "LlamaForCausalLM-mha",
          "LlamaForCausalLM-mqa", "Qwen3ForCausalLM", "Phi3ForCausalLM-partial", "GemmaForCausalLM", "Gemma2ForCausalLM",
@@ -63,3 +78,10 @@ def test_between_strangers_the_objective_is_the_distance_and_never_increases(tin
     gain = squared(anchor, source) - squared(anchor, apply(signature, found.alignment, source))
     assert found.objective[0] - found.objective[-1] == pytest.approx(gain, rel=1e-9)
     assert gain > 0
+
+
+@pytest.mark.parametrize("level", ["permutation", "orthogonal", "full"])
+def test_scrambled_experts_of_one_neuron_are_recovered(tiny, case_with, level):
+    before, after = planted(tiny, case_with("Qwen3MoeForCausalLM", moe_intermediate_size=1), level, "joint")
+    assert before > 0.1
+    assert after < 1e-5
