@@ -21,6 +21,7 @@ import torch
 import typer
 from transformers import BertConfig, BertModel
 
+from onebasin.fusion.method import Sources
 from onebasin.fusion.progressive import RIDGES, merge_progressively
 from onebasin.models import Folder
 from onebasin.running.loaded import loaded_model
@@ -61,12 +62,11 @@ def measure(layers: int, sequences: int, tokens: int) -> dict[str, Any]:
         stock = loaded_model(models[0])
         run(stock, batches[0])  # so that libraries have buffers
         forward = min(_seconds(lambda: [run(stock, batch) for batch in batches]) for _ in range(2))
-        shared = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
         merges = []
         for ridges in (RIDGES[1:2], RIDGES):
             taken = _seconds(
                 lambda ridges=ridges: merge_progressively(  # type: ignore[misc]
-                    models, [0.5, 0.5], 0, shared, batches, ridge=ridges
+                    Sources(models, [0.5, 0.5]), batches, ridge=ridges
                 )
             )
             passes = 3 + (4 / len(batches) if len(ridges) > 1 else 0)  # of four batches one is held out

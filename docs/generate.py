@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from onebasin.cli import app
+from onebasin.cli import LATE, app, loaded
 from onebasin.families import NOT_YET, tables
 
 ROOT = Path(__file__).parents[1]
@@ -203,7 +203,7 @@ def _each(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
             yield from _each(command, f"{prefix}{name} ")
         else:
-            yield f"{prefix}{name}", command
+            yield f"{prefix}{name}", loaded(name) if name in LATE and not prefix else command
 
 
 def _rows(command: Any) -> Iterator[str]:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users give, and its bounds: numbers as types for the fields of settings, and files of YAML or JSON."""
+"""What users give, and its bounds: numbers as types, settings as dataclasses of them, and files of YAML or JSON."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -42,7 +46,7 @@ def checked(kind: Any, name: str, value: Any) -> Any:
 
 
 def check_fields(settings: object) -> None:
-    """Bring all fields of a dataclass whose types have bounds into these types, for its `__post_init__`.
+    """Bring all fields of a dataclass whose types have bounds or are words into these types, for its `__post_init__`.
 
     Raises:
         ValueError: as `checked` does.
@@ -59,7 +63,8 @@ _ADAPTERS: dict[type, dict[str, TypeAdapter[Any]]] = {}
 
 
 def _has_bounds(hint: Any) -> bool:
-    return bool(getattr(hint, "__metadata__", ())) or any(map(_has_bounds, get_args(hint)))
+    bounded = bool(getattr(hint, "__metadata__", ())) or get_origin(hint) is Literal
+    return bounded or any(map(_has_bounds, () if get_origin(hint) is Literal else get_args(hint)))
 
 
 def _valid(adapter: TypeAdapter[Any], name: str, value: Any) -> Any:
@@ -68,7 +73,101 @@ def _valid(adapter: TypeAdapter[Any], name: str, value: Any) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = " ".join([name.replace("_", "-"), *(str(piece) for piece in first["loc"])])
-        raise ValueError(f"{where} {first['input']!r}: {first['msg'].replace('Input should', 'it must')}") from None
+        what = first["msg"].replace("Input should", "it must")
+        if first["type"] == "literal_error":
+            what = "choose one of " + ", ".join(re.findall("'([^']*)'", first["ctx"]["expected"]))
+        raise ValueError(f"{where} {first['input']!r}: {what}") from None
+
+
+def setting(
+    default: Any = None, help: str = "", *, flag: str | None = None, factory: Callable[[], Any] | None = None
+) -> Any:
+    """Return a dataclass field that users set: on the command line, in Python and in files.
+
+    Args:
+        default: its value where nothing is given.
+        help: one sentence about it; the command line adds the default.
+        flag: its option on the command line, without dashes (default: the field's name).
+        factory: makes the default, where that is a dictionary.
+    """
+    facts = {"help": help, "flag": flag}
+    return field(default_factory=factory, metadata=facts) if factory else field(default=default, metadata=facts)
+
+
+S = TypeVar("S", bound="Settings")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A group of settings: a frozen dataclass whose fields have bounds in their types, a default and help.
+
+    Nothing else repeats them: the command line, keyword arguments and files are read by the fields. Raises ValueError
+    for a value out of bounds.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def of(cls: type[S], given: Mapping[str, Any]) -> S:
+        """Return the settings that a dictionary holds.
+
+        Raises:
+            ValueError: for a value out of bounds, and for an unknown name, with the nearest known one.
+        """
+        left = dict(given)
+        found = taken(cls, left)
+        refuse_left(left, cls)
+        return found
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the fields that users set."""
+        return tuple(one.name for one in fields(cls) if "help" in one.metadata)
+
+    def told(self) -> dict[str, Any]:
+        """Return the settings that have a value, as JSON takes them."""
+        found = {name: getattr(self, name) for name in self.names()}
+        return {name: _plain(value) for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Seeded(Settings):
+    """Settings of what draws random numbers."""
+
+    seed: Seed = setting(0, "Seed of whatever is drawn: starts after the first, labels, random merges.")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def taken(kind: type[S], given: dict[str, Any]) -> S:
+    """Return a `kind` made from keyword arguments, and remove those that it took.
+
+    Args:
+        kind: the settings that are wanted.
+        given: keyword arguments of several kinds.
+
+    Raises:
+        ValueError: for a value out of bounds.
+    """
+    return kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
+
+
+def refuse_left(given: Mapping[str, Any], *kinds: type[Settings]) -> None:
+    """Refuse keyword arguments that are no setting of any of these kinds, naming the nearest that is.
+
+    Raises:
+        ValueError: naming the first that nobody took.
+    """
+    known = [name for kind in kinds for name in kind.names()]
+    for name in given:
+        near = get_close_matches(name, known, 1, 0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+        raise ValueError(f"unknown setting '{name}'; {hint}")
 
 
 def read_yaml(path: str | Path) -> tuple[Any, str]:

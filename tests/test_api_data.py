@@ -11,9 +11,9 @@ from models import CASES, save
 from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
+from onebasin.data.calibration import Calibration, calibration, noised
 from onebasin.data.teaching import split_held_out
-from onebasin.jobs.aligning import calibration, noised
-from onebasin.jobs.options import Options
+from onebasin.engine import Means
 
 
 def pair(case, folder):
@@ -113,10 +113,11 @@ def test_calibration_data_of_masked_language_models_tell_what_was_hidden(tmp_pat
     models = [onebasin.Folder(model) for model in pair("BertForMaskedLM", tmp_path)]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"input_ids": {[5 + (i * j) % 15 for j in range(1, 9)]}}}\n' for i in range(1, 41)))
-    for batch in calibration(models, Options(data=str(rows), mask_id=4), None):
+    for batch in calibration(models, Calibration(data=str(rows), mask_id=4), Means()):
         assert bool(((batch["labels"] != -100) == (batch["input_ids"] == 4)).all())
+    masked = Calibration(data=str(rows), mask_id=4, task="masked-lm")
     base = [onebasin.Folder(model) for model in pair("BertModel", tmp_path / "base")]
-    assert all("labels" not in b for b in calibration(base, Options(data=str(rows), mask_id=4, task="masked-lm"), None))
+    assert all("labels" not in b for b in calibration(base, masked, Means()))
 
 
 def test_what_is_held_back_has_its_share_of_every_file(tmp_path):
@@ -124,8 +125,8 @@ def test_what_is_held_back_has_its_share_of_every_file(tmp_path):
     for number in (0, 1):
         rows = [{"input_ids": [3 + number, 5, 7 + i % 9]} for i in range(48)]
         (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    opt = Options(data=[str(tmp_path / f"{number}.jsonl") for number in (0, 1)], samples=96, task="causal-lm")
-    fit, held = split_held_out(calibration(models, opt, None), None)
+    given = Calibration(data=[str(tmp_path / f"{number}.jsonl") for number in (0, 1)], samples=96, task="causal-lm")
+    fit, held = split_held_out(calibration(models, given, Means()), None)
     for batches in (fit, held):
         assert {int(first) for batch in batches for first in batch["input_ids"][:, 0]} == {3, 4}
     assert sum(len(batch["input_ids"]) for batch in (*fit, *held)) == 96
@@ -146,7 +147,7 @@ def test_models_with_different_numbers_of_positions_learn_on_those_that_both_hav
 
 def test_no_noisy_copy_of_an_example_is_on_both_sides():
     images = torch.arange(20.0).view(20, 1, 1, 1, 1).expand(20, 2, 1, 8, 8)
-    fit, held = noised([{"pixel_values": image} for image in images], Options(noise=0.01))
+    fit, held = noised([{"pixel_values": image} for image in images], Calibration(noise=0.01))
     seen = [{round(float(batch["pixel_values"].mean())) for batch in side} for side in (fit, held)]
     assert not seen[0] & seen[1] and seen[0] | seen[1] == set(range(20))
 

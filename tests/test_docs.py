@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 import onebasin
 from onebasin.cli import app
-from onebasin.fusion import MERGE_METHODS
-from onebasin.jobs.options import MATCH_WITH
+from onebasin.fusion import METHODS
 from onebasin.models import Folder
 from onebasin.symmetry import LEVELS, groups
 from onebasin.symmetry.tables.signature import MOVES
@@ -138,7 +137,7 @@ def test_generated_pages_are_current() -> None:
 
 def test_methods_names_every_way_to_match_and_merge() -> None:
     text = (ROOT / "docs" / "methods.md").read_text("utf-8")
-    assert not [word for word in (*MERGE_METHODS, *MATCH_WITH) if f"`{word}`" not in text]
+    assert not [word for word in (*METHODS, "weights", "activations", "learned") if f"`{word}`" not in text]
 
 
 def test_every_page_is_in_the_site() -> None:

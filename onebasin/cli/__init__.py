@@ -9,9 +9,12 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from typing import Annotated
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 # Read when transformers is imported, which no command does before it has something to do.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -20,27 +23,43 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # costs a fifth of the time, most of which went into touching small pages.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-from . import (
-    audit,
-    barrier,
-    canonical,
-    check,
-    demo,
-    distance,
-    env,
-    evaluate,
-    families,
-    inspect,
-    match,
-    merge,
-    refine,
-    statistics,
-    study,
-    verify,
-)
+from . import audit, barrier, canonical, check, demo, distance, env, evaluate, families, inspect, study, verify
 from .common import exits_with_2
 
+# Commands whose options are the fields of settings, which stand beside the code that takes them: torch is imported
+# with them, and only when the command is asked for. Name -> what `onebasin --help` says of it; a test compares.
+LATE = {
+    "match": "Bring SOURCE as close to ANCHOR as it gets with its function unchanged.",
+    "merge": "Match models to one of them and merge all into one.",
+    "refine": "Distil a merged model for some steps from the models that it was made of. This is training, not "
+    "alignment.",
+    "statistics": "Measure on data what fisher and regmean need to know of a model, and keep it in a file.",
+}
+
+
+def callback_of(name: str) -> Callable[..., None]:
+    """Return the function behind a command in `LATE`."""
+    return exits_with_2(getattr(import_module(f".{name}", __name__), name))
+
+
+def loaded(name: str) -> Any:
+    """Return a command in `LATE`, as typer makes it."""
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    single.command(name)(callback_of(name))
+    return typer.main.get_command(single)
+
+
+class Commands(TyperGroup):
+    """All commands; those in `LATE` are loaded when one of them runs."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # whose types moved between versions of typer
+        """Return the command that is named, and the words after its name."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, exits_with_2(loaded)(name) if name in LATE else command, rest
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Put transformers that were trained apart into one loss basin, and merge them there. "
     "A MODEL is a Hugging Face model folder or a hub id (owner/name).",
     no_args_is_help=True,
@@ -73,10 +92,7 @@ def main(
 for command in (
     inspect.inspect,
     check.check,
-    match.match,
-    merge.merge,
-    refine.refine,
-    statistics.statistics,
+    *LATE,
     verify.verify,
     audit.audit,
     distance.distance,
@@ -87,5 +103,8 @@ for command in (
     env.env,
     demo.demo,
 ):
-    app.command()(exits_with_2(command))
+    if isinstance(command, str):
+        app.command(command, help=LATE[command])(lambda: None)
+    else:
+        app.command()(exits_with_2(command))  # type: ignore[arg-type]
 app.add_typer(study.app, name="study")

@@ -29,8 +29,7 @@ R = TypeVar("R")
 
 # What the help texts list. Written out, since the modules that define these take seconds to import; a test compares.
 LEVELS = "paper, permutation, orthogonal, full, invertible"
-METHODS = "average, norm-preserving, spectrum-preserving, circuit"
-MERGE_METHODS = f"{METHODS}, ot, fisher, regmean, progressive"
+AVERAGES = "average, norm-preserving, spectrum-preserving, circuit"
 STATISTICS = "fisher, gram"
 TASKS = (
     "image-classification, causal-lm, masked-lm, text-classification, text-regression, token-classification, "
@@ -72,31 +71,9 @@ Quality = Annotated[
     str | None,
     typer.Option(help="Choose matching and method by what they cost and bring: fast, balanced or best."),
 ]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="Calibration data: self (causal language models write them), or what onebasin evaluate takes; labels are "
-        "not needed. Several, separated by commas, share the samples, or are each model's own (fisher, regmean)."
-    ),
-]
-Labels = Annotated[
-    str, typer.Option(help="fisher: labels sampled from the model (the true Fisher information), or given by the data.")
-]
-Draws = Annotated[int, typer.Option(help="fisher: labels sampled per example.")]
-Samples = Annotated[int, typer.Option(help="Calibration sequences or images.")]
 Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
 Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]
 Vocabulary = Annotated[str | None, typer.Option(help="JSON file character -> id, for a character-level model.")]
-ShardSize = Annotated[str, typer.Option("--out-shard-size", help="Most that one weight file holds: 5GB, 500MB, 5B.")]
-CopyTokenizer = Annotated[
-    bool, typer.Option("--copy-tokenizer/--no-copy-tokenizer", help="Copy the tokenizer's files to the output.")
-]
-WriteCard = Annotated[
-    bool,
-    typer.Option(
-        "--write-model-card/--no-write-model-card", help="Write README.md, and with --config mergekit_config.yml."
-    ),
-]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", metavar="REPO", help="Upload the output to owner/name on the hub, too.")
 ]
@@ -277,7 +254,18 @@ def weights(text: str | None) -> list[float] | None:
         raise ValueError(f"--weights '{text}': write numbers separated by commas") from None
 
 
-def pairs(items: list[str] | None) -> dict[str, float]:
+def renamed(text: str | None, option: str) -> dict[str, str]:
+    """`text=sentence,label=class` -> both. Raises ValueError quoting what is not of that form."""
+    found = {}
+    for piece in words(text) or []:
+        ours, equals, theirs = piece.partition("=")
+        if not (ours and equals and theirs):
+            raise ValueError(f"{option} '{piece}': write OURS=THEIRS, such as text=sentence")
+        found[ours] = theirs
+    return found
+
+
+def pairs(items: list[str] | None, option: str) -> dict[str, float]:
     """`["NAME=2"]` -> {"NAME": 2.0}. Raises ValueError quoting what is not of that form."""
     found = {}
     for item in items or []:
@@ -287,7 +275,7 @@ def pairs(items: list[str] | None) -> dict[str, float]:
         except ValueError:
             name = ""
         if not name:
-            raise ValueError(f"--tensor-weight '{item}': write NAME=NUMBER")
+            raise ValueError(f"{option} '{item}': write NAME=NUMBER")
     return found
 
 

@@ -10,17 +10,18 @@ from . import common as c
 
 def families(json: c.Json = False) -> None:
     """List the supported families, their model types, and which of their spaces can move."""
-    from onebasin.families import NOT_YET, tables
+    from onebasin.families import NOT_YET, installed, tables
 
+    known = {**tables(), **installed()}
     found = {
         name: {"types": table.types, "spaces": {key: space.kind for key, space in table.spaces.items() if space.part}}
-        for name, table in tables().items()
+        for name, table in known.items()
     }
     if json:
         c.print_json(found)
         return
     shown = Table("family", "model types", "spaces that move, and how")
-    for name, table in tables().items():
+    for name, table in known.items():
         spaces = ", ".join(f"{key}: {space.kind}" for key, space in table.spaces.items() if space.part)
         shown.add_row(name, " ".join(table.types), spaces)
     c.stdout().print(shown)

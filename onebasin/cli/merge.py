@@ -8,46 +8,32 @@ from typing import Annotated, Any
 
 import typer
 
+from onebasin.fusion import METHODS, loadable
+
 from . import common as c
 from . import matching as m
+from .fields import methods_options, typed
 
 BESIDE_CONFIG = {"config", "output", "seed", "device", "precision", "family", "overwrite", "verify", "no_verify",
-                 "json", "quiet", "verbose", "out_shard_size", "copy_tokenizer", "write_model_card",
+                 "json", "quiet", "verbose", "shard_size", "copy_tokenizer", "write_model_card",
                  "push_to_hub"}  # fmt: skip
 
-Statistics = Annotated[
-    str | None,
-    typer.Option(help="fisher, regmean: files of onebasin statistics, one per model, instead of --data."),
-]
-Eps = Annotated[float, typer.Option(help="fisher: least weight of a parameter, as a share of the mean.")]
-Normalise = Annotated[bool, typer.Option("--normalize", help="fisher: every model's information divided by its mean.")]
-Shrink = Annotated[float, typer.Option(help="regmean: factor of the Gram matrices off their diagonal.")]
-Ground = Annotated[str, typer.Option(help="ot: compare weights (wts), or activations on --data (acts).")]
-Entropy = Annotated[float, typer.Option(help="ot: softness of the couplings, such as 0.05; 0 gives hard ones (emd).")]
-Residual = Annotated[
-    str, typer.Option(help="ot: the stream has one plan, or plans after every block: average, weighted.")
-]
-Spread = Annotated[
-    bool,
-    typer.Option("--spread", help="progressive: let queries, keys and neurons vary as much as the models' do."),
-]
-
-# What single methods of merging are told: option -> its type and default.
-FUSION: dict[str, tuple[Any, Any]] = {
-    "statistics": (Statistics, None),
-    "labels": (c.Labels, "sampled"),
-    "draws": (c.Draws, 1),
-    "eps": (Eps, 1e-6),
-    "normalize": (Normalise, False),
-    "shrink": (Shrink, 0.9),
-    "spread": (Spread, False),
-    "ground": (Ground, "wts"),
-    "entropy": (Entropy, 0.0),
-    "residual": (Residual, "one"),
-}
+OWN = ("method", "quality", "weights", "match", "anchor", "heads_from", "soft", "tokenizer_source", "layers",
+       "validation", "metric", "config", "output", "push_to_hub", "json", "quiet", "verbose")  # fmt: skip
 
 
-@c.takes(FUSION, "fusion", lambda given: {**given, "statistics": c.words(given["statistics"])})
+KINDS = loadable()
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """What was typed of all methods' settings."""
+    there = {name: value for name, value in given.items() if value is not None}
+    kinds = {name: kind for kind in KINDS.values() for name in kind.names()}
+    return {name: typed(kinds[name], {name: value})[name] for name, value in there.items()}
+
+
+@c.takes(methods_options(KINDS, [*OWN, *m.OPTIONS, *m.WRITTEN]), "settings", _settings)
+@m.writes
 @m.matches
 def merge(
     context_: typer.Context,
@@ -58,7 +44,7 @@ def merge(
     config: Annotated[
         str | None, typer.Option(help="A file in mergekit's schema, instead of MODEL... and how to merge them.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"How to merge: {c.MERGE_METHODS}.")] = "average",
+    method: Annotated[str, typer.Option(help=f"How to merge: {', '.join(METHODS)}.")] = "average",
     quality: c.Quality = None,
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
     match: Annotated[str, typer.Option(help=f"Match first, at this level: none, {c.LEVELS}.")] = "paper",
@@ -85,11 +71,9 @@ def merge(
         str, typer.Option(help="layers auto: loss, accuracy, macro-f1, or another metric of onebasin evaluate.")
     ] = "loss",
     *,
-    fusion: dict[str, Any],
+    settings: dict[str, Any],
     matching: dict[str, Any],
-    out_shard_size: c.ShardSize = "5GB",
-    copy_tokenizer: c.CopyTokenizer = True,
-    write_model_card: c.WriteCard = True,
+    written: dict[str, Any],
     push_to_hub: c.Push = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
@@ -98,19 +82,15 @@ def merge(
     """Match models to one of them and merge all into one."""
     import onebasin
 
-    look: dict[str, Any] = {
-        "shard_size": out_shard_size,
-        "copy_tokenizer": copy_tokenizer,
-        "write_model_card": write_model_card,
-        "command": c.command_line(),
-    }
+    look = {**written, "command": c.command_line()}
     if config is not None:
         given = c.given_options(context_)
         idle = [option for name, option in given.items() if name not in BESIDE_CONFIG]
         if idle:
             raise ValueError(f"{idle[0]} does not go with --config: the file says what is merged and how")
         with c.progress(quiet, verbose) as tell:
-            means = {name: matching[name] for name in ("device", "precision", "family", "overwrite", "verify")}
+            beside = ("device", "precision", "family", "overwrite", "verify")
+            means = {name: matching[name] for name in beside if name in matching}
             means["seed"] = matching["seed"] if "seed" in given else None
             result = onebasin.merge_config(config, output, tell=tell, **means, **look)
             c.push(output, push_to_hub, result, tell)
@@ -126,7 +106,7 @@ def merge(
     with c.progress(quiet, verbose) as tell:
         result = job(
             models, output, method=method, quality=quality, weights=c.weights(weights), match=match, anchor=anchor,
-            heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, **chosen, **fusion, **matching,
+            heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, **chosen, **settings, **matching,
             **look, tell=tell,
         )  # fmt: skip
         c.push(output, push_to_hub, result, tell)

@@ -7,10 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from onebasin.data.calibration import Calibration
+
 from . import common as c
 from . import matching as m
+from .fields import options_of
 
-DATA = {**m.DATA, "data": (c.Data, "self"), "samples": (c.Samples, 2048)}
+DATA = options_of(Calibration, without=("noise",), defaults={"data": "self", "samples": 2048})
 
 
 @c.takes(DATA, "calibration", m.on_data)
@@ -36,7 +39,6 @@ def refine(
     checkpoint: Annotated[
         str | None, typer.Option(help="Save the run in this file as it goes, and continue from it.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the data and their order.")] = 0,
     dtype: c.Dtype = None,
     device: c.Device = "cpu",
     family: c.Family = None,
@@ -50,7 +52,7 @@ def refine(
     with c.progress(quiet) as tell:
         result = onebasin.refine(
             merged, teachers, output, steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights),
-            mixed=mixed, checkpoint=checkpoint, seed=seed, dtype=dtype, device=device, family=family,
+            mixed=mixed, checkpoint=checkpoint, dtype=dtype, device=device, family=family,
             overwrite=overwrite, tell=tell, command=c.command_line(), **calibration,
         )  # fmt: skip
     c.print_notes(result, quiet)

@@ -7,26 +7,28 @@ from typing import Annotated, Any
 
 import typer
 
+from onebasin.fusion.fisher import Fisher
+
 from . import common as c
 from . import matching as m
+from .fields import options_of
 
 
+@c.takes(options_of(Fisher, without=("statistics", "eps", "normalize")), "fisher", dict)
 @m.calibrates
 def statistics(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to measure: a folder or a hub id.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The file to write.")],
     kind: Annotated[str, typer.Option(help=f"What to measure: {c.STATISTICS}.")] = "fisher",
-    labels: c.Labels = "sampled",
-    draws: c.Draws = 1,
     canonical: Annotated[
         bool,
         typer.Option("--canonical", help="Of the canonical form, for levels that move the residual stream."),
     ] = False,
     *,
     calibration: dict[str, Any],
+    fisher: dict[str, Any],
     precision: c.Precision = "float32",
     device: c.Device = "cpu",
-    seed: c.Seed = 0,
     family: c.Family = None,
     overwrite: c.Overwrite = False,
     json: c.Json = False,
@@ -37,8 +39,8 @@ def statistics(
 
     with c.progress(quiet) as tell:
         result = measure(
-            model, output, kind, labels=labels, draws=draws, canonical=canonical, precision=precision, device=device,
-            seed=seed, family=family, overwrite=overwrite, tell=tell, **calibration,
+            model, output, kind, canonical=canonical, precision=precision, device=device,
+            family=family, overwrite=overwrite, tell=tell, **calibration, **fisher,
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

@@ -27,7 +27,7 @@ def levels(
     at: Annotated[
         str, typer.Option("--levels", help=f"Levels of symmetry, of none, {c.LEVELS}.")
     ] = "none,permutation,paper,full,invertible",
-    methods: Annotated[str, typer.Option(help=f"Ways to merge, of {c.METHODS}.")] = c.METHODS.replace(" ", ""),
+    methods: Annotated[str, typer.Option(help=f"Ways to merge, of {c.AVERAGES}.")] = c.AVERAGES.replace(" ", ""),
     points: Annotated[int, typer.Option(help="Models on a line, both ends included.")] = 11,
     rescale: c.Rescale = "joint",
     device: c.Device = "cpu",

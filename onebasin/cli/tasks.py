@@ -90,13 +90,13 @@ class Examples:
         """
         from onebasin.data import load_task
         from onebasin.data.models import TASKS, refuse_unfit
-        from onebasin.jobs.options import refuse_device
+        from onebasin.engine import refuse_device
 
         refuse_device(device)
         if self.task in TASKS:
             refuse_unfit([model, *beside], self.task)
         told = {name: value for name, value in self.given.items() if name not in ("task", "data")}
-        told |= {"columns": renamed(told["columns"]), "maskable": ids(told["maskable"])}
+        told |= {"columns": c.renamed(told["columns"], "--columns"), "maskable": ids(told["maskable"])}
         return load_task(self.task, self.data, model, **told, **more)
 
 
@@ -106,14 +106,3 @@ measures = c.takes(OPTIONS, "examples", Examples)
 def ids(text: str | None) -> list[int] | None:
     """`--maskable` as numbers."""
     return c.numbers(text, "--maskable")
-
-
-def renamed(text: str | None) -> dict[str, str]:
-    """`text=sentence,label=class` -> both. Raises ValueError quoting what is not of that form."""
-    found = {}
-    for piece in c.words(text) or []:
-        ours, equals, theirs = piece.partition("=")
-        if not (ours and equals and theirs):
-            raise ValueError(f"--columns '{piece}': write OURS=THEIRS, such as text=sentence")
-        found[ours] = theirs
-    return found

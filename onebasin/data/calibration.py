@@ -5,7 +5,10 @@ for learning on the task's own loss."""
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from onebasin.settings import Strength, checked
+from onebasin.engine import Means, Tell
+from onebasin.models import Model
+from onebasin.running import loaded_model
+from onebasin.settings import Context, Count, Index, Indices, Seeded, Settings, Share, Strength, checked, setting
 
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows
 from .models import configured
 from .tasks import Task, load_task
+from .teaching import HELD_OUT, split_held_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,6 +35,174 @@ Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
 NOISY_COPIES = 8  # of every example
+
+
+@dataclass(frozen=True)
+class Reading(Settings):
+    """How `load_task` reads data."""
+
+    columns: Mapping[str, str] | None = setting(
+        None, "What our columns are called in the data, such as text=sentence1,text_pair=sentence2."
+    )
+    context: Context | None = setting(None, "Tokens in a calibration sequence [default: what the model takes].")
+    vocabulary: str | None = setting(None, "JSON file character -> id, for a character-level model.")
+    mask_id: Index | None = setting(None, "masked-lm: id of the mask token [default: the tokenizer's].")
+    mask_share: Share = setting(0.15, "masked-lm: share of the tokens that are masked.")
+    maskable: Indices | None = setting(None, "masked-lm: only these token ids, such as 5-80,91.")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return the keyword arguments of `load_task`."""
+        found = {name: getattr(self, name) for name in Reading.names()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Calibration(Reading, Seeded):
+    """The calibration data that a job looks at.
+
+    data: `self` (causal language models write them) or a file, or several of these.
+    """
+
+    data: str | Sequence[str] | None = setting(
+        None,
+        "Calibration data: self (causal language models write them), or what onebasin evaluate takes; labels are "
+        "not needed. Several, separated by commas, share the samples, or are each model's own (fisher, regmean).",
+    )
+    samples: Count = setting(256, "Calibration sequences or images.")
+    task: str | None = setting(None, "What the calibration data are for [default: by the model's class].")
+    noise: Strength = setting(0.0, "Standard deviation of noise on 8 copies of every calibration image (or sound).")
+
+    @property
+    def datasets(self) -> list[str]:
+        """Return the names of all datasets."""
+        return [self.data] if isinstance(self.data, str) else list(self.data or ())
+
+    @property
+    def data_files(self) -> list[Path]:
+        """Return the files and folders among them."""
+        named = [name.rpartition("#")[0] or name for name in self.datasets] + [self.vocabulary]
+        return [Path(name) for name in named if name and os.path.exists(name)]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The calibration data of a job, gathered when they are first asked for.
+
+    models: whose inputs they are; those that write text. labels: whether to keep labels.
+    """
+
+    models: Sequence[Model]
+    given: Calibration
+    means: Means
+    tell: Tell | None = None
+    labels: bool = False
+
+    def refuse_none(self) -> None:
+        """Raise ValueError where no data are named."""
+        if not self.given.data:
+            raise ValueError("calibration data are missing: --data self for causal language models, else --data FILE")
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """All batches. Raises ValueError as `calibration` does."""
+        self.refuse_none()
+        return calibration(self.models, self.given, self.means, self.tell, self.labels)
+
+    @cached_property
+    def split(self) -> tuple[list[Batch], list[Batch] | None]:
+        """The batches to fit on, and those to choose by, as `noised` gives them."""
+        return noised(self.batches, self.given)
+
+    def of(self, model: Model, number: int = 0, count: int = 1, labels: bool = False) -> Data:
+        """Return the data of one of `count` models: its own where each has one, else the same."""
+        own = replace(self.given, data=own_data(self.given.data, count)[number])
+        return Data([model], own, self.means, self.tell, labels)
+
+
+def calibration(
+    models: Sequence[Model], given: Calibration, means: Means, tell: Tell | None = None, labels: bool = False
+) -> list[Batch]:
+    """Return inputs to measure on: what the models write themselves, or files, each with its share of the samples.
+
+    Masked language models always keep their labels, which the text itself has: they tell where something was hidden.
+
+    Args:
+        models: those that the inputs are for; the first one's tokenizer reads the files.
+        given: which data.
+        means: the device on which models write.
+        tell: called with a sentence before it begins.
+        labels: whether to keep labels.
+
+    Raises:
+        ValueError: as `load_task` does.
+    """
+    if tell:
+        tell("gathering calibration data")
+    share = -(-given.samples // len(given.datasets))
+    found: list[Sequence[Batch]] = []
+    for file in given.datasets:
+        if file == "self":
+            writers = [loaded_model(model, device=means.device).model for model in models]
+            written = self_generated(writers, share, given.context, given.seed)
+            found.append([{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written)
+        else:
+            task = given.task or task_of(models[0])
+            size = max(1, min(32, int(HELD_OUT * share)))  # so that a sixteenth can be held out of few examples, too
+            kept = labels or (task == "masked-lm" and all(is_for(model, task) for model in models))
+            where = models[0].origin.folder
+            found.append(from_file(file, where, task, share, batch=size, labels=kept, **given.reading))
+    return spread_evenly(found)
+
+
+def spread_evenly(groups: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """All batches in one row, each group evenly spread in it: what is held out at the end has its share of each."""
+    placed = [((i + 0.5) / len(group), number, batch) for number, group in enumerate(groups)
+              for i, batch in enumerate(group)]  # fmt: skip
+    return [batch for _, _, batch in sorted(placed, key=lambda one: one[:2])]
+
+
+def noised(batches: list[Batch], given: Calibration) -> tuple[list[Batch], list[Batch] | None]:
+    """Calibration data, and those of them to choose by: with copies where noise is asked for, all copies of an example
+    on one side; else None, which leaves it to each method."""
+    if not given.noise:
+        return batches, None
+    fit, held = split_held_out(batches, None, 2 * HELD_OUT)  # copies make up for what the fit goes without
+    return [*noisy(fit, given.noise, given.seed)], [*noisy(held, given.noise, given.seed + 1)]
+
+
+def own_data(data: str | Sequence[str] | None, count: int) -> list[str | None]:
+    """What each model is measured on: its own data, or the same for all. ValueError for another number of datasets."""
+    if data is None or isinstance(data, str):
+        return [data] * count
+    if len(data) not in (1, count):
+        raise ValueError(f"{count} models are measured on one dataset, or on one of their own each, not on {len(data)}")
+    return [*data] if len(data) == count else [data[0]] * count
+
+
+def task_of(model: Model) -> str:
+    """The task that a model's class is for. Raises ValueError where it has no head."""
+    names = " ".join(model.config.get("architectures") or [])
+    if "SequenceClassification" in names and len(model.config.get("id2label") or "two") == 1:
+        return "text-regression"
+    for ending, task in (
+        ("MaskedLM", "masked-lm"),
+        ("LM", "causal-lm"),
+        ("ImageClassification", "image-classification"),
+        ("SequenceClassification", "text-classification"),
+        ("TokenClassification", "token-classification"),
+    ):
+        if ending in names:
+            return task
+    raise ValueError(f"'{model.name}': its class does not name the task of the calibration data; say --task")
+
+
+def is_for(model: Model, task: str) -> bool:
+    """Whether a model's class is for this task."""
+    try:
+        return task_of(model) == task
+    except ValueError:
+        return False
 
 
 @torch.no_grad()

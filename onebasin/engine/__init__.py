@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from .cluster import on_ray
 from .descent import Descent
+from .means import Means, refuse_device
 from .memory import peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
 from .placing import Appeared, Placing, appearing_file, clearly, placed_by
@@ -20,6 +21,7 @@ Tell = Callable[[str], None]  # how a job says what it is doing
 __all__ = [
     "Appeared",
     "Descent",
+    "Means",
     "Placing",
     "Store",
     "Tell",
@@ -33,4 +35,5 @@ __all__ = [
     "on_ray",
     "peak_memory",
     "placed_by",
+    "refuse_device",
 ]

@@ -2,18 +2,21 @@
 """One table per architecture, as text that people read.
 
 A new family is a new `.txt` file here, in the notation of `onebasin.symmetry.tables.table`, and nothing else: no
-other file knows a model family, and no algorithm lives here.
+other file knows a model family, and no algorithm lives here. Packages add families by the entry point group
+`onebasin.families`: the name of the family, and an object that is the table's text.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
 from pathlib import Path
 
 from onebasin.symmetry import Table, TableError, read_table
 
+GROUP = "onebasin.families"
 # Model types that are asked for, and why they have no table yet.
 NOT_YET = {
     "deepseek_v32": "an indexer with scores of its own picks the keys that are attended to, and no table describes it",
@@ -40,12 +43,39 @@ def tables() -> dict[str, Table]:
     return {name[:-4]: _shipped(name[:-4]) for name in names if name.endswith(".txt")}
 
 
+@cache
+def installed() -> dict[str, Table]:
+    """The tables that other packages offer, by family name. Raises TableError naming the package of a wrong one."""
+    found: dict[str, Table] = {}
+    for point in entry_points(group=GROUP):
+        if point.name in found or point.name in tables():
+            raise TableError(f"the family '{point.name}' of {_package(point)} has the name of another; rename one")
+        try:
+            text = point.load()
+        except Exception as error:  # whatever another package does while it is imported
+            raise TableError(f"the family '{point.name}' of {_package(point)} cannot be loaded: {error}") from error
+        if not isinstance(text, str):
+            raise TableError(f"the family '{point.name}' of {_package(point)} is no text ({point.value})")
+        found[point.name] = read_table(text, f"{point.name} of {_package(point)}", _included)
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value
+
+
 def table_for(model_type: str) -> Table:
-    """The table of a config's `model_type`. Raises TableError naming the nearest known types."""
+    """The table of a config's `model_type`. Raises TableError naming the nearest known types, or the families of
+    several packages that know it."""
     for table in tables().values():
         if model_type in table.types:
             return table
-    known = sorted(name for table in tables().values() for name in table.types)
+    found = {name: table for name, table in installed().items() if model_type in table.types}
+    if len(found) > 1:
+        raise TableError(f"several families know '{model_type}': {', '.join(found)}; name one with --family")
+    if found:
+        return found.popitem()[1]
+    known = sorted(name for table in (*tables().values(), *installed().values()) for name in table.types)
     near = get_close_matches(model_type, known, n=3, cutoff=0.4)
     hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
     if model_type in NOT_YET:
@@ -58,6 +88,8 @@ def named_table(family: str) -> Table:
     """The table called `family`, or the one in the file of that path. Raises TableError if it is neither."""
     if family in tables():
         return tables()[family]
+    if family in installed():
+        return installed()[family]
     path = Path(family)
     if path.is_file():
         try:
@@ -65,4 +97,4 @@ def named_table(family: str) -> Table:
         except (OSError, UnicodeError) as error:
             raise TableError(f"the table '{path}' cannot be read as text: {error}") from None
         return read_table(text, str(path), _included)
-    raise TableError(f"there is no family '{family}'; known: {', '.join(tables())}")
+    raise TableError(f"there is no family '{family}'; known: {', '.join([*tables(), *installed()])}")

@@ -1,11 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merging models that are already aligned: one file per method. Aligned models in, tensors of one model out.
 
-Nothing here aligns anything, and nothing here knows how an alignment was found.
+Nothing here aligns anything, and nothing here knows how an alignment was found. A method is a dataclass, see
+`onebasin.fusion.method`; packages add methods by the entry point group `onebasin.methods`.
 """
 
-from .average import METHODS, merged_tensors, nearest_to_mean
+from __future__ import annotations
 
-MERGE_METHODS = (*METHODS, "ot", "fisher", "regmean", "progressive")  # the last three look at data
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
-__all__ = ["MERGE_METHODS", "METHODS", "merged_tensors", "nearest_to_mean"]
+if TYPE_CHECKING:
+    from .method import Method
+
+GROUP = "onebasin.methods"
+AVERAGES = {
+    "average": "average:Average",
+    "norm-preserving": "norm_preserving:NormPreserving",
+    "spectrum-preserving": "spectrum_preserving:SpectrumPreserving",
+    "circuit": "circuits:Circuit",
+}  # which look at nothing but weights
+OWN = {
+    **AVERAGES,
+    "ot": "couplings:OptimalTransport",
+    "fisher": "fisher:Fisher",
+    "regmean": "regmean:RegMean",
+    "progressive": "progressive:ProgressiveMerge",
+}
+
+
+@cache
+def installed() -> dict[str, list[EntryPoint]]:
+    """Return the methods of other packages: name -> who offers it."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+METHODS = (*OWN, *(name for name in installed() if name not in OWN))
+
+
+@cache
+def method_of(name: str) -> type[Method]:
+    """Return the method of this name.
+
+    Raises:
+        ValueError: for an unknown name, one that several packages offer, and a package that cannot be loaded.
+    """
+    offers = installed().get(name, [])
+    if len(offers) + (name in OWN) > 1:
+        owners = [*(["onebasin"] if name in OWN else []), *(point.dist.name if point.dist else "?" for point in offers)]
+        raise ValueError(f"several packages offer the method '{name}': {', '.join(owners)}; remove all but one")
+    if name in OWN:
+        module, _, kind = OWN[name].partition(":")
+        own: type[Method] = getattr(import_module(f".{module}", __name__), kind)
+        return own
+    if not offers:
+        raise ValueError(f"unknown method '{name}'; choose from {', '.join(METHODS)}")
+    from .method import Method  # which takes seconds to import
+
+    try:
+        found = offers[0].load()
+    except Exception as error:  # whatever another package does while it is imported
+        raise ValueError(f"the method '{name}' cannot be loaded from {offers[0].value}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"the method '{name}' ({offers[0].value}) is no subclass of onebasin.fusion.method.Method")
+    return found
+
+
+def loadable() -> dict[str, type[Method]]:
+    """Return all methods whose packages can be loaded, by name; `method_of` says what is wrong with another."""
+    found: dict[str, type[Method]] = {}
+    for name in METHODS:
+        with suppress(ValueError):
+            found[name] = method_of(name)
+    return found
+
+
+def name_of(kind: type[Method]) -> str:
+    """Return the name under which a method is known, or that of its class."""
+    own = f"{kind.__module__.removeprefix(__name__ + '.')}:{kind.__qualname__}"
+    names = [name for name, where in OWN.items() if where == own]
+    names += [name for name, points in installed().items() for point in points
+              if point.value == f"{kind.__module__}:{kind.__qualname__}"]  # fmt: skip
+    return names[0] if names else kind.__name__

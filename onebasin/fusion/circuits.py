@@ -14,14 +14,45 @@ which keeps the products; here the result stays an ordinary model. Measured: hel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from onebasin.data.calibration import Data
+from onebasin.engine import Means, Tell
 from onebasin.symmetry import Signature
 from onebasin.symmetry.groups import polar
 
+from .average import average
+from .method import Merged, Method, Sources
+from .tensors import Joint, merged_tensors
+
 Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Circuit(Method):
+    """The average, with the factors of the mean circuits in attention heads."""
+
+    def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
+        signature = sources.signature
+        circuits: dict[int | None, list[str]] = {}
+        for root in circuit_roots(signature):
+            circuits.setdefault(signature.spaces[root].layer, []).append(root)
+        groups = []
+        for layer, roots in circuits.items():
+            touched = dict.fromkeys(r for root in roots for r in signature.touching[root] if r in sources.shared)
+            groups.append(tuple(role for role in touched if signature.tensors[role].layer == layer))
+
+        def finish(every: Mapping[str, Sequence[Tensor]], mean: Tensors) -> None:
+            """The tensors of a layer's heads."""
+            parts = [dict(zip(every, tensors, strict=True)) for tensors in zip(*every.values(), strict=True)]
+            for root in circuits[signature.tensors[next(iter(mean))].layer]:
+                own = {role: tensor for role, tensor in mean.items() if role in signature.touching[root]}
+                average_circuit(signature, root, parts, sources.weights, own)
+
+        return Merged(merged_tensors(sources, average, means, Joint(groups, finish)))
 
 
 def circuit_roots(signature: Signature) -> list[str]:

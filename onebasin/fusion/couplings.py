@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from onebasin.engine import Tell
+from onebasin.data.calibration import Data
+from onebasin.engine import Means, Tell
 from onebasin.models import Model, ModelError
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import Batch
+from onebasin.settings import Strength, setting
 from onebasin.symmetry import Signature
 from onebasin.symmetry.coupling import Blend
 from onebasin.symmetry.groups.assignment import assignment
@@ -32,11 +34,38 @@ from onebasin.symmetry.groups.elements import Acts, Monomial
 from onebasin.symmetry.tables.axes import Axis, leaves, nesting
 from onebasin.symmetry.tables.signature import MOVES
 
+from .average import average
 from .cross_moments import CrossMoments, of_activations, order_of
-from .transport import Transport, carried, dense, mixed, plan, resized
+from .method import Merged, Method, Sources
+from .tensors import merged_tensors
+from .transport import Transport, Transported, carried, dense, mixed, plan, resized
 
-GROUNDS = ("wts", "acts")
-RESIDUALS = ("one", "average", "weighted")
+
+@dataclass(frozen=True)
+class OptimalTransport(Method):
+    """Every model is carried among the neurons of the anchor, and the carried models are averaged."""
+
+    fitted: ClassVar[bool] = True
+    any_width: ClassVar[bool] = True
+
+    ground: Literal["wts", "acts"] = setting("wts", "Compare weights (wts), or activations on --data (acts).")
+    entropy: Strength = setting(0.0, "Softness of the couplings, such as 0.05; 0 gives hard ones (emd).")
+    residual: Literal["one", "average", "weighted"] = setting(
+        "one", "The stream has one plan, or plans after every block: average, weighted."
+    )
+
+    def carry(self, models: Sequence[Model], anchor: int, data: Data, means: Means, tell: Tell | None) -> list[Model]:
+        """Return every model in the shapes and among the neurons of `models[anchor]`, which stays as it is."""
+        fixed = models[anchor]
+        batches = replace(data, models=[fixed]).batches if self.ground == "acts" else []
+        how = {**self.told(), "dtype": means.dtype, "device": means.device, "tell": tell}
+        return [model if model is fixed else
+                Transported(model, transport(model, fixed, batches=batches, **how), fixed)
+                for model in models]  # fmt: skip
+
+    def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
+        models = self.carry(sources.models, sources.anchor, data, means, tell)
+        return Merged(merged_tensors(replace(sources, models=models), average, means))
 
 
 @dataclass(frozen=True)
@@ -69,9 +98,7 @@ def transport(
     Raises ValueError for unknown words, `acts` without data, and spaces of different size between which nothing can be
     carried (classes, heads, vocabulary); ModelError for models of different families or numbers of layers.
     """
-    for what, word, known in (("ground cost", ground, GROUNDS), ("residual policy", residual, RESIDUALS)):
-        if word not in known:
-            raise ValueError(f"unknown {what} '{word}'; choose from {', '.join(known)}")
+    OptimalTransport.of({"ground": ground, "entropy": entropy, "residual": residual})  # refuses other words
     if ground == "acts" and not batches:
         raise ValueError("a ground cost from activations needs calibration data (--data), or take weights (wts)")
     if ground == "acts" and any(entry.pieces for entry in anchor.signature.tensors.values()):

@@ -13,30 +13,68 @@ A diagonal depends on the basis: measure it on the matched model, not on its sou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import logsigmoid
 
+from onebasin.data.calibration import Data, task_of
 from onebasin.data.teaching import predictions
-from onebasin.engine import Tell
-from onebasin.running.loaded import LoadedModel
+from onebasin.engine import Means, Tell
+from onebasin.models import Model
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
 from onebasin.running.verification import takes_cache
-from onebasin.settings import Few, Share, checked
+from onebasin.settings import Few, Share, checked, setting
 from onebasin.symmetry import Entry, Signature
 
-from .average import Combine
 from .examples import alike, unpadded
+from .method import Merged, Sources
+from .statistics import Statistics, StatisticsMethod, measured
+from .tensors import Combine, merged_tensors
 
-LABELS = ("sampled", "given")
 EPS = 1e-6  # of the mean of all diagonals
 ROOM = 2**28  # numbers of the per-example gradients that are held at once
 IGNORED = -100
 
 Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Fisher(StatisticsMethod):
+    """Every parameter averaged with its Fisher information in each model."""
+
+    kind: ClassVar[str] = "fisher"
+
+    labels: Literal["sampled", "given"] = setting(
+        "sampled", "Labels sampled from the model (the true Fisher information), or given by the data."
+    )
+    draws: Few = setting(1, "Labels sampled per example.")
+    eps: Share = setting(EPS, "Least weight of a parameter, as a share of the mean.")
+    normalize: bool = setting(False, "Every model's information divided by its mean.")
+
+    def given_labels(self) -> bool:
+        return self.labels == "given"
+
+    def measure(self, model: Model, data: Data, means: Means, tell: Tell | None) -> Statistics:
+        given = data.labels
+        if given and "self" in data.given.datasets:
+            raise ValueError("given labels need data with labels: --data FILE; or let the model draw them (sampled)")
+        batches = data.batches
+        stock = loaded_model(model, dtype=means.dtype, device=means.device, attention="eager", experts=True)
+        causal = given and (data.given.task or task_of(model)) == "causal-lm"
+        diagonal, count = fisher_diagonal(
+            stock, batches, labels=self.labels, causal=causal, draws=self.draws, seed=data.given.seed, tell=tell
+        )
+        return measured(self.kind, diagonal, count, (), model)
+
+    def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
+        diagonals = [one.tensors for one in self.of_sources(sources, data, means, tell)]
+        combine = fisher_mean(diagonals, self.eps, self.normalize)
+        return Merged(merged_tensors(sources, combine, replace(means, ray=None)))
 
 
 # --- measuring --------------------------------------------------------------------------------------------------
@@ -66,14 +104,12 @@ def fisher_diagonal(
     Raises ValueError for no examples, an example of padding alone, labels that are missing where they are asked for,
     and where no label counts.
     """
-    if labels not in LABELS:
-        raise ValueError(f"unknown labels '{labels}'; choose from {', '.join(LABELS)}")
+    labels, draws = (Fisher.of({"labels": labels, "draws": draws}).told()[name] for name in ("labels", "draws"))
     examples = [example for batch in batches for example in unpadded(batch)]
     if not examples:
         raise ValueError("the Fisher information needs at least one example")
     if labels == "given" and any("labels" not in example for example in examples):
         raise ValueError("given labels need data with labels; or let the model draw them (--labels sampled)")
-    draws = checked(Few, "draws", draws)
     answers = [example["labels"] for example in examples if "labels" in example]
     if answers and all(bool((answer == IGNORED).all()) for answer in answers):
         raise ValueError("the data leave nothing to predict: no label counts")

@@ -30,23 +30,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from onebasin.data.calibration import Data
 from onebasin.data.teaching import Teachers, divergence, forward_of, mean_loss, split_held_out
-from onebasin.engine import Tell
-from onebasin.models import Model, ModelError
+from onebasin.engine import Means, Tell
+from onebasin.models import ModelError
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch, Call, hooks, linear_calls, run, samples
+from onebasin.settings import setting
 from onebasin.symmetry.tables.axes import leaves
 
-from .average import merged_tensors
+from .average import average
+from .method import Merged, Method, Sources
 from .paused_forward import Pass, current, pause
 from .ridge import Sums, best_solution, cross, gram, solution
+from .tensors import merged_tensors
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 ROUNDS, SMALLEST = 6, 1 / 64  # where layers are called several times: walks at most, and the least part of a change
@@ -68,46 +73,74 @@ class Progressive:
     losses: dict[str, float] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
 
+    def merged(self, sources: Sources) -> Merged:
+        """Return the tensors under the template's names, and what is said about the fit."""
+        entries = sources.signature.tensors.items()
+        pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(self.tensors[role]))
+        return Merged(pairs, {"ridges": self.ridges, "held_out_losses": self.losses})
+
+
+@dataclass(frozen=True)
+class ProgressiveMerge(Method):
+    """The average, whose linear layers are then fitted to calibration data one after another."""
+
+    fitted: ClassVar[bool] = True
+
+    spread: bool = setting(False, "Let queries, keys and neurons vary as much as the models' do.")
+
+    @property
+    def needs_data(self) -> bool:
+        return True
+
+    def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
+        return merge_progressively(sources, *data.split, spread=self.spread, means=means, tell=tell).merged(sources)
+
 
 def merge_progressively(
-    models: Sequence[Model],
-    weights: Sequence[float],
-    layout: int,
-    shared: Collection[str],
+    sources: Sources,
     batches: Sequence[Batch],
+    held_out: Sequence[Batch] | None = None,
     *,
     ridge: float | Sequence[float] = RIDGES,
-    held_out: Sequence[Batch] | None = None,
     spread: bool = False,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    means: Means | None = None,
     tell: Tell | None = None,
 ) -> Progressive:
-    """Merge aligned models over calibration batches; arguments as in `merged_tensors`.
+    """Merge aligned models over calibration batches.
 
-    batches: inputs of the models; padding is left out where there is an attention_mask. ridge: one value, or several,
-    of which each layer takes its best on `held_out` (default: a sixteenth of the batches, at least one, which then fit
-    nothing). With several the plain average is kept where it predicts better than the fitted model there: by the KL
-    divergence from the mixture of the models' predictions; without logits, by squared distance from their mean output.
-    spread: whether targets inside attention and feed-forward layers keep the models' spread, as above.
+    With several ridges the plain average is kept where it predicts better than the fitted model on held-out data: by
+    the KL divergence from the mixture of the models' predictions; without logits, by squared distance from their mean
+    output.
 
-    Raises ValueError for too few batches, and ModelError for a model whose layers cannot be followed.
+    Args:
+        sources: the models.
+        batches: their inputs; padding is left out where there is an attention_mask.
+        held_out: those that ridges are chosen by (default: a sixteenth of the batches, at least one, which then fit
+            nothing).
+        ridge: one value, or several, of which each layer takes its best on `held_out`.
+        spread: whether targets inside attention and feed-forward layers keep the models' spread, as above.
+        means: the type and device of the arithmetic.
+        tell: called with a sentence for every layer.
+
+    Raises:
+        ValueError: for too few batches.
+        ModelError: for a model whose layers cannot be followed.
     """
+    means, weights = means or Means(), sources.weights
+    how: dict[str, Any] = {"dtype": means.dtype, "device": means.device}
     ridges = [float(ridge)] if isinstance(ridge, (int, float)) else sorted(map(float, ridge))
     if not ridges or min(ridges) <= 0:
         raise ValueError("the ridge of progressive merging must be positive")
     if not batches:
         raise ValueError("progressive merging needs calibration data")
     fit, held = split_held_out(batches, held_out) if len(ridges) > 1 else (list(batches), [])
-    teachers = [loaded_model(model, dtype=dtype, device=device) for model in models]
-    student = loaded_model(models[layout], dtype=dtype, device=device)
+    teachers = [loaded_model(model, **how) for model in sources.models]
+    student = loaded_model(sources.models[sources.template], **how)
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
-    average = {
-        by_name[name]: tensor
-        for name, tensor in merged_tensors(models, weights, layout, shared, dtype=dtype, device=device)
-    }
-    student.fill(average.__getitem__)
-    student.fill_buffers(average.__getitem__)
+    plain = merged_tensors(sources, average, replace(means, workers=1, ray=None))
+    mean = {by_name[name]: tensor for name, tensor in plain}
+    student.fill(mean.__getitem__)
+    student.fill_buffers(mean.__getitem__)
     calls = linear_calls(student, {key: value[:2] for key, value in fit[0].items()})
     answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
 
@@ -116,7 +149,7 @@ def merge_progressively(
         return mean_loss(divergence, partial(forward_of(student), student.parameter), answers, shares, held or fit)
 
     losses = {AVERAGE: held_out_loss()} if held else {}
-    fitted = [call for call in calls if call.weight in shared and not student.shared(call.weight)]
+    fitted = [call for call in calls if call.weight in sources.shared and not student.shared(call.weight)]
     fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, spread, tell)
     fitting.walk()
     if fitting.repeated:
@@ -126,8 +159,8 @@ def merge_progressively(
         losses[FITTED] = held_out_loss()
     better = not held or losses[FITTED] < losses[AVERAGE]
     if better:
-        average.update({role: tensor.detach() for role, tensor in student.parameter.items()})
-    return Progressive(average, better, fitting.chosen, losses, skipped)
+        mean.update({role: tensor.detach() for role, tensor in student.parameter.items()})
+    return Progressive(mean, better, fitting.chosen, losses, skipped)
 
 
 def _settle(fitting: Fitting, student: LoadedModel, loss: Callable[[], float]) -> None:

@@ -12,25 +12,51 @@ share (a tied output head). A convolution is a linear layer over its patches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import unfold
 
-from onebasin.engine import Tell
-from onebasin.running.loaded import LoadedModel
+from onebasin.data.calibration import Data
+from onebasin.engine import Means, Tell
+from onebasin.models import Model
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
-from onebasin.settings import Factor, check_fields
+from onebasin.settings import Factor, check_fields, setting
 from onebasin.symmetry import Entry, Signature
 
 from .average import average
 from .examples import alike, unpadded
 from .experts import ExpertGrams, expert_inputs
+from .method import Merged, Sources
+from .statistics import Statistics, StatisticsMethod, measured
+from .tensors import merged_tensors
 
 SHRINK = 0.9
 TOGETHER = 32  # examples of one length that are run at once
 JITTERS = (1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal; the first with which the sum is positive definite
+
+
+@dataclass(frozen=True)
+class RegMean(StatisticsMethod):
+    """Linear layers by regression on the inputs that each model gives them, all else averaged."""
+
+    kind: ClassVar[str] = "gram"
+
+    shrink: Factor = setting(SHRINK, "Factor of the Gram matrices off their diagonal.")
+
+    def measure(self, model: Model, data: Data, means: Means, tell: Tell | None) -> Statistics:
+        stock = loaded_model(model, dtype=means.dtype, device=means.device, experts=True)
+        grams, columns, count = input_grams(stock, data.batches, tell=tell)
+        return measured(self.kind, grams, count, columns, model)
+
+    def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
+        found = self.of_sources(sources, data, means, tell)
+        columns = frozenset().union(*(one.columns for one in found))
+        solve = Regression([one.tensors for one in found], columns, self.shrink)
+        return Merged(merged_tensors(sources, solve, replace(means, ray=None)), {"jitter": solve.jitter})
 
 
 # --- measuring --------------------------------------------------------------------------------------------------

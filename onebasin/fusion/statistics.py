@@ -4,23 +4,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebasin.models import Model
+from onebasin.data.calibration import Data
+from onebasin.engine import Means, Tell
+from onebasin.models import Model, Rewritten
 from onebasin.models.published import public_name
+from onebasin.settings import setting
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.groups.elements import Monomial
 from onebasin.symmetry.tables.axes import Axis, Flat, Leaf, size
 
+from . import name_of
+from .method import Method, Sources
+
 FORMAT = "onebasin-statistics-1"
-KINDS = ("fisher", "gram")
 LOOKED_AT = 1024  # leading entries of a tensor that tell models apart
 TOLERANCE = 0.01  # what rounding to 16 bits may change in them
 
@@ -119,6 +126,61 @@ class Statistics:
             places = alignment.apply(replace(signature, tensors={role: order}), role, torch.arange(len(gram)).double())
             half = half[places.long().argsort()]
         return alignment.apply(alone, role, half.mT.contiguous())
+
+
+@dataclass(frozen=True)
+class StatisticsMethod(Method):
+    """A way to merge by what was measured of every model by itself."""
+
+    fitted: ClassVar[bool] = True
+    kind: ClassVar[str]
+
+    statistics: Sequence[str | Path] | None = setting(
+        None, "Files of onebasin statistics, one per model, instead of --data."
+    )
+
+    @property
+    def needs_data(self) -> bool:
+        return self.statistics is None
+
+    @property
+    def files(self) -> list[Path]:
+        return [*map(Path, self.statistics or ())]
+
+    def refuse(self, count: int) -> None:
+        if self.statistics is not None and len(self.statistics) != count:
+            raise ValueError(f"{count} models need {count} statistics files, not {len(self.statistics)}")
+        super().refuse(count)
+
+    @abstractmethod
+    def measure(self, model: Model, data: Data, means: Means, tell: Tell | None) -> Statistics:
+        """Return the statistics of a model. Raises ValueError for data that it cannot be measured on."""
+
+    def given_labels(self) -> bool:
+        """Return whether the data must hold labels."""
+        return False
+
+    def of_sources(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> list[Statistics]:
+        """Return the statistics of all aligned models: from files, or measured on the aligned models.
+
+        Raises:
+            ValueError: for other statistics, and as `Statistics.of` and `Statistics.moved`.
+        """
+        models = sources.models
+        if self.statistics is None:
+            own = [data.of(model, i, len(models), self.given_labels()) for i, model in enumerate(models)]
+            return [self.measure(model, mine, means, tell) for model, mine in zip(models, own, strict=True)]
+        found = [Statistics.load(file) for file in self.statistics]
+        for file, one in zip(self.statistics, found, strict=True):
+            if one.kind != self.kind:
+                raise ValueError(
+                    f"'{file}' holds statistics of kind {one.kind}; {name_of(type(self))} needs {self.kind}"
+                )
+        moved = []
+        for model, one in zip(models, found, strict=True):
+            assert isinstance(model, Rewritten)
+            moved.append(one.of(model.base).moved(model.signature, model.alignment))
+        return moved
 
 
 def measured(

@@ -12,20 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.data.calibration import from_file, noisy, recut, self_generated
-from onebasin.data.teaching import HELD_OUT, LOSSES, Forward, forward_of, split_held_out
+from onebasin.data.calibration import Data, recut
+from onebasin.data.teaching import LOSSES, Forward, forward_of
 from onebasin.matching import Matched, Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
-from onebasin.models import Distances, Model, ModelError, Rewritten, before_and_after, read_pair, shared_roles
+from onebasin.models import (
+    Distances,
+    Model,
+    ModelError,
+    Rewritten,
+    before_and_after,
+    common_roles,
+    read_pair,
+    shared_roles,
+)
 from onebasin.running import loaded_model, tolerance_of
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.groups.coupling import Coupling
 
-from .folders import common_roles
-from .options import READING, Options, Tell
+from .options import Options, Tell
 from .units import align_weights, groups_of
 
 PER_STEP = 1024  # predictions of one step of learning, as near as its number of examples allows
@@ -80,7 +88,7 @@ def align_all(
     learned: Learned | None = None
     if level != "none":
         if batches is None and opt.measures:
-            batches, held_out = noised(calibration(models, opt, tell), opt)
+            batches, held_out = Data(models, opt, opt, tell, opt.labels).split
         batches = batches or ()
         first = opt.match_with if opt.match_with != "learned" else opt.start
         if first != "none":
@@ -275,75 +283,6 @@ def align_together(models: Sequence[Model], centre: int, opt: Options, tell: Tel
         progress=tell
         and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
     )
-
-
-def calibration(models: Sequence[Model], opt: Options, tell: Tell | None, labels: bool | None = None) -> list[Batch]:
-    """Inputs to measure on: what the models write themselves, or files, each with its share of the samples.
-
-    labels: whether to keep them (default: where learning needs them). Masked language models always keep theirs, which
-    the text itself has: they tell where something was hidden. ValueError where no data are named.
-    """
-    if not opt.data:
-        raise ValueError("calibration data are missing: --data self for causal language models, else --data FILE")
-    if tell:
-        tell("gathering calibration data")
-    labels = opt.labels if labels is None else labels
-    files = [opt.data] if isinstance(opt.data, str) else list(opt.data)
-    share = -(-opt.samples // len(files))
-    given = {key: value for key in READING if (value := getattr(opt, key)) is not None}
-    found: list[Sequence[Batch]] = []
-    for file in files:
-        if file == "self":
-            writers = [loaded_model(model, device=opt.device).model for model in models]
-            written = self_generated(writers, share, opt.context, opt.seed)
-            found.append([{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written)
-        else:
-            task = opt.task or task_of(models[0])
-            size = max(1, min(32, int(HELD_OUT * share)))  # so that a sixteenth can be held out of few examples, too
-            kept = labels or (task == "masked-lm" and all(is_for(model, task) for model in models))
-            found.append(from_file(file, models[0].origin.folder, task, share, batch=size, labels=kept, **given))
-    return spread_evenly(found)
-
-
-def spread_evenly(groups: Sequence[Sequence[Batch]]) -> list[Batch]:
-    """All batches in one row, each group evenly spread in it: what is held out at the end has its share of each."""
-    placed = [((i + 0.5) / len(group), number, batch) for number, group in enumerate(groups)
-              for i, batch in enumerate(group)]  # fmt: skip
-    return [batch for _, _, batch in sorted(placed, key=lambda one: one[:2])]
-
-
-def noised(batches: list[Batch], opt: Options) -> tuple[list[Batch], list[Batch] | None]:
-    """Calibration data, and those of them to choose by: with copies where noise is asked for, all copies of an example
-    on one side; else None, which leaves it to each method."""
-    if not opt.noise:
-        return batches, None
-    fit, held = split_held_out(batches, None, 2 * HELD_OUT)  # copies make up for what the fit goes without
-    return [*noisy(fit, opt.noise, opt.seed)], [*noisy(held, opt.noise, opt.seed + 1)]
-
-
-def task_of(model: Model) -> str:
-    """The task that a model's class is for. Raises ValueError where it has no head."""
-    names = " ".join(model.config.get("architectures") or [])
-    if "SequenceClassification" in names and len(model.config.get("id2label") or "two") == 1:
-        return "text-regression"
-    for ending, task in (
-        ("MaskedLM", "masked-lm"),
-        ("LM", "causal-lm"),
-        ("ImageClassification", "image-classification"),
-        ("SequenceClassification", "text-classification"),
-        ("TokenClassification", "token-classification"),
-    ):
-        if ending in names:
-            return task
-    raise ValueError(f"'{model.name}': its class does not name the task of the calibration data; say --task")
-
-
-def is_for(model: Model, task: str) -> bool:
-    """Whether a model's class is for this task."""
-    try:
-        return task_of(model) == task
-    except ValueError:
-        return False
 
 
 def softened(source: Rewritten[Alignment], anchor: Model, temperature: float, opt: Options) -> Softened:

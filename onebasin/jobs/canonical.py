@@ -32,7 +32,7 @@ def canonical(
     "seconds", "peak_memory"}. Raises ValueError as `match` does.
     """
     started = time.perf_counter()
-    opt = Options(symmetry="full", family=family, precision=precision)
+    opt = Options.of({"symmetry": "full", "family": family, "precision": precision})
     with opened([model], family) as given:
         refuse_places([Output("the output", output)], given, overwrite, opt)
         if verification(verify) == "outputs":

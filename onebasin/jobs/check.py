@@ -35,7 +35,7 @@ def check(
     about how long it takes on this machine: [where the models are near, where not], which a config does not tell.
     Raises ValueError for folders that cannot be read and an unknown level.
     """
-    item = Options(symmetry=symmetry, precision=precision, workers=workers).dtype.itemsize
+    item = Options.of({"symmetry": symmetry, "precision": precision, "workers": workers}).dtype.itemsize
     with opened([a, b], family) as (first, second):
         found = preflight(first, second, symmetry, symmetry in STREAM_LEVELS)
         words = vocabulary(first, second)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from onebasin.engine import refuse_device
 from onebasin.models import Distances, distances
 from onebasin.running import Verification, compare
 from onebasin.running.same_tensors import compare_tensors
@@ -13,7 +14,7 @@ from onebasin.settings import Seed, checked
 from onebasin.symmetry import Alignment
 
 from .folders import opened
-from .options import ModelSource, refuse_device
+from .options import ModelSource
 
 
 def verify(

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import nn
 from onebasin.data.models import quiet
 from onebasin.engine import Placing, kept, placed_by
 from onebasin.engine.placing import hidden, real
-from onebasin.models import Canonical, Folder, Model, ModelError, Widened, shared_roles
+from onebasin.models import Canonical, Folder, Model, ModelError, Widened
 from onebasin.models.companions import copy_companions
 from onebasin.models.folder import link, refuse_links_out
 from onebasin.models.outputs import Output, refuse_outputs
@@ -170,19 +170,3 @@ def widened(model: Model, wide: Model) -> Model:
 
 def numel(model: Model) -> int:
     return sum(prod(entry.shape) for entry in model.signature.tensors.values())
-
-
-@dataclass(frozen=True)
-class Common:
-    roles: list[str]
-    differing: list[str]
-
-
-def common_roles(models: Sequence[Model]) -> Common:
-    """Roles that all models share, and those that only some have or that differ in their labels."""
-    pairs = [shared_roles(model, models[0]) for model in models[1:] or models]
-    roles = [role for role in pairs[0].roles if all(role in pair.roles for pair in pairs)]
-    kept = set(roles)
-    differing = [role for model in models for role, entry in model.signature.tensors.items()
-                 if role not in kept and entry.alias is None]  # fmt: skip
-    return Common(roles, list(dict.fromkeys(differing)))

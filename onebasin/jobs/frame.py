@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onebasin.fusion import nearest_to_mean
-from onebasin.models import Model, Rewritten, Widened
+from onebasin.fusion.average import nearest_to_mean
+from onebasin.models import Common, Model, Rewritten, Widened, common_roles
 from onebasin.symmetry import Alignment
 
-from .folders import Common, common_roles, gauge, numel, widened
+from .folders import gauge, numel, widened
 from .options import Options, Tell, verification
 from .writing import refuse_unverifiable, verified
 

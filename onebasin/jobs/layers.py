@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.data import evaluate, load_task
+from onebasin.data.calibration import Reading, task_of
 from onebasin.data.files import split_off
+from onebasin.engine import refuse_device
 from onebasin.models.outputs import Output, refuse_outputs
 
-from .aligning import task_of
 from .folders import opened
 from .merge import merge
-from .options import READING, ModelSource, Tell, refuse_device
+from .options import ModelSource, Tell
 
 LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -69,7 +70,7 @@ def merge_best_layers(
     with opened(models, options.get("family")) as given:
         if output is not None:
             refuse_outputs([Output("the output", output)], given, overwrite)
-        told = {key: options[key] for key in READING if options.get(key) is not None}
+        told = {key: options[key] for key in Reading.names() if options.get(key) is not None}
         task = load_task(options.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
         layers = given[0].signature.layers
 

@@ -58,7 +58,7 @@ def match(
     output that would differ from the source beyond rounding; nothing is written then.
     """
     started = time.perf_counter()
-    opt, stored = Options(**options), stored_dtype(dtype)
+    opt, stored = Options.of(options), stored_dtype(dtype)
     if opt.permutations == "sinkhorn":
         raise ValueError("permutations 'sinkhorn': a relaxed model is not the same function; use it in a merge")
     with ExitStack() as stack:

@@ -6,33 +6,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from safetensors.torch import save_file
 
-from onebasin.data.teaching import LOSSES
+from onebasin.data.calibration import Calibration
+from onebasin.engine import Means
 from onebasin.engine import Tell as Tell
-from onebasin.matching.latents import PERMUTATIONS
-from onebasin.matching.weights import typical_size
+from onebasin.matching.learned import Learning
+from onebasin.matching.weights import Weights
 from onebasin.models import DTYPES, Folder
-from onebasin.settings import (
-    Context,
-    Count,
-    Factor,
-    Few,
-    Index,
-    Indices,
-    Rate,
-    Seed,
-    Share,
-    Strength,
-    Weight,
-    check_fields,
-    checked,
-)
+from onebasin.settings import Indices, Settings, Weight, checked, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,189 +48,72 @@ class StateDict:
 
 ModelSource: TypeAlias = "str | Path | PreTrainedModel | Folder | StateDict"
 
-MATCH_WITH = ("weights", "activations", "learned")
-STARTS = ("weights", "activations", "none")  # of learning
 STREAM_LEVELS = ("orthogonal", "full", "invertible")
-READING = ("context", "vocabulary", "mask_id", "mask_share", "maskable", "columns")  # how `load_task` reads data
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to match: the levels are in `onebasin.symmetry.levels`, the descent in `onebasin.matching.match_weights`.
+class Matching(Settings):
+    """What is matched, and what is compared for it: the weights, what the models do on calibration data, or how well
+    the average of both predicts there, which is learned from a start. The levels are in `onebasin.symmetry.levels`."""
 
-    relative: divide every tensor's squared distance by the root of the product of both norms.
-    match_with: weights, the activations on calibration data, or learned: from `start` (weights, activations, or none:
-    the models as they are, to compare the others with), `steps` steps of gradient descent at the learning rate `lr` on
-    what the average of all predicts there. loss, of learning: `divergence` from the models' own predictions, distance
-    from their `logits` (see `onebasin.data.teaching`), or the `task`'s own, which needs labels. permutations, patience:
-    see `onebasin.matching.learned`. checkpoint: a file that learning is saved in, and continued from. data: those data,
-    `self` (causal language models write them) or a file, or several of these; samples: how many sequences or images;
-    noise: standard deviation of the noise on copies of images and sounds, see `onebasin.data.calibration.noisy`; task,
-    context, vocabulary, mask_id, mask_share, maskable, columns: as in `onebasin.data.load_task`. workers: threads of
-    weight matching (default: one per core), on which no result depends.
-    ray: address of a Ray cluster that matches and writes instead, or `local`. resume: go on where a run with the same
-    output was killed. units: the folder in which finished units of weight matching are kept; jobs that write a folder
-    choose it.
-    """
-
-    symmetry: str = "paper"
-    rescale: str = "joint"
-    parts: Collection[str] | None = None
-    layers: Indices | None = None
-    precision: str = "float32"
-    device: str = "cpu"
-    family: str | None = None
-    starts: Few = 1
-    seed: Seed = 0
-    tolerance: Factor = 1e-6
-    max_sweeps: Count = 100
-    tensor_weights: Mapping[str, Strength] = field(default_factory=dict)
-    relative: bool = False
-    match_with: str = "weights"
-    start: str = "weights"
-    steps: Count = 200
-    lr: Rate = 8e-3
-    patience: Count | None = None
-    loss: str = "divergence"
-    permutations: str = "fixed"
-    checkpoint: str | None = None
-    data: str | Sequence[str] | None = None
-    task: str | None = None
-    samples: Count = 256
-    noise: Strength = 0.0
-    context: Context | None = None
-    vocabulary: str | None = None
-    mask_id: Index | None = None
-    mask_share: Share = 0.15
-    maskable: Indices | None = None
-    columns: Mapping[str, str] | None = None
-    workers: Few | None = None
-    ray: str | None = None
-    resume: bool = False
-    units: str | None = None
+    symmetry: str = setting("paper", "The group that acts, from small to large: paper, permutation, orthogonal, full, "
+                            "invertible.")  # fmt: skip
+    rescale: str = setting("joint", "Scale every head too: none, after its rotation, or joint with it (best).")
+    parts: Collection[str] | None = setting(None, "Move only these parts, of attention,ffn,stream,head [default: all].")
+    layers: Indices | None = setting(None, "Move only these layers, such as 0-4,11 [default: all].")
+    match_with: Literal["weights", "activations", "learned"] = setting(
+        "weights", "What is compared: weights, activations on --data, or learned there."
+    )
 
     def __post_init__(self) -> None:
-        if self.precision not in ("float32", "float64"):
-            raise ValueError(f"precision '{self.precision}': the mathematics runs in float32 or float64")
         if isinstance(self.layers, str):
             raise ValueError(f"layers '{self.layers}': give numbers; onebasin.merge_best_layers chooses them")
-        check_fields(self)
-        for option, given, known in (
-            ("match-with", self.match_with, MATCH_WITH),
-            ("start", self.start, STARTS),
-            ("loss", self.loss, LOSSES),
-            ("permutations", self.permutations, PERMUTATIONS),
-        ):
-            if given not in known:
-                raise ValueError(f"{option} '{given}': choose one of {', '.join(known)}")
-        refuse_device(self.device)
+        super().__post_init__()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return DTYPES[self.precision]
+
+@dataclass(frozen=True)
+class Options(Means, Calibration, Learning, Weights, Matching):
+    """All settings of matching in one: what a job takes as keyword arguments. Each part says what its fields mean.
+
+    family: the table that the models are read by, or its file (default: by model type).
+    """
+
+    family: str | None = setting(None, "Family or table file, for a model type that has none [default: by type].")
 
     @property
     def files(self) -> list[Path]:
         """Files and folders that are read besides the models."""
-        data = [self.data] if isinstance(self.data, str) else list(self.data or ())
-        named = [name.rpartition("#")[0] or name for name in data] + [self.vocabulary, self.family]
-        return [Path(name) for name in named if name and os.path.exists(name)]
+        return [*self.data_files, *([Path(self.family)] if self.family and os.path.exists(self.family) else [])]
 
     @property
     def measures(self) -> bool:
         """Whether matching looks at what the models do on calibration data."""
         return self.match_with != "weights"
 
-    @property
     def told(self) -> dict[str, Any]:
-        """All that results depend on."""
-        left_out = ("workers", "ray", "resume", "units")
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
+        """Return all that results depend on, as JSON takes it."""
+        left_out = ("workers", "ray", "resume")
+        return {name: value for name, value in super().told().items() if name not in left_out}
 
     @property
     def labels(self) -> bool:
         """Whether the calibration data must hold labels."""
         return self.match_with == "learned" and self.loss == "task"
 
-    @property
-    def descent(self) -> dict[str, Any]:
-        """What `match_weights` and `match_universe` are told about the descent."""
-        return {
-            "weights": self.weight,
-            "relative": self.relative,
-            "tolerance": self.tolerance,
-            "max_sweeps": self.max_sweeps,
-            "starts": self.starts,
-            "seed": self.seed,
-        }
-
-    def weigh(self, role: str, anchor: torch.Tensor, source: torch.Tensor) -> float:
-        """A tensor's weight in the objective, of either kind."""
-        return self.weight(role) / (typical_size(anchor, source) if self.relative else 1.0)
-
-    def weight(self, role: str) -> float:
-        """A tensor's weight in the objective: that of the first given name part that its role contains, else 1."""
-        return next((weight for part, weight in self.tensor_weights.items() if part in role), 1.0)
-
 
 @dataclass(frozen=True)
-class Fusion:
-    """What single methods of merging are told.
+class Written(Settings):
+    """How the output looks. files: name -> text, written beside the weights."""
 
-    statistics: one file of `onebasin statistics` for every model. labels, draws, eps, normalize: of `fisher`, see
-    `onebasin.fusion.fisher`. shrink: of `regmean`. spread: of `progressive`, see `onebasin.fusion.progressive`. ground,
-    entropy, residual: of `ot`, see `onebasin.fusion.couplings`.
-    """
-
-    statistics: Sequence[str | Path] | None = None
-    labels: str = "sampled"
-    draws: Few = 1
-    eps: Share = 1e-6
-    normalize: bool = False
-    shrink: Factor = 0.9
-    spread: bool = False
-    ground: str = "wts"
-    entropy: Strength = 0.0
-    residual: str = "one"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def of(self, method: str) -> dict[str, Any]:
-        """The settings that a method looks at, as JSON takes them."""
-        names = {
-            "fisher": ("labels", "draws", "eps", "normalize"),
-            "regmean": ("shrink",),
-            "progressive": ("spread",),
-            "ot": ("ground", "entropy", "residual"),
-        }
-        found = {name: getattr(self, name) for name in names.get(method, ())}
-        files = None if self.statistics is None else [str(file) for file in self.statistics]
-        return {**found, "statistics": files} if files and method in ("fisher", "regmean") else found
-
-
-@dataclass(frozen=True)
-class Written:
-    """How the output looks. shard_size: of the weight files. copy_tokenizer: whether its files are copied.
-    write_model_card: whether README.md is written. files: name -> text, written beside the weights."""
-
-    shard_size: int | str = "5GB"
-    copy_tokenizer: bool = True
-    write_model_card: bool = True
+    shard_size: int | str = setting("5GB", "Most that one weight file holds: 5GB, 500MB, 5B.", flag="out-shard-size")
+    copy_tokenizer: bool = setting(True, "Copy the tokenizer's files to the output.")
+    write_model_card: bool = setting(True, "Write README.md, and with --config mergekit_config.yml.")
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What `write_model` is told."""
+    def to_writer(self) -> dict[str, Any]:
+        """The keyword arguments of `write_model`."""
         return {"shard_size": self.shard_size, "tokenizer": self.copy_tokenizer, "files": self.files}
-
-
-T = TypeVar("T", Fusion, Written)
-
-
-def taken(kind: type[T], options: dict[str, Any]) -> T:
-    """A `kind` from keyword arguments, of which its fields are then removed."""
-    return kind(**{field.name: options.pop(field.name) for field in fields(kind) if field.name in options})
 
 
 VERIFY = ("outputs", "tensors", "none")
@@ -273,13 +143,6 @@ def stored_dtype(name: str | None) -> torch.dtype | None:
     if name is not None and name not in DTYPES:
         raise ValueError(f"unknown dtype '{name}'; choose from {', '.join(DTYPES)}")
     return DTYPES[name] if name else None
-
-
-def refuse_device(name: str) -> None:
-    try:
-        torch.zeros(1, device=name).item()  # which `meta` has not
-    except (AssertionError, ImportError, RuntimeError):  # torch raises any of these
-        raise ValueError(f"the device '{name}' is not available here; choose another, such as cpu") from None
 
 
 def refuse_out_of_range(option: str, number: int | None, count: int) -> None:

@@ -22,16 +22,17 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.data.calibration import noisy
+from onebasin.data.calibration import Data, is_for, noised, noisy
 from onebasin.data.teaching import Teachers, divergence, example_losses, forward_of, predictions, split_held_out
-from onebasin.fusion.progressive import AVERAGE, FITTED, Progressive, merge_progressively
+from onebasin.fusion.average import Average
+from onebasin.fusion.method import Merged, Method, Sources
+from onebasin.fusion.progressive import AVERAGE, FITTED, Progressive, ProgressiveMerge, merge_progressively
 from onebasin.models import Model, ModelError, distances
 from onebasin.running import loaded_model
 from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, run
 
-from .aligning import Aligned, align_all, calibration, examples_per_step, is_for, noised
-from .folders import common_roles
+from .aligning import Aligned, align_all, examples_per_step
 from .options import Options, Tell
 
 QUALITIES = ("fast", "balanced", "best")
@@ -44,10 +45,11 @@ SETTLED = {"method": "average", "match": "paper", "match_with": "weights", "soft
 
 @dataclass(frozen=True)
 class Chosen:
-    """The best candidate, and what to say about it. fitted: None for the plain average, which needs no data."""
+    """The best candidate, and what to say about it. merged: None where the method has not run yet."""
 
     aligned: Aligned
-    fitted: Progressive | None
+    method: Method
+    merged: Merged | None
     report: dict[str, Any]
     notes: list[str]
 
@@ -79,18 +81,14 @@ def choose(
         aligned = align_all(models, centre, LEVEL, opt, tell)
         why = "the nearest weights, averaged: what needs no data"
         report: dict[str, Any] = {"level": quality, "chosen": "weights, average", "candidates": {}, "why": why}
-        return _told(Chosen(aligned, None, report, []), models, opt, None)
+        return _told(Chosen(aligned, Average(), None, report, []), models, opt, None)
     if opt.data is None and is_for(models[0], "causal-lm"):  # it writes them itself
         opt = replace(opt, data="self")
-    batches = calibration(models, opt, tell)
+    batches = Data(models, opt, opt, tell, opt.labels).batches
     fit, held = split_held_out(batches, None, CHOOSING)
     if opt.noise:
         fit, held = [*noisy(fit, opt.noise, opt.seed)], [*noisy(held, opt.noise, opt.seed + 1)]
     _refuse_incomparable(quality, models, held[0], opt)
-    merged = partial(
-        merge_progressively, weights=shares, layout=layout, shared=set(common_roles(models).roles),
-        dtype=opt.dtype, device=opt.device, tell=tell,
-    )  # fmt: skip
     teachers = [loaded_model(model, dtype=opt.dtype, device=opt.device) for model in models]
     answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
     forward, parts = forward_of(teachers[layout]), [share / sum(shares) for share in shares]
@@ -99,10 +97,13 @@ def choose(
     report = {"level": quality, "chosen": "", "candidates": {}, "why": ""}
     notes: list[str] = []
 
+    def sources_of(aligned: Aligned) -> Sources:
+        return Sources(aligned.models, shares, centre, layout)
+
     def consider(name: str, level: str = LEVEL, **how: Any) -> None:
         try:
             aligned = align_all(models, centre, level, replace(opt, **how), tell, fit, held)
-            fitted = merged(aligned.models, batches=fit, held_out=held)
+            fitted = merge_progressively(sources_of(aligned), fit, held, means=opt, tell=tell)
         except ModelError as error:
             notes.append(f"no candidate: {name} ({error})")
             return
@@ -123,14 +124,14 @@ def choose(
     name = simplest_of_best(losses)
     aligned, fitted = candidates[name]
     if fitted.fitted:
-        nearly_all, rest = noised(batches, opt)
-        fitted = merged(aligned.models, batches=nearly_all, held_out=rest)
+        fitted = merge_progressively(sources_of(aligned), *noised(batches, opt), means=opt, tell=tell)
     report["chosen"] = f"{name}, {FITTED if fitted.fitted else AVERAGE}"
     report["why"] = (
         f"KL divergence {losses[name].mean():.4g} from the models' mixture on {len(losses[name])} examples held out; "
         f"the least is {min(loss.mean() for loss in losses.values()):.4g}, a standard error or less below"
     )
-    return _told(Chosen(aligned, fitted, report, notes), models, opt, batches)
+    method: Method = ProgressiveMerge() if fitted.fitted else Average()
+    return _told(Chosen(aligned, method, fitted.merged(sources_of(aligned)), report, notes), models, opt, batches)
 
 
 def simplest_of_best(losses: Mapping[str, Tensor]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.data.calibration import recut
+from onebasin.data.calibration import Data, recut
 from onebasin.fusion.refine import Refined, check
 from onebasin.fusion.refine import refine as distil
 from onebasin.models import Folder, provenance, write_model
@@ -21,7 +21,6 @@ from onebasin.models.published import block, code, prose, public_name, without_p
 from onebasin.running import load_model
 from onebasin.settings import Count, checked
 
-from .aligning import calibration
 from .folders import opened, refuse_places, together, workplace
 from .options import ModelSource, Options, Tell, stored_dtype
 
@@ -61,7 +60,7 @@ def refine(
     data held out, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.
     """
     started = time.perf_counter()
-    opt, stored = Options(data=data, samples=samples, **options), stored_dtype(dtype)
+    opt, stored = Options.of({"data": data, "samples": samples, **options}), stored_dtype(dtype)
     batch = checked(Count, "batch", batch)
     extra = [] if control is None else [control]
     check(len(teachers), weights, steps, lr)
@@ -71,7 +70,7 @@ def refine(
         outputs += [Output("the control's checkpoint", beside, "", grows=True)] if beside and extra else []
         refuse_places(outputs, given, overwrite, opt)
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
-        batches = recut(calibration(masters, opt, tell), batch)
+        batches = recut(Data(masters, opt, opt, tell, opt.labels).batches, batch)
 
         def run(start: Folder, saved: str | None) -> Refined:
             return distil(

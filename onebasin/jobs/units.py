@@ -82,5 +82,5 @@ def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> 
         for model in (source, anchor)
         for path in sorted({model.origin.folder / "config.json", *model.origin.files.values()})
     ]
-    told = {key: str(value) for key, value in opt.told.items()}
+    told = {key: str(value) for key, value in opt.told().items()}
     return json.dumps([torch.__version__, files, list(roles), told])

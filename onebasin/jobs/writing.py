@@ -133,7 +133,7 @@ def write_canonical(
     verify: bool | str,
     placing: Placing,
 ) -> float | None:
-    opt = Options(precision="float64" if form.dtype == torch.float64 else "float32")
+    opt = Options.of({"precision": "float64" if form.dtype == torch.float64 else "float32"})
     difference = verified(form.origin, Rewritten(form, Alignment(), opt.dtype), opt, None, verify)
     write_model(
         output,
@@ -162,9 +162,8 @@ class Record:
         """card: whether README.md is written, too."""
         command = self.command or f"onebasin.{self.job}(...)"
         before, after = [item.before for item in self.found], [item.after for item in self.found]
-        options = {key: value for key, value in self.options.told.items() if value is not None}
         facts = provenance(
-            self.inputs, command=command, options=options, result=self.result, before=before, after=after,
+            self.inputs, command=command, options=self.options.told(), result=self.result, before=before, after=after,
             sha256=self.sha256 and self.sha256(),
         )  # fmt: skip
         if card:

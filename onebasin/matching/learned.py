@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from torch import Tensor
 from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, mean_loss, split_held_out
 from onebasin.engine import Descent
 from onebasin.running.trace import Batch
-from onebasin.settings import Count, Rate, checked
+from onebasin.settings import Count, Rate, Seeded, checked, setting
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts
@@ -33,6 +34,31 @@ from onebasin.symmetry.groups.elements import Acts
 from .latents import PERMUTATIONS, Latent, blend, finished, zeros
 
 LOOKS = 20  # at the held-out loss in one run
+
+
+@dataclass(frozen=True)
+class Learning(Seeded):
+    """How matching is learned: from `start`, by gradient descent on what the average of all models predicts."""
+
+    start: Literal["weights", "activations", "none"] = setting(
+        "weights", "Where learning starts from: weights, activations or none."
+    )
+    steps: Count = setting(200, "Steps of learning.")
+    lr: Rate = setting(8e-3, "The largest learning rate of learning.")
+    patience: Count | None = setting(
+        None, "End learning after this many of its 20 validation checks without improvement [default: never]."
+    )
+    loss: Literal["divergence", "logits", "task"] = setting(
+        "divergence",
+        "What learning lowers: divergence from the models' predictions, the distance from their logits, or the "
+        "task's own loss.",
+    )
+    permutations: Literal["fixed", "straight-through", "sinkhorn"] = setting(
+        "fixed",
+        "In learning: fixed as they start; straight-through learns them, too; sinkhorn (merge only) mixes "
+        "neurons, and the averaged models are then no longer the same functions as their sources.",
+    )
+    checkpoint: str | None = setting(None, "Save learning in this file as it goes, and continue from it.")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from onebasin.engine import Store, in_order, in_parallel
 from onebasin.models.distance import squared_distance
+from onebasin.settings import Count, Factor, Few, Seeded, Strength, setting
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import GroupedWreath, Wreath
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
@@ -67,6 +69,39 @@ class Matched:
         alignment = Alignment.load(path)
         with safe_open(str(path), "pt") as file:
             return cls(alignment, **json.loads(file.metadata()["matched"]))
+
+
+@dataclass(frozen=True)
+class Weights(Seeded):
+    """How weights are matched."""
+
+    starts: Few = setting(1, "Tries of the search where spaces are coupled; the closest is kept.")
+    tensor_weights: Mapping[str, Strength] = setting(
+        factory=dict, help="NAME=W: tensors whose name contains NAME count W times. Repeatable.", flag="tensor-weight"
+    )
+    relative: bool = setting(False, "Divide every tensor's distance by the root of both norms' product.")
+    tolerance: Factor = setting(1e-6, "Relative decrease per sweep below which coupled spaces have converged.")
+    max_sweeps: Count = setting(100, "Most sweeps over coupled spaces.")
+
+    @property
+    def descent(self) -> dict[str, Any]:
+        """The keyword arguments of `match_weights` and `match_universe`."""
+        return {
+            "weights": self.weight,
+            "relative": self.relative,
+            "tolerance": self.tolerance,
+            "max_sweeps": self.max_sweeps,
+            "starts": self.starts,
+            "seed": self.seed,
+        }
+
+    def weigh(self, role: str, anchor: Tensor, source: Tensor) -> float:
+        """Return a tensor's weight in the objective, of either kind."""
+        return self.weight(role) / (typical_size(anchor, source) if self.relative else 1.0)
+
+    def weight(self, role: str) -> float:
+        """Return a tensor's weight in the objective: that of the first name part that its role contains, else 1."""
+        return next((weight for part, weight in self.tensor_weights.items() if part in role), 1.0)
 
 
 def match_weights(

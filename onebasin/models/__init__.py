@@ -11,7 +11,7 @@ from .distance import Distances, before_and_after, distances
 from .folder import DTYPES, Folder, ModelError, locate
 from .lazy_tensors import LazyTensors
 from .model import Model, View
-from .pairing import Shared, read_pair, shared_roles
+from .pairing import Common, Shared, common_roles, of_one_width, read_pair, shared_roles
 from .rewritten import Rewritten
 from .widened import Widened
 from .writer import write_model
@@ -19,6 +19,7 @@ from .writer import write_model
 __all__ = [
     "DTYPES",
     "Canonical",
+    "Common",
     "Distances",
     "Folder",
     "LazyTensors",
@@ -29,9 +30,11 @@ __all__ = [
     "View",
     "Widened",
     "before_and_after",
+    "common_roles",
     "distances",
     "locate",
     "model_card",
+    "of_one_width",
     "provenance",
     "read_pair",
     "shared_roles",

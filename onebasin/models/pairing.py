@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,6 +53,33 @@ def shared_roles(a: Model, b: Model) -> Shared:
         tuple(role for role in ours if role not in yours),
         tuple(role for role in yours if role not in ours),
         tuple(role for role in both if role in differing),
+    )
+
+
+@dataclass(frozen=True)
+class Common:
+    """roles: what all models hold. differing: what only some have, or what differs in its labels."""
+
+    roles: list[str]
+    differing: list[str]
+
+
+def common_roles(models: Sequence[Model]) -> Common:
+    """Return the roles that all models share, in the first one's order. Raises ModelError as `shared_roles` does."""
+    pairs = [shared_roles(model, models[0]) for model in models[1:] or models]
+    roles = [role for role in pairs[0].roles if all(role in pair.roles for pair in pairs)]
+    kept = set(roles)
+    differing = [role for model in models for role, entry in model.signature.tensors.items()
+                 if role not in kept and entry.alias is None]  # fmt: skip
+    return Common(roles, list(dict.fromkeys(differing)))
+
+
+def of_one_width(models: Sequence[Model]) -> bool:
+    """Return whether all spaces but positions and classes have one size in all models."""
+    return all(
+        space.kind in ("rows", "labels") or space.size == model.signature.sizes.get(key, space.size)
+        for model in models[1:]
+        for key, space in models[0].signature.spaces.items()
     )
 
 

@@ -35,18 +35,18 @@ def write_model(
     dtype: torch.dtype | None = None,
     shard_size: int | str = "5GB",
     files: Mapping[str, str] | None = None,
-    check: Callable[[Path], object] | None = None,
+    check: Callable[[Path], Any] | None = None,
     inputs: Iterable[str | Path] = (),
     tokenizer: bool = True,
     placing: Placing | None = None,
-) -> None:
+) -> Any:
     """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
 
     tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. `LazyTensors` with
     a cluster are made and written by its tasks, a file each, with the same bytes.
     dtype: of all floating-point tensors; None keeps what `like` stores under each name.
     files: name -> text, written beside the weights.
-    check: called with the finished folder before anyone sees it; what it raises refuses the folder.
+    check: called with the finished folder before anyone sees it; what it raises refuses the folder; returned.
     inputs: folders that must not be overwritten, besides `like`. tokenizer: whether its files are copied, too.
     placing: gives the folder its name later, together with others that the caller has checked, see `refuse_outputs`
     (default: checked here, and named at the end of this call).
@@ -63,8 +63,7 @@ def write_model(
         with clearly(Path(out)):
             for name, text in (files or {}).items():
                 (temporary / name).write_text(text, "utf-8")
-        if check is not None:
-            check(temporary)
+        return None if check is None else check(temporary)
 
 
 @contextmanager

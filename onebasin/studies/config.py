@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from onebasin.fusion import MERGE_METHODS
-from onebasin.jobs.options import Fusion, Options
+from onebasin.fusion import method_of
+from onebasin.jobs.options import Options
 from onebasin.settings import Count, Points, Seed, read_yaml
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
-MATCHING = frozenset(field.name for field in fields(Options))
-MERGING = frozenset({"method", "weights", *(field.name for field in fields(Fusion))})
+MATCHING = frozenset(Options.names())
 
 
 class Corpus(BaseModel):
@@ -71,10 +69,10 @@ class Config(BaseModel):
     def _whole(cls, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         found = {}
         for name, told in given.items():
-            _refuse_unknown(f"of the method '{name}'", told, MERGING)
             found[name] = {"method": name, **told}
-            if found[name]["method"] not in MERGE_METHODS:
-                raise ValueError(f"unknown method '{found[name]['method']}'; choose from {', '.join(MERGE_METHODS)}")
+            method = method_of(str(found[name]["method"]))
+            _refuse_unknown(f"of the method '{name}'", told, {"method", "weights", *method.names()})
+            method.of({key: value for key, value in told.items() if key in method.names()})
         return found
 
     @field_validator("matchings")

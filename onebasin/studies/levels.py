@@ -15,9 +15,11 @@ from torch import Tensor
 
 import onebasin
 from onebasin.data import Scores, Task, evaluate, load_model
+from onebasin.data.calibration import Calibration, Data
 from onebasin.data.models import quiet
-from onebasin.engine import Tell
-from onebasin.fusion import METHODS, merged_tensors
+from onebasin.engine import Means, Tell
+from onebasin.fusion import AVERAGES, method_of
+from onebasin.fusion.method import Sources
 from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.models import Folder, shared_roles
@@ -41,7 +43,7 @@ def study_levels(
     output: str | Path,
     *,
     levels: Sequence[str] = SETTINGS,
-    methods: Sequence[str] = METHODS,
+    methods: Sequence[str] = tuple(AVERAGES),
     points: int = 11,
     rescale: str = "joint",
     device: str = "cpu",
@@ -63,7 +65,7 @@ def study_levels(
     be matched or merged whole, and where matplotlib is not installed.
     """
     _known("level", levels, ("none", *LEVELS))
-    _known("method", methods, METHODS)
+    _known("method", methods, [*AVERAGES])
     points = checked(Points, "points", points)
     folder = Path(output)
     refuse_results(output, FILES, [a, b], overwrite)
@@ -154,16 +156,11 @@ def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) 
         if alone := [*shared.only_a, *shared.only_b, *shared.differing]:
             raise ValueError(f"the models do not lie on one line: they do not share the tensor '{alone[0]}'")
         others = {name: models[0].read_name(name) for name in models[0].others()}
+        means = Means(device=device, workers=1)
         for lam in lambdas:
-            merged = merged_tensors(
-                models,
-                [1 - lam, lam],
-                0,
-                set(shared.roles),
-                method=method,
-                device=device,
-            )
-            yield {**others, **dict(merged)}
+            sources = Sources(models, [1 - lam, lam])
+            merged = method_of(method)().merge(sources, Data(models, Calibration(), means), means, None)
+            yield {**others, **dict(merged.tensors)}
     finally:
         for model in models:
             model.close()

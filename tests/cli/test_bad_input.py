@@ -250,7 +250,7 @@ def test_statistics_that_are_not_there_are_missed_before_matching(
 ) -> None:
     monkeypatch.setattr("onebasin.jobs.merge.in_one_frame", lambda *_, **__: pytest.fail("work began"))
     words = ("merge", a, b, "-o", tmp_path / "out", "--method", "fisher", "--statistics")
-    assert "there are no statistics" in refused(*words, f"{tmp_path / 'x'},{tmp_path / 'y'}")
+    assert "there is no file" in refused(*words, f"{tmp_path / 'x'},{tmp_path / 'y'}")
     assert "2 models need 2 statistics files, not 1" in refused(*words, tmp_path / "x")
 
 

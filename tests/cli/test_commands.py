@@ -362,6 +362,7 @@ def test_help_and_version(run: Any) -> None:
     import onebasin
     from onebasin.cli import common
     from onebasin.data import TASKS
+    from onebasin.fusion import AVERAGES
     from onebasin.symmetry import LEVELS
 
     assert run("--version").stdout == f"{onebasin.__version__}\n"
@@ -370,7 +371,7 @@ def test_help_and_version(run: Any) -> None:
         assert command in run("--help").stdout
         assert "--json" in run(command, "--help").stdout
     assert ", ".join(LEVELS) == common.LEVELS
-    assert ", ".join(onebasin.METHODS) == common.METHODS
+    assert ", ".join(AVERAGES) == common.AVERAGES
     assert ", ".join(TASKS) == common.TASKS
     assert set(onebasin.__all__) <= set(dir(onebasin)) and all(hasattr(onebasin, name) for name in onebasin.__all__)
     assert not hasattr(onebasin, "no_such_name")

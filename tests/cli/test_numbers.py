@@ -13,7 +13,7 @@ import typer
 from pairs import folder
 from typer.models import ArgumentInfo
 
-from onebasin.cli import app
+from onebasin.cli import LATE, app, callback_of
 
 WORDS = {
     "match": "A B -o OUT",
@@ -38,7 +38,8 @@ def numbers(app: typer.Typer = app, before: str = "") -> list[tuple[str, str, st
     for group in app.registered_groups:
         found += numbers(group.typer_instance, f"{before}{group.name or group.typer_instance.info.name} ")
     for command in app.registered_commands:
-        for option in signature(command.callback, eval_str=True).parameters.values():
+        callback = callback_of(command.name) if command.name in LATE else command.callback
+        for option in signature(callback, eval_str=True).parameters.values():
             kind, info = get_args(option.annotation)[:2] if get_origin(option.annotation) is Annotated else (None, None)
             number = next((one for one in (int, float) if one in (kind, *get_args(kind))), None)
             if number is None or isinstance(info, ArgumentInfo) or info.count:

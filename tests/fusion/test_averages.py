@@ -7,7 +7,10 @@ import pytest
 import torch
 from models import CASES, save
 
-from onebasin.fusion import METHODS, merged_tensors
+from onebasin.data.calibration import Calibration, Data
+from onebasin.engine import Means
+from onebasin.fusion import AVERAGES, method_of
+from onebasin.fusion.method import Sources
 from onebasin.models import Folder
 
 KINDS = ["GPT2LMHeadModel", "ViTForImageClassification", "BertForMaskedLM"]
@@ -29,8 +32,9 @@ def pair(tmp_path):
 
 def merged(models, weights, method):
     signature = models[0].signature
-    shared = {role for role, entry in signature.tensors.items() if entry.alias is None}
-    named = merged_tensors(models, weights, 0, shared, method=method, dtype=torch.float64)
+    means = Means(precision="float64", workers=1)
+    how = method_of(method)()
+    named = how.merge(Sources(models, weights), Data(models, Calibration(), means), means, None).tensors
     roles = {entry.name: role for role, entry in signature.tensors.items()}
     return {roles[name]: tensor for name, tensor in named}
 
@@ -39,7 +43,7 @@ def read(model):
     return {role: model.read(role, torch.float64) for role in model.signature.tensors}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", AVERAGES)
 @pytest.mark.parametrize("case", KINDS)
 def test_a_model_merged_with_itself_is_itself(pair, case, method):
     first, _ = pair(case)

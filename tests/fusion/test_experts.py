@@ -14,11 +14,13 @@ from pairs import scrambled
 from torch import Tensor, nn
 
 import onebasin
-from onebasin.fusion import merged_tensors
+from onebasin.engine import Means
 from onebasin.fusion.couplings import transport
 from onebasin.fusion.fisher import fisher_diagonal
+from onebasin.fusion.method import Sources
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import measured
+from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Canonical, Folder, ModelError, Rewritten
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, acting_groups
@@ -129,8 +131,7 @@ def test_every_expert_has_zero_gradient_of_its_regression(tmp_path: Path) -> Non
     stocks, batches, weights = [stock(model) for model in models], [data(case, 100 * i) for i in (0, 1)], [0.7, 0.3]
     grams = [input_grams(one, some) for one, some in zip(stocks, batches, strict=True)]
     solve = Regression([gram for gram, _, _ in grams], grams[0][1], shrink=1.0)
-    roles = {role for role, entry in models[0].signature.tensors.items() if entry.alias is None}
-    named = dict(merged_tensors(models, weights, 0, roles, combine=solve, dtype=torch.float64))
+    named = dict(merged_tensors(Sources(models, weights), solve, Means(precision="float64", workers=1)))
     seen = [read(one, some) for one, some in zip(stocks, batches, strict=True)]
     tokens = [sum(int(batch["attention_mask"].sum()) for batch in some) for some in batches]
     for role in stocks[0].parts:

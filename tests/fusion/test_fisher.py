@@ -11,9 +11,11 @@ import torch
 from models import CASES, inputs, save
 from torch import Tensor, nn
 
-from onebasin.fusion import merged_tensors
+from onebasin.engine import Means
 from onebasin.fusion.fisher import fisher_diagonal, fisher_mean, unpadded
+from onebasin.fusion.method import Sources
 from onebasin.fusion.statistics import measured
+from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Folder, Rewritten
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, acting_groups
@@ -190,7 +192,9 @@ def test_the_merged_model_minimises_the_sum_of_quadratic_losses(count: int, tmp_
         diagonal["wpe.weight"][3:] = 0
     weights = [0.2, 0.5, 0.3][:count]
     roles = {role for role, entry in models[0].signature.tensors.items() if entry.alias is None}
-    named = dict(merged_tensors(models, weights, 0, roles, dtype=torch.float64, combine=fisher_mean(diagonals, 1e-6)))
+    named = dict(
+        merged_tensors(Sources(models, weights), fisher_mean(diagonals, 1e-6), Means(precision="float64", workers=1))
+    )
     every = torch.cat([f.flatten() for diagonal in diagonals for f in diagonal.values()])
     for role in roles:
         merged = named[models[0].signature.tensors[role].name]
@@ -225,7 +229,7 @@ def test_bad_data_end_in_one_sentence() -> None:
         fisher_diagonal(model, [])
     with pytest.raises(ValueError, match="given labels need data with labels"):
         fisher_diagonal(model, [x], labels="given")
-    with pytest.raises(ValueError, match="unknown labels"):
+    with pytest.raises(ValueError, match="labels 'true': choose one of"):
         fisher_diagonal(model, [x], labels="true")
     with pytest.raises(ValueError, match="nothing to predict"):
         fisher_diagonal(model, [{**x, "labels": torch.tensor([-100, -100])}], labels="given")

@@ -11,7 +11,9 @@ import torch
 from models import CASES, VOCAB, save
 from torch import Tensor
 
+from onebasin.engine import Means
 from onebasin.fusion.couplings import transport
+from onebasin.fusion.method import Sources
 from onebasin.fusion.progressive import merge_progressively
 from onebasin.fusion.regmean import input_grams
 from onebasin.models import Folder
@@ -54,9 +56,8 @@ def test_measures_do_not_see_padding(models: list[Folder], length: int) -> None:
     for role, found in grams.items():
         assert torch.allclose(found, same[role]), role
 
-    roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
-    how = (models, [0.5, 0.5], 0, roles)
-    fits = [merge_progressively(*how, batches, ridge=0.1, dtype=torch.float64).tensors for batches in (plain, other)]
+    how = {"ridge": 0.1, "means": Means(precision="float64")}
+    fits = [merge_progressively(Sources(models, [0.5, 0.5]), some, **how).tensors for some in (plain, other)]
     for role, tensor in fits[0].items():
         assert torch.allclose(tensor, fits[1][role]), role
 

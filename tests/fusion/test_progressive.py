@@ -8,9 +8,12 @@ import torch
 from models import CASES, inputs, named_outputs, save
 from torch import Tensor
 
-from onebasin.fusion import merged_tensors
+from onebasin.engine import Means
+from onebasin.fusion.average import average
+from onebasin.fusion.method import Sources
 from onebasin.fusion.progressive import Fitting, Progressive, merge_progressively
 from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
+from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Folder
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Call, hooks, linear_calls, run
@@ -24,6 +27,7 @@ CASE = [
     "DistilBertForMaskedLM",
     "LlamaForCausalLM",
 ]
+FLOAT64 = Means(precision="float64")
 INSIDE = ("attention", "ffn")
 
 
@@ -42,8 +46,7 @@ def pair(case: str, folder: Path) -> tuple[list[Folder], list[dict[str, Tensor]]
 def merge(
     models: list[Folder], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = False
 ) -> Progressive:
-    roles = [role for role, entry in models[0].signature.tensors.items() if entry.alias is None]
-    return merge_progressively(models, weights, 0, roles, batches, ridge=ridge, spread=spread, dtype=torch.float64)
+    return merge_progressively(Sources(models, weights), batches, ridge=ridge, spread=spread, means=FLOAT64)
 
 
 def outputs(
@@ -90,8 +93,8 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, sprea
     student = loaded_model(models[0], dtype=torch.float64)
     calls = linear_calls(student, batches[0])
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
-    roles = set(student.signature.tensors)
-    average = {by_name[name]: tensor for name, tensor in merged_tensors(models, weights, 0, roles, dtype=torch.float64)}
+    plain = merged_tensors(Sources(models, weights), average, FLOAT64)
+    mean = {by_name[name]: tensor for name, tensor in plain}
     student.fill(merged.tensors.__getitem__)
     seen = [
         measured(stock, calls, batches) for stock in (*(loaded_model(m, dtype=torch.float64) for m in models), student)
@@ -108,11 +111,11 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, sprea
             target = target.mean(0) + wider.clamp(max=2**0.5) * (target - target.mean(0))
             scaled += 1
         lacking = target - value
-        change = student.parameter[call.weight] - average[call.weight]
+        change = student.parameter[call.weight] - mean[call.weight]
         change = change.mT if call.columns else change
         if call.bias:
             x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
-            change = torch.cat([change, (student.parameter[call.bias] - average[call.bias])[None]])
+            change = torch.cat([change, (student.parameter[call.bias] - mean[call.bias])[None]])
         wanted = ridge * x.square().sum(0).unsqueeze(1) * change
         assert change.abs().max() > 1e-3
         assert torch.allclose(x.mT @ lacking, wanted, atol=1e-6 * float(wanted.abs().max())), call.module
@@ -227,14 +230,12 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
     """Of the first layer that is fitted: its inputs and targets depend on no other choice."""
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     fit, held, ridges = batches[:12], batches[12:], (10.0, 0.1, 1e-3)
-    roles = list(models[0].signature.tensors)
-    merged = merge_progressively(models, [0.5, 0.5], 0, roles, fit, ridge=ridges, held_out=held,
-                                 dtype=torch.float64)  # fmt: skip
+    merged = merge_progressively(Sources(models, [0.5, 0.5]), fit, held, ridge=ridges, means=FLOAT64)
     a, b, student = (loaded_model(model, dtype=torch.float64) for model in (*models, models[0]))
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
-    pairs = merged_tensors(models, [0.5, 0.5], 0, set(roles), dtype=torch.float64)
-    average = {by_name[name]: tensor for name, tensor in pairs}
-    student.fill(average.__getitem__)
+    pairs = merged_tensors(Sources(models, [0.5, 0.5]), average, FLOAT64)
+    mean = {by_name[name]: tensor for name, tensor in pairs}
+    student.fill(mean.__getitem__)
     call = linear_calls(student, fit[0])[0]
     errors = {}
     for ridge in ridges:
@@ -255,9 +256,7 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
 
 def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: Path) -> None:
     models, batches = pair("GPT2LMHeadModel", tmp_path)
-    roles = list(models[0].signature.tensors)
-    merged = merge_progressively(models, [0.5, 0.5], 0, roles, batches[:12], held_out=batches[12:],
-                                 dtype=torch.float64)  # fmt: skip
+    merged = merge_progressively(Sources(models, [0.5, 0.5]), batches[:12], batches[12:], means=FLOAT64)
     assert merged.fitted == (merged.losses["progressive"] < merged.losses["average"])
     means = []
     for batch in batches[12:]:
@@ -270,11 +269,10 @@ def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: P
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     models, batches = pair("GPT2LMHeadModel", tmp_path)
-    roles = list(models[0].signature.tensors)
     for some, ridge, words in (
         ([], 0.1, "needs calibration data"),
         (batches, 0.0, "must be positive"),
         (batches[:1], (0.1, 0.01), "at least two batches"),
     ):
         with pytest.raises(ValueError, match=words):
-            merge_progressively(models, [0.5, 0.5], 0, roles, some, ridge=ridge)
+            merge_progressively(Sources(models, [0.5, 0.5]), some, ridge=ridge)

@@ -10,9 +10,11 @@ import torch
 from models import CASES, inputs, save
 from torch import Tensor
 
-from onebasin.fusion import merged_tensors
+from onebasin.engine import Means
+from onebasin.fusion.method import Sources
 from onebasin.fusion.regmean import Regression, input_grams, regression_mean
 from onebasin.fusion.statistics import Statistics, measured
+from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Folder, Rewritten
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import hooks
@@ -46,8 +48,7 @@ def test_the_solution_has_zero_gradient_of_the_regression(case: str, count: int,
     batches = [data(case, 100 * i) for i in range(count)]
     grams = [input_grams(stock, some) for stock, some in zip(stocks, batches, strict=True)]
     solve = Regression([gram for gram, _, _ in grams], grams[0][1], shrink=1.0)
-    roles = {role for role, entry in found[0].signature.tensors.items() if entry.alias is None}
-    named = dict(merged_tensors(found, weights, 0, roles, combine=solve, dtype=torch.float64))
+    named = dict(merged_tensors(Sources(found, weights), solve, Means(precision="float64", workers=1)))
     student = loaded_model(found[0], dtype=torch.float64)
     entries = student.signature.tensors
     seen = [inputs_of(stock, solve.jitter, some) for stock, some in zip(stocks, batches, strict=True)]

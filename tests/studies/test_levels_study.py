@@ -10,9 +10,10 @@ import torch
 from pairs import folder
 from typer.testing import CliRunner
 
-from onebasin import METHODS, merge
+from onebasin import merge
 from onebasin.cli import app
 from onebasin.data import Task, evaluate, load_model
+from onebasin.fusion import AVERAGES
 from onebasin.landscape import curve
 from onebasin.studies.levels import SETTINGS, study_levels, table
 
@@ -41,7 +42,7 @@ def test_every_curve_starts_and_ends_at_the_models(study: tuple[list[Path], Path
     assert ends[0] != pytest.approx(ends[1], rel=1e-3)
     assert set(results["levels"]) == set(SETTINGS)
     for entry in results["levels"].values():
-        assert set(entry["methods"]) == set(METHODS)
+        assert set(entry["methods"]) == set(AVERAGES)
         for found in entry["methods"].values():
             assert [found["losses"][0], found["losses"][-1]] == pytest.approx(ends, rel=1e-4)
 
@@ -54,7 +55,7 @@ def test_unmatched_and_plainly_averaged_is_the_straight_line(study: tuple[list[P
     assert plain["barrier"] == pytest.approx(line["barrier"], abs=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", AVERAGES)
 @pytest.mark.parametrize("level", ["none", "paper", "full"])
 def test_the_middle_is_the_merged_model(
     study: tuple[list[Path], Path, dict[str, Any]], tmp_path: Path, level: str, method: str
@@ -70,11 +71,11 @@ def test_what_is_written(study: tuple[list[Path], Path, dict[str, Any]]) -> None
     assert json.loads((out / "levels.json").read_text()) == results
     assert (out / "levels.png").read_bytes().startswith(b"\x89PNG")
     rows = [row.strip("| ").split(" | ") for row in (out / "levels.md").read_text().splitlines()]
-    assert rows[0] == ["level", *METHODS, "distance before", "distance after", "seconds"]
+    assert rows[0] == ["level", *AVERAGES, "distance before", "distance after", "seconds"]
     assert [row[0] for row in rows[2:]] == list(SETTINGS)
     for row in rows[2:]:
         entry = results["levels"][row[0]]
-        barriers = [entry["methods"][method]["barrier"] for method in METHODS]
+        barriers = [entry["methods"][method]["barrier"] for method in AVERAGES]
         assert [float(cell) for cell in row[1:-1]] == pytest.approx(
             [*barriers, entry["distance_before"], entry["distance_after"]], abs=0.006
         )

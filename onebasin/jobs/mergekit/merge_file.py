@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.engine import peak_memory
-from onebasin.fusion import MERGE_METHODS
+from onebasin.fusion import METHODS, method_of
 from onebasin.models import DTYPES, Folder, Model, View, write_model
 from onebasin.models.card import paths_of
 from onebasin.models.folder import locate
@@ -78,7 +78,7 @@ def merge_config(
         files = {name: without_paths(content, paths_of(sources)) for name, content in look.files.items()}
         look = replace(look, files=files)
         base = names.index(str(recipe.base_model)) if recipe.base_model else 0
-        if recipe.merge_method in MERGE_METHODS:
+        if recipe.merge_method in METHODS:
             result = merge(sources, output, **_whole(recipe, names, base), **common, **vars(look), overwrite=overwrite,
                            verify=verify, tell=tell, command=command)  # fmt: skip
             return {**result, "models": names}
@@ -134,7 +134,7 @@ def merge_config(
                 view = View(layout, updates=config_of(recipe, by_name, layout))
                 write_model(target, stacked(recipe, by_name, layout, opt, left), view, overwrite=overwrite,
                             dtype=DTYPES[dtype] if dtype else None, check=complete, placing=placing,
-                            **look.told)  # fmt: skip
+                            **look.to_writer)  # fmt: skip
             else:
                 places = [model.origin.folder for model in models]
                 for number, model in enumerate(models if align else []):
@@ -155,12 +155,12 @@ def refuse_unknown(recipe: Recipe) -> None:
     method = recipe.merge_method
     if method == "linear":
         known: Sequence[str] = ("weight", "normalize")
-    elif method in MERGE_METHODS:
-        known = ("weight",)
+    elif method in METHODS:
+        known = ("weight", *method_of(method).names())
         if not recipe.models:
             raise ValueError(f"'{method}' merges whole models; list them under models")
     else:
-        known = parameters_of(method, ("linear", *MERGE_METHODS))
+        known = parameters_of(method, ("linear", *METHODS))
     for name, place in parameter_names(recipe).items():
         if name not in known:
             near = get_close_matches(name, known, 1, 0.5)
@@ -193,6 +193,10 @@ def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:
     """What `merge` is told for a method of whole models with one weight each. A base model that is none of them only
     serves as the anchor."""
     own = {str(source.model): source.parameters for source in recipe.models or []}
+    settings = {name: value for name, value in recipe.parameters.items() if name != "weight"}
+    for name, parameters in own.items():
+        for setting in parameters.keys() - {"weight"}:
+            raise ValueError(f"{setting} of '{name}': it is one for the whole merge; write it under parameters")
     weights = []
     for name in names:
         weight = {**recipe.parameters, **own[name]}.get("weight", 1.0) if name in own else 0.0
@@ -211,6 +215,7 @@ def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:
         "dtype": recipe.out_dtype or recipe.dtype,
         "tokenizer_source": None if recipe.tokenizer_source is None else str(recipe.tokenizer_source),
         **options,
+        **settings,
     }
 
 

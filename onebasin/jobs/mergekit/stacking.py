@@ -13,11 +13,10 @@ from torch import Tensor
 
 from onebasin.families import named_table, table_for
 from onebasin.fusion.linear import linear
-from onebasin.models import DTYPES, Model
+from onebasin.models import DTYPES, Model, common_roles
 from onebasin.models.pairing import refuse_other_spaces
 from onebasin.symmetry import Entry
 
-from ..folders import common_roles
 from ..options import Options
 from .schema import Recipe, Slice, Source
 from .values import number, truth

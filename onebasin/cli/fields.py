@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of commands from the fields of settings: their names, help and defaults stand there and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from onebasin.settings import Settings
+
+from . import common as c
+
+Option = tuple[Any, Any]  # its type for typer, and its default
+
+
+def options_of(
+    kind: type[Settings], without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+) -> dict[str, Option]:
+    """Return the options of a command for settings: name -> its type and default, as `common.takes` wants them.
+
+    Args:
+        kind: the settings.
+        without: fields that the command has no option for.
+        defaults: those of the command, where they differ from the fields'.
+    """
+    found = {}
+    for one in fields(kind):
+        if one.name in kind.names() and one.name not in without:
+            default = None if one.default is MISSING else one.default
+            found[one.name] = _option(kind, one.name, (defaults or {}).get(one.name, default), one.metadata["help"])
+    return found
+
+
+def methods_options(methods: Mapping[str, type[Settings]], taken: Sequence[str]) -> dict[str, Option]:
+    """Return the options of several methods, None where they are not typed, so that one can refuse another's.
+
+    Args:
+        methods: name -> the settings of a method.
+        taken: names of other options of the command.
+
+    Raises:
+        ValueError: for a setting that has the name of one of these, or another type in another method.
+    """
+    owners: dict[str, list[str]] = {}
+    for method, kind in methods.items():
+        for name in kind.names():
+            owners.setdefault(name, []).append(method)
+    found = {}
+    for name, those in owners.items():
+        kinds = [methods[method] for method in those]
+        if name in taken or len({str(_hint(kind, name)) for kind in kinds}) > 1:
+            raise ValueError(f"the setting '{name}' of the method {' and '.join(those)} has another meaning elsewhere; "
+                             "it needs another name")  # fmt: skip
+        one = next(one for one in fields(kinds[0]) if one.name == name)
+        text, usual = one.metadata["help"], one.default
+        text = f"{', '.join(those)}: {text[0].lower()}{text[1:]}"
+        if usual is not None and not isinstance(usual, bool):
+            text = f"{text.removesuffix('.')} [default: {usual}]."
+        found[name] = _option(kinds[0], name, None, text)
+    return found
+
+
+def typed(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was typed for settings, in the types of their fields. Raises ValueError for what is no such value."""
+    there = {name: value for name, value in given.items() if value is not None}
+    return {name: _parser(kind, name)(value) if isinstance(value, str | list) else value
+            for name, value in there.items()}  # fmt: skip
+
+
+def _hint(kind: type[Settings], name: str) -> Any:
+    """The type of a field without bounds, and without None."""
+    hint = get_type_hints(kind)[name]
+    if get_origin(hint) in (Union, UnionType):
+        inside = tuple(one for one in get_args(hint) if one is not type(None))
+        hint = inside[0] if len(inside) == 1 else inside
+    return str if get_origin(hint) is Literal else hint
+
+
+def _flag(kind: type[Settings], name: str) -> str:
+    one = next(one for one in fields(kind) if one.name == name)
+    return "--" + (one.metadata["flag"] or name.replace("_", "-"))
+
+
+def _option(kind: type[Settings], name: str, default: Any, text: str) -> Option:
+    hint, flag = _hint(kind, name), _flag(kind, name)
+    if hint is bool:
+        names = [flag if not default else f"{flag}/--no-{flag[2:]}"]
+        return Annotated[bool | None if default is None else bool, typer.Option(*names, help=text)], default
+    plain: Any = hint if hint in (int, float) else list[str] if get_origin(hint) and _repeats(hint) else str
+    return Annotated[plain | None if default is None else plain, typer.Option(flag, help=text)], default
+
+
+def _repeats(hint: Any) -> bool:
+    return bool(issubclass(get_origin(hint), Mapping) and get_args(hint)[1] is float)
+
+
+def _parser(kind: type[Settings], name: str) -> Callable[[Any], Any]:
+    """What makes a value of a field of what was typed."""
+    hint, flag = _hint(kind, name), _flag(kind, name)
+    if isinstance(hint, tuple):  # a word or several
+        return c.datasets if any(get_origin(one) for one in hint) else _same
+    origin = get_origin(hint)
+    if origin is None:
+        return _same
+    if issubclass(origin, Mapping):
+        return (lambda items: c.pairs(items, flag)) if _repeats(hint) else (lambda text: c.renamed(text, flag))
+    if get_args(hint)[0] is int:
+        return lambda text: c.numbers(text, flag)
+    return c.words
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""With what a job computes: the type of the arithmetic, the device, threads or a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from onebasin.settings import Few, Settings, setting
+
+
+@dataclass(frozen=True)
+class Means(Settings):
+    """With what a job computes. Only precision and device change results.
+
+    units: the folder in which finished units of weight matching are kept; jobs that write a folder choose it.
+    """
+
+    precision: Literal["float32", "float64"] = setting("float32", "Type of the computation: float32 or float64.")
+    device: str = setting("cpu", "Device of the computation: cpu, cuda, mps.")
+    workers: Few | None = setting(None, "Threads of weight matching [default: one per core]; they change no result.")
+    ray: str | None = setting(
+        None, "Match and write on a Ray cluster at this address, which sees the same files; or local."
+    )
+    resume: bool = setting(False, "Go on where a run with this output was killed.")
+    units: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_device(self.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the computation."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+def refuse_device(name: str) -> None:
+    """Raise ValueError for a device that is not there."""
+    try:
+        torch.zeros(1, device=name).item()  # which `meta` has not
+    except (AssertionError, ImportError, RuntimeError):  # torch raises any of these
+        raise ValueError(f"the device '{name}' is not available here; choose another, such as cpu") from None

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The merged model's tensors, made one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from onebasin.engine import Means
+from onebasin.models import LazyTensors
+from onebasin.symmetry import Entry, Signature
+
+from .method import Sources
+
+Combine = Callable[[list[Tensor], Sequence[float], Signature, Entry], Tensor]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Tensors that are merged together.
+
+    groups: sets of roles. finish: gets the tensors of all models of such a set, role -> one per model, and those that
+    were combined one by one, which it changes in place.
+    """
+
+    groups: Sequence[tuple[str, ...]]
+    finish: Callable[[Mapping[str, Sequence[Tensor]], Mapping[str, Tensor]], None]
+
+
+def merged_tensors(
+    sources: Sources, combine: Combine, means: Means | None = None, joint: Joint | None = None
+) -> LazyTensors:
+    """Return the merged model's tensors under the template's names, one at a time.
+
+    What the models share is combined; all else comes from the template alone. Where position tables differ in length,
+    the common rows are combined and the rest are the template's.
+
+    Args:
+        sources: the aligned models.
+        combine: makes one tensor of those of all models.
+        means: the type and device of the arithmetic, and the workers (default: one thread, float32).
+        joint: what is merged together.
+    """
+    means = means or Means(workers=1)
+    signature, template = sources.signature, sources.template
+
+    def read(role: str) -> list[Tensor]:
+        """The tensor of every model, in the template's place for it."""
+        found = []
+        for model in sources.models:
+            own = role if role in model.signature.tensors else str(signature.tensors[role].alias)
+            found.append(model.read(own, means.dtype, means.device))
+        return found
+
+    def merged(role: str, tensors: list[Tensor]) -> Tensor:
+        base = tensors[template]
+        corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in tensors), strict=True))
+        mean = combine([tensor[corner] for tensor in tensors], sources.weights, signature, signature.tensors[role])
+        if mean.shape == base.shape:
+            return mean
+        whole = base.clone()
+        whole[corner] = mean
+        return whole
+
+    def single(role: str) -> Tensor:
+        if role in sources.shared or signature.tensors[role].alias in sources.shared:
+            return merged(role, read(role))
+        return sources.models[template].read(role, means.dtype, means.device)
+
+    together = {role: roles for roles in (joint.groups if joint else ()) for role in roles}
+
+    def make(roles: Sequence[str]) -> dict[str, Tensor]:
+        if joint is None or roles[0] not in together:
+            return {role: single(role) for role in roles}
+        every = {role: read(role) for role in roles}
+        mean = {role: merged(role, tensors) for role, tensors in every.items()}
+        joint.finish(every, mean)
+        return mean
+
+    groups = dict.fromkeys(together.get(role, (role,)) for role in signature.tensors)
+    return LazyTensors(signature, make, [*groups], means.workers, means.ray)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages of others: a method in one file and a family in one table, found by installing them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import onebasin
+
+METHOD = '''
+"""The median of the models, pulled towards the first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from onebasin.fusion.method import TensorMethod
+from onebasin.settings import Factor, setting
+
+
+@dataclass(frozen=True)
+class Median(TensorMethod):
+    """The elementwise median, pulled towards the first model."""
+
+    pull: Factor = setting(0.0, "Weight of the first model.")
+
+    def combine(self, tensors, weights, signature, entry):
+        return self.pull * tensors[0] + (1 - self.pull) * torch.stack(list(tensors)).median(0).values
+'''
+
+FAMILY = """
+family toyllama
+types  toyllama
+prefix model.
+layers num_hidden_layers
+size   head = num_attention_heads
+
+spaces
+    vocab    fixed
+    stream   linear         stream
+    head     permutation    attention  layer
+    qk       rotary         attention  layer
+    vo       linear         attention  layer
+    ffn      permutation    ffn        layer
+    lift     factor         ffn        layer
+
+tensors
+    embed_tokens.weight                   vocab stream
+
+layer layers.{}
+    input_layernorm.weight                rmsnorm: stream -> attn_in
+    self_attn.q_proj.weight               (head qk) attn_in'
+    self_attn.k_proj.weight               (head qk') attn_in'
+    self_attn.v_proj.weight               (head vo) attn_in'       ; passes
+    self_attn.o_proj.weight               stream (head vo')
+    post_attention_layernorm.weight       rmsnorm: stream -> mlp_in
+    mlp.gate_proj.weight                  ffn mlp_in'
+    mlp.up_proj.weight                    (ffn lift) mlp_in'
+    mlp.down_proj.weight                  stream (ffn lift')
+
+tensors
+    norm.weight                           rmsnorm: stream -> final
+
+heads
+    lm_head.weight                        vocab final'
+"""
+SIZES = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+PYTHON = """
+import json, sys
+import onebasin
+print(json.dumps(onebasin.merge(sys.argv[1:4], sys.argv[4], method="median", match="none", pull=0.25)["settings"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder such as pip makes: two modules, and what their package says of them."""
+    where = tmp_path_factory.mktemp("site")
+    (where / "medians.py").write_text(METHOD)
+    (where / "toyfamily.py").write_text(f'TABLE = """{FAMILY}"""\n')
+    info = where / "plugins-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[onebasin.methods]\nmedian = medians:Median\nbroken = nowhere:Method\n"
+        "[onebasin.families]\ntoyllama = toyfamily:TABLE\n"
+    )
+    return where
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    where = tmp_path_factory.mktemp("models")
+    names = []
+    for number in range(3):
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False))
+        names.append(str(where / str(number)))
+        model.save_pretrained(names[-1])
+    return names
+
+
+def run(site: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(site), str(Path(onebasin.__file__).parents[1])])
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+
+
+def digest(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_method_of_another_package_has_its_setting_everywhere(site: Path, models: list[str], tmp_path: Path) -> None:
+    """On the command line, in Python and in a merge file: the same bytes, which differ from those of the default."""
+    command = ["-m", "onebasin", "merge", *models, "--method", "median", "--match", "none"]
+    assert run(site, *command, "--pull", "0.25", "-o", tmp_path / "typed").returncode == 0
+    assert run(site, *command, "-o", tmp_path / "default").returncode == 0
+    told = run(site, "-c", PYTHON, *models, tmp_path / "called")
+    assert json.loads(told.stdout) == {"pull": 0.25}
+    lines = ["merge_method: median", "parameters:", "  pull: 0.25", "models:", *(f"- model: {one}" for one in models)]
+    (tmp_path / "merge.yml").write_text("\n".join(lines) + "\n")
+    found = run(site, "-m", "onebasin", "merge", "--config", tmp_path / "merge.yml", "-o", tmp_path / "file")
+    assert found.returncode == 0, found.stderr
+    assert len({digest(tmp_path / name) for name in ("typed", "called", "file")}) == 1
+    assert digest(tmp_path / "typed") != digest(tmp_path / "default")
+    assert "Weight of the first model".lower() in run(site, "-m", "onebasin", "merge", "--help").stdout.lower()
+
+
+def test_what_is_wrong_with_a_setting_or_a_package_is_said_in_a_sentence(
+    site: Path, models: list[str], tmp_path: Path
+) -> None:
+    command = ["-m", "onebasin", "merge", *models, "-o", tmp_path / "out", "--match", "none"]
+    for words, sentence in (
+        (["--method", "median", "--pull", "2"], "pull 2.0: it must be less than or equal to 1"),
+        (["--pull", "0.5"], "pull is a setting of median, not of average"),
+        (["--method", "broken"], "the method 'broken' cannot be loaded from nowhere:Method"),
+    ):
+        found = run(site, *command, *words)
+        assert found.returncode == 2 and sentence in found.stderr and found.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_family_of_another_package_is_matched(site: Path, models: list[str], tmp_path: Path) -> None:
+    """A type that transformers does not know, with a table of at most 40 lines."""
+    assert len([line for line in FAMILY.splitlines() if line]) <= 40
+    for number, name in enumerate(models[:2]):
+        config = json.loads((Path(name) / "config.json").read_text())
+        target = tmp_path / str(number)
+        target.mkdir()
+        (target / "config.json").write_text(json.dumps({**config, "model_type": "toyllama"}))
+        (target / "model.safetensors").write_bytes((Path(name) / "model.safetensors").read_bytes())
+    command = ["-m", "onebasin", "match", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out", "--symmetry", "full"]
+    found = run(site, *command, "--verify", "tensors", "--json")
+    assert found.returncode == 0, found.stderr
+    result = json.loads(found.stdout)
+    assert result["distance_after"] < result["distance_before"]
+    assert "toyllama" in run(site, "-m", "onebasin", "families").stdout
+    assert run(Path(os.devnull), *command, "--overwrite").returncode == 2
