@@ -21,7 +21,7 @@ from onebasin.cli import app
 from .cases import OK, REFUSED, Finding, Outcome
 
 # A refusal names what is wrong and where. These are the words of an exception that nobody translated.
-UNCLEAR = r"Traceback|object at 0x|Errno|report above|above report|<class 'onebasin"
+UNCLEAR = r"Traceback|object at 0x|Errno|report above|above report|<class 'onebasin|values to unpack"
 LONGEST = 1500  # characters of a refusal, the paths in it included
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 
 from .cases import OK, REFUSED, Case, Finding, Outcome, Place
 from .commands import judge, listing, run, shown
-from .equality import ROUNDINGS, compare
+from .equality import compare, refuse_difference
 from .folders import BASES, copied
 
 HARMLESS, BROKEN = "harmless", "broken"
@@ -850,7 +850,7 @@ def try_damage(case: Case, place: Place) -> Outcome:
         if outcome.word == REFUSED:
             wrong_refusal(outcome.said, expected == HARMLESS)
         if outcome.word == OK and same:
-            equal(where / same, place.room / "out")
+            equal(where / same, place.room / "out", told)
         no_secret(place.room / "out")
     except Finding as finding:
         raise Finding(f"{finding}\n{tried}") from None
@@ -863,10 +863,12 @@ def wrong_refusal(said: str, harmless: bool = False) -> None:
         raise Finding(f"wrong refusal: {said}")
 
 
-def equal(source: Path, out: Path) -> None:
+def equal(source: Path, out: Path, told: list[str]) -> None:
     """Raise Finding where an output is another function than its source; nothing where the source does not load."""
     try:
-        found, explained = compare(source, out)
+        refuse_difference(source, out, told)
+    except Finding:
+        raise
     except Exception as error:
         try:
             compare(source, source)
@@ -874,8 +876,6 @@ def equal(source: Path, out: Path) -> None:
             return
         text = " ".join(str(error).split())[:300]
         raise Finding(f"the output does not load: {type(error).__name__} {text}") from None
-    if found > ROUNDINGS * explained:
-        raise Finding(f"wrong function: differs by {found:.3g}, one rounding explains {explained:.3g}")
 
 
 def no_secret(out: Path) -> None:

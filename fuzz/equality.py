@@ -8,7 +8,7 @@ control: the source with noise of the size of one rounding of its stored weights
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
+from .cases import Finding
+from .folders import BASES
+
 UNIT = {torch.float64: 2.0**-24, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Roundings that a rewritten weight may be off by: it is a sum of products with up to four matrices in a row. Measured:
-# see docs/reliability.md.
-ROUNDINGS = 12
+# Roundings that a rewritten weight may be off by: it is a sum of products with up to four matrices in a row, of which
+# those of the level `invertible` multiply rounding by their condition. Measured: 3, and 13 at that level.
+ROUNDINGS, INVERTIBLE = 8, 64
 CONTROLS = 3
 
 
@@ -33,7 +36,10 @@ def load(folder: Path) -> PreTrainedModel:
     """Return the model of a folder in float64, in the class that its config names. Raises where it does not load."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     names = getattr(config, "architectures", None) or [""]
-    cls: Any = getattr(transformers, str(names[0]), AutoModel)
+    cls: Any = getattr(transformers, str(names[0]), None)
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # the class that these are the tensors of
+        kinds = [getattr(transformers, kind) for kind, _ in BASES.values()]
+        cls = next((kind for kind in kinds if kind.config_class is type(config)), AutoModel)
     how: dict[str, Any] = {"dtype": torch.float64, "output_loading_info": True, "local_files_only": True}
     model, info = cls.from_pretrained(folder, **how)
     if info["missing_keys"] and all("pooler" in key for key in info["missing_keys"]):
@@ -85,6 +91,15 @@ def compare(source: Path, copy: Path) -> tuple[float, float]:
     """Return how much the copy differs from the source and how much one rounding to its dtypes does, both relative."""
     with one_by_one():
         return _compared(load(source), load(copy), unit(copy))
+
+
+def refuse_difference(source: Path, copy: Path, told: Sequence[object]) -> float:
+    """Return by how many roundings a copy differs that a command made. Raises Finding where they are too many."""
+    found, explained = compare(source, copy)
+    allowed = INVERTIBLE if "invertible" in map(str, told) else ROUNDINGS
+    if found > allowed * explained:
+        raise Finding(f"wrong function: {copy.name} differs by {found:.3g}, one rounding explains {explained:.3g}")
+    return found / explained if explained else 0.0
 
 
 def unit(folder: Path) -> float:

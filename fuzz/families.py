@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .cases import OK, Case, Finding, Outcome, Place
 from .commands import judge, listing, run, shown
 from .damage import LEVELS, wrong_refusal
-from .equality import ROUNDINGS, compare, one_by_one
+from .equality import one_by_one, refuse_difference
 from .folders import seeded
 
 ACTIVATIONS = ["gelu", "gelu_new", "relu", "silu", "tanh", "quick_gelu", "gelu_pytorch_tanh", "relu2", "sigmoid",
@@ -197,10 +197,7 @@ def try_family(case: Case, place: Place) -> Outcome:
         worst = 0.0
         for source, copy in pairs:
             source = "a" if job == "same" else source
-            found, explained = compare(where / source, place.room / copy)
-            if found > ROUNDINGS * explained:
-                raise Finding(f"wrong function: {copy} differs by {found:.3g}, one rounding explains {explained:.3g}")
-            worst = max(worst, found / explained if explained else 0.0)
+            worst = max(worst, refuse_difference(where / source, place.room / copy, told))
         near(json.loads(said.stdout))
     except Finding as finding:
         raise Finding(f"{finding}\n{tried}") from None

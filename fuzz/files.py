@@ -177,7 +177,7 @@ def try_files(case: Case, place: Place) -> Outcome:
         if outcome.word == REFUSED and way is not table:
             wrong_refusal(outcome.said)
         if outcome.word != REFUSED and told[0] in ("match", "canonical"):
-            equal(where / "a", place.room / "out")
+            equal(where / "a", place.room / "out", told)
     except Finding as finding:
         raise Finding(f"{finding}\n{tried}") from None
     return Outcome(outcome.word, outcome.said, tried)

@@ -17,6 +17,7 @@ import shutil
 import signal
 import traceback
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -355,6 +356,9 @@ def try_writers(case: Case, place: Place) -> Outcome:
                 if SCENARIOS[name].resumes:
                     for path in place.room.rglob(".*.units"):
                         removed(path)
+                for path in ("world/new", "world/other"):  # which could not be removed while the others stood there
+                    with suppress(OSError):
+                        (place.room / path).rmdir()
                 refuse_changes(before, place.room)
             else:
                 same(place.room, whole)

@@ -124,20 +124,15 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
             with _interruptible():
                 return command(*args, **kwargs)
         except (ValueError, OSError) as error:
-            console.print(Text.assemble(("error:", "bold red"), " ", line(_said(error))), soft_wrap=True)
+            from onebasin.engine.placing import said
+
+            console.print(Text.assemble(("error:", "bold red"), " ", line(said(error))), soft_wrap=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             console.print("interrupted; no output was written, and what --resume finds is kept")
             raise typer.Exit(130) from None
 
     return wrapped
-
-
-def _said(error: Exception) -> str:
-    """Return what an error says, without the number that the system has for it."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"'{error.filename}': {error.strerror}"
-    return str(error)
 
 
 @contextmanager

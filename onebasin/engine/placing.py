@@ -231,6 +231,13 @@ def clearly(
         raise raised(f"cannot write '{out}': {reason}") from None
 
 
+def said(error: Exception) -> str:
+    """Return what an error says; one of the system's without the number that the system has for it."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"'{error.filename}': {error.strerror}"
+    return str(error)
+
+
 def real(path: str | Path) -> Path:
     """The absolute path behind all links."""
     return Path(os.path.realpath(path))

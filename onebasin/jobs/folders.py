@@ -15,7 +15,7 @@ from torch import nn
 
 from onebasin.data.models import quiet
 from onebasin.engine import Placing, kept, placed_by
-from onebasin.engine.placing import hidden, real
+from onebasin.engine.placing import hidden, real, said
 from onebasin.models import Canonical, Folder, Model, ModelError, Widened
 from onebasin.models.companions import copy_companions
 from onebasin.models.folder import link, refuse_links_out
@@ -126,7 +126,7 @@ def unit_folder(output: str | Path | None, opt: Options) -> Iterator[Options]:
     except OSError as error:
         if not _units(output).exists():
             raise
-        raise CannotWrite(f"{error} (what was matched is kept: go on with --resume)") from error
+        raise CannotWrite(f"{said(error)} (what was matched is kept: go on with --resume)") from error
 
 
 def refuse_places(

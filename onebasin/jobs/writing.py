@@ -25,6 +25,7 @@ from onebasin.models import (
     write_model,
 )
 from onebasin.models.card import hashes
+from onebasin.models.weight_files import clearly
 from onebasin.running import compare_rewritten, tolerance_of
 from onebasin.running.twin import TOLERANCE as TWIN_TOLERANCE
 from onebasin.running.twin import departure_on_twin
@@ -166,7 +167,11 @@ class Record:
             self.inputs, command=command, options=self.options.told(), result=self.result, before=before, after=after,
             sha256=self.sha256 and self.sha256(),
         )  # fmt: skip
+        texts = {"onebasin.json": json.dumps(facts, indent=2) + "\n"}
         if card:
-            text = model_card(self.inputs, command=command, result=self.result, before=before, after=after)
-            (folder / "README.md").write_text(text, "utf-8")
-        (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+            texts["README.md"] = model_card(
+                self.inputs, command=command, result=self.result, before=before, after=after
+            )
+        with clearly(folder, "its record"):
+            for name, text in texts.items():
+                (folder / name).write_text(text, "utf-8")

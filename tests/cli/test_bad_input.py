@@ -276,6 +276,21 @@ def test_a_full_temporary_folder(
     assert refused("match", b, a, "-o", tmp_path / "out") == "error: '/tmp/x': No space left on device"
 
 
+def test_a_disk_that_fills_at_the_end(
+    refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card and the record are written last."""
+    real = Path.write_text
+
+    def full(self: Path, *args: Any, **options: Any) -> int:
+        if self.name in ("README.md", "onebasin.json"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert "the disk is full" in refused("merge", a, b, "-o", tmp_path / "out", "--match", "none")
+
+
 def test_an_output_that_is_an_input(refused: Any, a: Path, damaged: Path) -> None:
     for command in (("match", damaged, a), ("match", a, damaged), ("merge", a, damaged), ("canonical", damaged)):
         assert "one of the inputs" in refused(*command, "-o", damaged, "--overwrite")
