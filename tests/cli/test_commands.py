@@ -17,6 +17,7 @@ from models import CASES, save
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
 
+from onebasin.cli import LATE, callback_of
 from onebasin.families import tables
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment
@@ -375,3 +376,8 @@ def test_help_and_version(run: Any) -> None:
     assert ", ".join(TASKS) == common.TASKS
     assert set(onebasin.__all__) <= set(dir(onebasin)) and all(hasattr(onebasin, name) for name in onebasin.__all__)
     assert not hasattr(onebasin, "no_such_name")
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_the_list_of_commands_says_what_a_command_says_of_itself(name: str) -> None:
+    assert " ".join(str(callback_of(name).__doc__).split("\n\n")[0].split()) == LATE[name]
