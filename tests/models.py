@@ -98,7 +98,7 @@ def load(case: str, folder: str | Path, dtype: torch.dtype = torch.float64) -> P
         for name, parameter in model.named_parameters():
             if parameter.dtype != dtype:
                 parameter.data = file.get_tensor(name).to(dtype)
-    loaded: PreTrainedModel = model.eval()
+    loaded: PreTrainedModel = model.eval().to(dtype)  # buffers, too: rotary frequencies are float32 where they are made
     return loaded
 
 
