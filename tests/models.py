@@ -156,6 +156,7 @@ _add("DebertaV2ForTokenClassification", "own-keys-conv", **DISENTANGLED, conv_ke
 _add("DebertaV2ForTokenClassification", "own-keys-norm", **DISENTANGLED, norm_rel_ebd="layer_norm")
 _add("DebertaV2ForTokenClassification", "c2p", **{**_V3, "pos_att_type": ["c2p"]})
 _add("DebertaV2ForTokenClassification", "plain", **TEXT)
+_add("DebertaV2ForTokenClassification", "plain-norm", **TEXT, norm_rel_ebd="layer_norm")
 _add("DebertaV2ForTokenClassification", "narrow", **_V3, embedding_size=8)
 _add("DebertaV2ForMaskedLM", "narrow", **{**_V3, "position_biased_input": True}, embedding_size=8)
 _add("DebertaForMaskedLM DebertaModel DebertaForTokenClassification DebertaForSequenceClassification "

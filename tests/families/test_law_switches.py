@@ -23,7 +23,7 @@ import transformers
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import table_for, tables
-from onebasin.models import Canonical, Checkpoint
+from onebasin.models import Canonical, Folder
 from onebasin.running.probes import probe
 from onebasin.running.twin import TOLERANCE, TRIES, Scale, _changed, random_model, shrunk
 from onebasin.running.verification import _outputs
@@ -145,7 +145,7 @@ def outcome(kind: str, chosen: Config, place: Path) -> str:
         _outputs(model, probe(model, model, 2, 8, 0), 0)
     except Exception as error:  # each class refuses in its own way what does not go together
         return f"not run: {type(error).__name__} {error}"
-    twin = Checkpoint(models.save(model, place))
+    twin = Folder(models.save(model, place))
     try:
         assert twin.signature
     except ValueError as error:

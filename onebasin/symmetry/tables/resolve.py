@@ -77,6 +77,9 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     bare = {role: entry for role, entry in entries.items() if not entry.stored}
     entries = {role: entry for role, entry in entries.items() if entry.stored}
     sizes = solved(entries, placed, table, config)
+    for entry in entries.values():
+        if entry.norm:  # of which no other tensor need speak: DeBERTa-v2 holds a norm of relative positions without any
+            sizes.setdefault(entry.norm.source, sizes[entry.norm.target])
     for role, entry in bare.items():
         assert entry.norm is not None
         length = sizes.setdefault(entry.norm.target, sizes[entry.norm.source])
