@@ -80,7 +80,7 @@ def test_every_number_has_bounds(
         (("--weights", "inf,1"), "weights 0 inf"),
         (("--weights", "0,0"), "the weights are all 0"),
         (("--soft", "0"), "soft 0.0: it must be greater than 0"),
-        (("--entropy", "1e300"), "entropy 1e+300"),
+        (("--method", "ot", "--entropy", "1e300"), "entropy 1e+300"),
         (("--mask-share", "0"), "mask-share 0.0"),
         (("--context", "1"), "context 1"),
         (("--maskable", "1,1000000"), "maskable"),
