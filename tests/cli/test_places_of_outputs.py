@@ -31,7 +31,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         pytest.fail("work was done before the outputs were checked")
 
-    for name in ("match.align", "merge.in_one_frame", "refine.calibration", "statistics.measure"):
+    for name in ("match.align", "merge.in_one_frame", "refine.Data", "statistics.Data"):
         monkeypatch.setattr(f"onebasin.jobs.{name}", fail)
     monkeypatch.setattr("onebasin.studies.demo.train", fail)
 
