@@ -21,8 +21,9 @@ import torch
 from pairs import folder
 from safetensors.torch import load_file, save_file
 
+from onebasin.models import Rewritten
 from onebasin.models.shards import Shard
-from onebasin.symmetry import Alignment, Signature
+from onebasin.symmetry import Alignment
 
 
 @pytest.fixture
@@ -221,7 +222,7 @@ def test_all_inputs_are_looked_at_before_the_first_is_worked_on(
         "jobs.folders.Canonical",
         "jobs.match.align",
         "jobs.merge.in_one_frame",
-        "jobs.refine.calibration",
+        "jobs.refine.Data",
         "jobs.mergekit.merge_file.write_adapted",
         "running.same_tensors.in_order",
     ):
@@ -340,13 +341,13 @@ def test_a_model_that_differs_is_refused(
     refused: Any, run: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
     """One wrong tensor in the rewriting: the figure is in the error, and there is no model."""
-    real = Alignment.apply
+    real = Rewritten.read
 
-    def wrong(self: Alignment, signature: Signature, role: str, tensor: torch.Tensor) -> torch.Tensor:
-        out = real(self, signature, role, tensor)
-        return out * 1.5 if role == "encoder.layer.1.attention.self.value.weight" and self.elements else out
+    def wrong(self: Rewritten[Alignment], role: str, *how: Any) -> torch.Tensor:
+        out = real(self, role, *how)
+        return out * 1.5 if role == "encoder.layer.1.attention.self.value.weight" and self.alignment.elements else out
 
-    monkeypatch.setattr(Alignment, "apply", wrong)
+    monkeypatch.setattr(Rewritten, "read", wrong)
     line = refused(job, b, a, "-o", tmp_path / "out")
     assert "differs from the original by" in line and "nothing was written" in line
     run(job, b, a, "-o", tmp_path / "out", "--no-verify")
@@ -389,7 +390,7 @@ def test_our_own_files_with_notes_that_say_nothing(refused: Any, a: Path, b: Pat
         (("--parts", "attention,mlp"), ["unknown part 'mlp'", "attention, ffn"]),
         (("--rescale", "twice"), ["unknown rescale 'twice'", "none, after, joint"]),
         (("--dtype", "int8"), ["'int8'", "float32, float16, bfloat16, float64"]),
-        (("--precision", "float16"), ["'float16'", "float32 or float64"]),
+        (("--precision", "float16"), ["'float16'", "float32, float64"]),
         (("--device", "abacus"), ["abacus"]),
         (("--device", "meta"), ["'meta' is not available here"]),
         (("--device", "hpu"), ["'hpu' is not available here"]),
