@@ -59,5 +59,5 @@ def test_what_is_refused(refused, models, data, tmp_path):
     assert "--layers: 'auto'" in refused("match", *models, "-o", tmp_path / "out", "--layers", "auto")
     with pytest.raises(ValueError, match="merge_best_layers chooses them"):
         onebasin.merge(models, layers="auto")
-    line = refused("evaluate", models[0], "--task", "masked-lm", "--data", data, "--maskable", "9-5")
+    line = refused("evaluate", models[0], "--task", "causal-lm", "--data", data, "--maskable", "9-5")
     assert "--maskable: '9-5' is neither" in line

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onebasin.data.text import character_vocabulary, encode, part, read_vocabulary, sequences, stdlib_text
+from onebasin.settings import Context, checked
 
 
 @given(st.text(min_size=1))
@@ -67,8 +68,8 @@ def test_bad_text() -> None:
         part("abc", "test")
     with pytest.raises(ValueError, match="3 tokens, fewer than one sequence of 4"):
         sequences([1, 2, 3], 4)
-    with pytest.raises(ValueError, match="nothing to predict"):
-        sequences([1, 2, 3], 1)
+    with pytest.raises(ValueError, match="context 1: it must be"):  # one token leaves nothing to predict
+        checked(Context, "context", 1)
 
 
 def test_stdlib_text_is_the_same_in_another_process() -> None:

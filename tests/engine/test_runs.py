@@ -138,7 +138,7 @@ def test_files_are_foreseen_from_shapes(case: str, limit: str, tmp_path: Path, m
 
 
 def test_no_worker_and_no_ray(pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
         onebasin.merge(pair, tmp_path / "out", workers=0)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="pip install"):
