@@ -169,6 +169,7 @@ _add("DebertaForTokenClassification", "plain", **TEXT)
 
 _add("GPT2Model GPT2LMHeadModel GPT2DoubleHeadsModel", **GPT2)
 _add(_heads("GPT2", "SequenceClassification TokenClassification QuestionAnswering"), **GPT2)
+_add("GPT2DoubleHeadsModel", "no-summary", **GPT2, summary_use_proj=False)
 _add("GPT2LMHeadModel", "untied", **GPT2, tie_word_embeddings=False)
 _add("GPT2LMHeadModel", "relu", **GPT2, activation_function="relu")
 _add("GPT2LMHeadModel", "cross", **GPT2, add_cross_attention=True)
@@ -209,6 +210,7 @@ _add("Gemma3ForCausalLM", "mqa-untied", **{**ROTARY, "num_key_value_heads": 1}, 
 _add("Olmo2ForCausalLM Olmo2Model", **_SIXTEEN)
 _add("Olmo2ForCausalLM", "mha-tied", **{**_SIXTEEN, "num_key_value_heads": 4}, tie_word_embeddings=True)
 _add("GPTNeoXForCausalLM GPTNeoXForSequenceClassification GPTNeoXForQuestionAnswering", **_SIXTEEN, **_HALF)
+_add("GPTNeoXForCausalLM", "odd-rotary", **{**_SIXTEEN, "hidden_size": 24}, **_HALF)  # 3 of 6: they turn with a fourth
 _add("GPTNeoXForCausalLM", "serial", **_SIXTEEN, **_HALF, use_parallel_residual=False)
 _add("GPTNeoXForCausalLM", "no-bias", **_SIXTEEN, **_HALF, attention_bias=False)
 _add("GPTNeoXForCausalLM", "serial-no-bias", **_SIXTEEN, **_HALF, attention_bias=False, use_parallel_residual=False)
@@ -312,6 +314,7 @@ _add("BartForCausalLM MBartForCausalLM", "alone", **_BART)
 _WHISPER = dict({key: value for key, value in _BART.items() if key != "max_position_embeddings"}, num_mel_bins=4,
                 max_source_positions=6, max_target_positions=POSITIONS, classifier_proj_size=8)  # fmt: skip
 _add("WhisperForConditionalGeneration WhisperModel WhisperForAudioClassification", **_WHISPER)
+_add("WhisperForAudioClassification", "layer-sum", **_WHISPER, use_weighted_layer_sum=True)
 _add("WhisperForCausalLM", **{**_WHISPER, "encoder_layers": 1}, add_cross_attention=True)
 _add("WhisperForConditionalGeneration", "relu", **_WHISPER, activation_function="relu")
 _add("WhisperForConditionalGeneration", "untied", **_WHISPER, tie_word_embeddings=False)
@@ -357,6 +360,10 @@ _add("Wav2Vec2ForCTC Wav2Vec2Model", "narrow-adapter", **_SPEECH, add_adapter=Tr
 _add("Wav2Vec2ForCTC", "layer-adapters", **_SPEECH, adapter_attn_dim=4, do_stable_layer_norm=True,
      feat_extract_norm="layer")  # fmt: skip
 _add("Wav2Vec2ForAudioFrameClassification", **_SPEECH)
+_SUM = "Wav2Vec2ForSequenceClassification Wav2Vec2ForAudioFrameClassification HubertForSequenceClassification"
+_add(_SUM, "layer-sum", **_SPEECH, use_weighted_layer_sum=True)
+_add(_SUM, "stable-layer-sum", **_SPEECH, use_weighted_layer_sum=True, do_stable_layer_norm=True,
+     feat_extract_norm="layer")  # fmt: skip
 _TOWER = dict(hidden_size=12, intermediate_size=10, num_hidden_layers=2, num_attention_heads=3)
 _SIGHT = dict(**_TOWER, image_size=6, patch_size=3, num_channels=2)
 _WORDS = dict(**{**_TOWER, "hidden_size": 16, "num_attention_heads": 4}, vocab_size=VOCAB, pad_token_id=0,
@@ -373,6 +380,8 @@ _BEIT = dict(**IMAGE, vocab_size=VOCAB)
 _add("BeitModel BeitForImageClassification", **_BEIT)
 _add("BeitForMaskedImageModeling", **_BEIT, use_mask_token=True)
 _add("BeitModel BeitForImageClassification", "class-token", **_BEIT, use_mean_pooling=False,
+     use_relative_position_bias=True)  # fmt: skip
+_add("BeitForMaskedImageModeling", "class-token", **_BEIT, use_mean_pooling=False, use_mask_token=True,
      use_relative_position_bias=True)  # fmt: skip
 _add("BeitForImageClassification", "relative", **_BEIT, use_relative_position_bias=True)
 _add("BeitForImageClassification", "shared-positions", **_BEIT, use_shared_relative_position_bias=True,
@@ -406,6 +415,7 @@ _add("SmolVLMForConditionalGeneration", text_config=_READER, image_token_id=22, 
 _XLNET = dict(vocab_size=VOCAB, d_model=12, n_layer=2, n_head=3, d_inner=10, num_labels=LABELS, pad_token_id=0)
 _add("XLNetModel XLNetLMHeadModel XLNetForSequenceClassification XLNetForTokenClassification "
      "XLNetForQuestionAnsweringSimple", **_XLNET)  # fmt: skip
+_add("XLNetForSequenceClassification XLNetForMultipleChoice", "no-summary", **_XLNET, summary_use_proj=False)
 _add("XLNetLMHeadModel", "relu-untied", **_XLNET, ff_activation="relu", tie_word_embeddings=False)
 _LATENT = dict(
     **{key: value for key, value in _SIXTEEN.items() if key != "num_key_value_heads"}, num_key_value_heads=4,

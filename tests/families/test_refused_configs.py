@@ -18,10 +18,6 @@ Saved = Callable[[str], Folder]
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("Wav2Vec2ForSequenceClassification", {"use_weighted_layer_sum": True}, "use_weighted_layer_sum = True"),
-        ("WhisperForAudioClassification", {"use_weighted_layer_sum": True}, "use_weighted_layer_sum = True"),
-        ("GPT2DoubleHeadsModel", {"summary_use_proj": False}, "summary_use_proj = False"),
-        ("XLNetForSequenceClassification", {"summary_use_proj": False}, "summary_use_proj = False"),
         ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact = True"),
         # Gemma names its tensors as Llama does, and stores the weights of its norms less one.
         ("LlavaForConditionalGeneration", {"text_config": {"model_type": "gemma"}}, "text_config.model_type = gemma"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from onebasin.symmetry import Signature, TableError, read_table, resolve
+from onebasin.symmetry.tables.conditions import lookup
 
 TABLE = """
 family toy
@@ -157,3 +158,14 @@ def test_a_condition_that_cannot_be_read_is_named_with_its_line(line: str, messa
     at = "    ffn     permutation  ffn     layer\n"
     with pytest.raises(TableError, match=f"line .*{message}"):
         read_table(TABLE.replace(at, f"{at}{line}\n"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "config", "value"),
+    [
+        ("hidden_size / heads", {"hidden_size": 49, "heads": 49}, 1),  # 49 * (1 / 49) is less
+        ("hidden_size / heads * share", {"hidden_size": 720, "heads": 12, "share": 0.15}, 9),  # 0.15 * 720 / 12 is less
+    ],
+)
+def test_a_size_rounds_down_where_the_model_s_class_does(keys: str, config: dict[str, float], value: int) -> None:
+    assert lookup(config, [keys]) == value

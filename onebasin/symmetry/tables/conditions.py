@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 
@@ -19,9 +18,10 @@ def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
         values = [setting(config, word) for word in words[::2]]
         if None in values:
             continue
-        if len(values) == 1:
-            return values[0]
-        return int(prod(v if sign == "*" else 1 / v for sign, v in zip(["*", *words[1::2]], values, strict=True)))
+        found = values[0]
+        for sign, value in zip(words[1::2], values[1:], strict=True):
+            found = found * value if sign == "*" else found / value  # in this order, since a class rounds down, too
+        return found if len(values) == 1 else int(found)
     return None
 
 
