@@ -79,7 +79,7 @@ def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[F
 def refuse_damaged(models: Sequence[Folder]) -> None:
     """Raise ModelError where one of the models has no usable configuration or weight files, before any is worked on."""
     for model in models:
-        assert model.config and model.files
+        model.config, model.files  # noqa: B018
 
 
 @contextmanager

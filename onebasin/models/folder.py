@@ -250,7 +250,9 @@ class Folder:
         for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
             single = self.folder / f"{stem}{suffix}"
             if single.is_file():
-                return dict.fromkeys(self._names(single), single)
+                if not (names := self._names(single)):
+                    raise ModelError(f"'{single}' holds no tensors")
+                return dict.fromkeys(names, single)
             index = self.folder / f"{stem}{suffix}.index.json"
             if index.is_file():
                 return self._indexed(index, suffix)

@@ -20,6 +20,7 @@ from torch import Tensor
 from onebasin.landscape.plots import COLOURS, require_matplotlib
 from onebasin.models import Canonical, Distances, Folder, Model, ModelError, distances
 from onebasin.symmetry import Alignment, Signature
+from onebasin.symmetry.exactness import refuse_other_shapes
 from onebasin.symmetry.groups import polar
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 
@@ -57,7 +58,10 @@ def study_anatomy(
             models = [Canonical(model, torch.float32) for model in models]
         signature = models[0].signature
         for place, alignment in zip((first, second), alignments, strict=True):
-            _refuse_other(signature, alignment, place)
+            try:
+                refuse_other_shapes(signature, alignment.elements)
+            except ValueError as error:
+                raise ModelError(f"'{place}': {error}") from None
         apart = [distances(models[0], models[1], alignment) for alignment in alignments]
     finally:
         for model in opened:
@@ -158,15 +162,6 @@ def _rotates(signature: Signature, alignment: Alignment) -> bool:
         isinstance(element, Linear) and root in signature.spaces and not signature.spaces[root].batch
         for root, element in alignment.elements.items()
     )
-
-
-def _refuse_other(signature: Signature, alignment: Alignment, place: str | Path) -> None:
-    for root, element in alignment.elements.items():
-        space = signature.spaces.get(root)
-        size = element.index.shape[-1] if isinstance(element, Monomial) else element.matrix.shape[-1]
-        if space is None or space.size != size:
-            raise ModelError(f"the alignment '{place}' belongs to other models: its space '{root}' of size {size} "
-                                  "is not theirs")  # fmt: skip
 
 
 # --- showing ------------------------------------------------------------------------------------------------------

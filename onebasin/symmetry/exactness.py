@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .groups.elements import Element
+from .groups.elements import Element, Monomial
 from .levels import largest_group
 from .tables.signature import Signature
 
@@ -28,9 +28,10 @@ def departure(signature: Signature, elements: Mapping[str, Element], seed: int =
         seed: of the random vectors.
 
     Raises:
-        ValueError: naming the space, where a map is of a form that may not act there at all, is not finite, or is no
-            permutation.
+        ValueError: naming the space, where a map is of a form or shape that may not act there at all, is not finite, or
+            is no permutation.
     """
+    refuse_other_shapes(signature, elements)
     generator = torch.Generator().manual_seed(seed)
     worst = 0.0
     for root, element in elements.items():
@@ -40,3 +41,20 @@ def departure(signature: Signature, elements: Mapping[str, Element], seed: int =
         except ValueError as error:
             raise ValueError(f"{error} (the space '{root}' of kind {kind})") from None
     return worst
+
+
+def refuse_other_shapes(signature: Signature, elements: Mapping[str, Element]) -> None:
+    """Raise ValueError where maps are not of the shapes that a model's spaces have, so that they belong to others."""
+    for root, element in elements.items():
+        space = signature.spaces.get(root)
+        if space is None:
+            raise ValueError(f"the alignment belongs to other models: these have no space '{root}'")
+        shape = (*(signature.sizes[outer] for outer in space.batch), space.size)
+        if isinstance(element, Monomial):
+            found, expected = [element.index, element.scale], shape
+        else:
+            found, expected = [element.matrix, element.dual], (*shape, space.size)
+        for numbers in found:
+            if numbers is not None and tuple(numbers.shape) != expected:
+                raise ValueError(f"the alignment belongs to other models: its map of '{root}' has the shape "
+                                 f"{tuple(numbers.shape)}, not {expected}")  # fmt: skip

@@ -165,6 +165,13 @@ def test_a_pickle_cut_short(refused: Any, a: Path, damaged: Path) -> None:
         assert "is damaged" in line and "Errno" not in line
 
 
+def test_a_weight_file_without_tensors(refused: Any, a: Path, damaged: Path) -> None:
+    (damaged / "model.safetensors").unlink()
+    torch.save({}, damaged / "pytorch_model.bin")
+    for command in (("distance", damaged, a), ("inspect", damaged), ("verify", a, damaged), ("check", a, damaged)):
+        assert "pytorch_model.bin' holds no tensors" in refused(*command)
+
+
 def test_a_config_that_wants_other_shapes(refused: Any, tmp_path: Path) -> None:
     """Which the table does not name: transformers tells it in a report on the console, which is not shown."""
     gpt2 = folder(tmp_path / "gpt2", "GPT2LMHeadModel")

@@ -89,3 +89,16 @@ def test_maps_that_may_not_act(signature) -> None:
         departure(made, {qk: Monomial(torch.arange(n).flip(0).expand(*batch, n))})
     with pytest.raises(ValueError, match="not finite"):
         departure(made, {qk: Linear(rotation * torch.nan)})
+
+
+def test_maps_of_other_shapes_are_of_other_models(signature) -> None:
+    made = signature("LlamaForCausalLM")
+    elements = random_element(made, "full").elements
+    for root, element in elements.items():
+        numbers = element.index if isinstance(element, Monomial) else element.matrix
+        for other in (numbers[None], numbers[..., :-1]):
+            wrong = Monomial(other) if isinstance(element, Monomial) else Linear(other)
+            with pytest.raises(ValueError, match=f"belongs to other models: its map of '{root}' has the shape"):
+                departure(made, {root: wrong})
+    with pytest.raises(ValueError, match="no space 'elsewhere'"):
+        departure(made, {"elsewhere": element})
