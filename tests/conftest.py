@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: the path of `models`, one thread, and seeds."""
+"""What all tests share: the path of helpers, one thread, and seeds."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +29,20 @@ def _seed() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     torch.set_num_threads(1)  # the models are tiny, and other processes of the run want the cores
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    """make(kind, name="kind", dtype=float32, **config) -> the folder of a tiny random model, config values replaced."""
+
+    def build(kind: str = "BertForSequenceClassification", name: str = "", **changes: Any) -> Path:
+        from pairs import folder
+
+        return folder(tmp_path / (name or kind), kind, **changes)
+
+    return build
+
+
+@pytest.fixture
+def bert(make: Callable[..., Path]) -> Path:
+    return make()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of tiny model folders, for tests that see the project as a user does."""
+"""Tiny models of one shape that differ, as objects, folders or opened folders; and a copy of one with other weights."""
 
 from __future__ import annotations
 
@@ -8,27 +8,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import GPT2, IMAGE, TEXT, build, save
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+from zoo import CASES, save
 
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment, acting_groups
 
 
-def model(kind: str = "BertForSequenceClassification", seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A tiny float32 model; each seed moves every parameter away from that of seed 0."""
-    base = IMAGE if "ViT" in kind else GPT2 if "GPT2" in kind else TEXT
-    made = build(kind, **{**base, **changes})
+def model(
+    case: str = "BertForSequenceClassification",
+    seed: int = 0,
+    *,
+    apart: float = 0.1,
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> PreTrainedModel:
+    """A tiny model, config values replaced; every seed but 0 moves each parameter by normal noise of size `apart`."""
+    made = CASES[case](**changes)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
-            parameter.add_(seed * 0.1 * torch.randn(parameter.shape, generator=generator))
-    return made
+            parameter.add_(bool(seed) * apart * torch.randn(parameter.shape, generator=generator))
+    return made.to(dtype)  # type: ignore[no-any-return]
 
 
-def folder(where: Path, kind: str = "BertForSequenceClassification", seed: int = 0, **changes: Any) -> Path:
-    return save(model(kind, seed, **changes), where)
+def folder(where: Path, case: str = "BertForSequenceClassification", seed: int = 0, **how: Any) -> Path:
+    return save(model(case, seed, **how), where)
+
+
+def folders(where: Path, case: str = "GPT2LMHeadModel", count: int = 2, **how: Any) -> list[Path]:
+    """Different models of one shape, by their seeds."""
+    return [folder(where / str(seed), case, seed, **how) for seed in range(count)]
+
+
+def opened(where: Path, case: str, count: int = 2, *, apart: float = 0.2, **how: Any) -> list[Folder]:
+    """The same in float64 and opened."""
+    return [Folder(one) for one in folders(where, case, count, apart=apart, dtype=torch.float64, **how)]
 
 
 def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0, family: str | None = None) -> Path:

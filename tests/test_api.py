@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import inputs, outputs
 from pairs import folder, model, scrambled, weights
 from torch import Tensor
 from transformers import PreTrainedModel
+from zoo import inputs, outputs
 
 import onebasin
 from onebasin import Options

@@ -7,8 +7,9 @@ import json
 
 import pytest
 import torch
-from models import CASES, save
+from pairs import folders
 from transformers import ViTConfig, ViTForImageClassification
+from zoo import CASES, save
 
 import onebasin
 from onebasin.data.calibration import Calibration, calibration, noised
@@ -16,18 +17,9 @@ from onebasin.data.teaching import split_held_out
 from onebasin.engine import Means
 
 
-def pair(case, folder):
-    model = CASES[case]()
-    save(model, folder / "a")
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    save(model, folder / "b")
-    return [folder / "a", folder / "b"]
-
-
 @pytest.mark.parametrize("match_with", ["weights", "activations"])
 def test_progressive_merging_on_what_the_models_write(tmp_path, match_with):
-    models = pair("GPT2LMHeadModel", tmp_path)
+    models = folders(tmp_path)
     found = onebasin.merge(
         models, tmp_path / "out", method="progressive", match="full", match_with=match_with, data="self", samples=64
     )
@@ -41,7 +33,7 @@ def test_progressive_merging_on_what_the_models_write(tmp_path, match_with):
 
 @pytest.mark.parametrize("start", ["weights", "activations", "none"])
 def test_learned_matching_is_exact_and_ends_in_an_ordinary_folder(tmp_path, start):
-    models = pair("GPT2LMHeadModel", tmp_path)
+    models = folders(tmp_path)
     found = onebasin.match(
         models[1], models[0], tmp_path / "out", symmetry="full", match_with="learned", start=start, steps=4,
         data="self", samples=64,
@@ -51,7 +43,7 @@ def test_learned_matching_is_exact_and_ends_in_an_ordinary_folder(tmp_path, star
 
 
 def test_one_model_given_twice_is_itself(tmp_path):
-    first, _ = pair("GPT2LMHeadModel", tmp_path)
+    first, _ = folders(tmp_path)
     onebasin.merge([first, first], tmp_path / "out", method="progressive", match="none", data="self", samples=64)
     assert onebasin.verify(first, tmp_path / "out").relative_difference < 1e-4
 
@@ -68,12 +60,12 @@ def test_one_model_given_twice_is_itself(tmp_path):
 )
 def test_what_cannot_be_measured_is_said_in_one_sentence(tmp_path, case, how, sentence):
     with pytest.raises(ValueError, match=sentence):
-        onebasin.merge(pair(case, tmp_path), tmp_path / "out", **how)
+        onebasin.merge(folders(tmp_path, case), tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_relaxed_merge_says_that_its_models_are_others(tmp_path):
-    models = pair("GPT2LMHeadModel", tmp_path)
+    models = folders(tmp_path)
     how = dict(match="full", match_with="learned", permutations="sinkhorn", steps=3, data="self", samples=64)
     found = onebasin.merge(models, tmp_path / "out", **how)
     assert any("no longer the same functions" in note for note in found["notes"])
@@ -85,7 +77,7 @@ def test_a_relaxed_merge_says_that_its_models_are_others(tmp_path):
 
 
 def test_three_models_learn_together_and_go_on_from_a_checkpoint(tmp_path):
-    models = [*pair("GPT2LMHeadModel", tmp_path), *pair("GPT2LMHeadModel", tmp_path / "c")[1:]]
+    models = [*folders(tmp_path), *folders(tmp_path / "c", "GPT2LMHeadModel")[1:]]
     how = dict(match="full", match_with="learned", steps=6, data="self", samples=64, anchor=0)
     whole = onebasin.merge(models, tmp_path / "whole", checkpoint=str(tmp_path / "run"), **how)
     with pytest.raises(ValueError, match="patience 0"):
@@ -99,7 +91,7 @@ def test_three_models_learn_together_and_go_on_from_a_checkpoint(tmp_path):
 
 
 def test_the_task_s_own_loss_needs_labels(tmp_path):
-    models = pair("BertForMaskedLM", tmp_path)
+    models = folders(tmp_path, "BertForMaskedLM")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"input_ids": {[5 + (i * j) % 15 for j in range(1, 9)]}}}\n' for i in range(1, 41)))
     how = dict(match="full", match_with="learned", loss="task", steps=3, data=str(rows), mask_id=4)
@@ -110,18 +102,18 @@ def test_the_task_s_own_loss_needs_labels(tmp_path):
 
 
 def test_calibration_data_of_masked_language_models_tell_what_was_hidden(tmp_path):
-    models = [onebasin.Folder(model) for model in pair("BertForMaskedLM", tmp_path)]
+    models = [onebasin.Folder(model) for model in folders(tmp_path, "BertForMaskedLM")]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"input_ids": {[5 + (i * j) % 15 for j in range(1, 9)]}}}\n' for i in range(1, 41)))
     for batch in calibration(models, Calibration(data=str(rows), mask_id=4), Means()):
         assert bool(((batch["labels"] != -100) == (batch["input_ids"] == 4)).all())
     masked = Calibration(data=str(rows), mask_id=4, task="masked-lm")
-    base = [onebasin.Folder(model) for model in pair("BertModel", tmp_path / "base")]
+    base = [onebasin.Folder(model) for model in folders(tmp_path / "base", "BertModel")]
     assert all("labels" not in b for b in calibration(base, masked, Means()))
 
 
 def test_what_is_held_back_has_its_share_of_every_file(tmp_path):
-    models = [onebasin.Folder(model) for model in pair("GPT2LMHeadModel", tmp_path)]
+    models = [onebasin.Folder(model) for model in folders(tmp_path)]
     for number in (0, 1):
         rows = [{"input_ids": [3 + number, 5, 7 + i % 9]} for i in range(48)]
         (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from models import CASES, ROTARY, build, save
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import load_file, save_file
+from zoo import CASES, ROTARY, build, save
 
 RANK = 2
 

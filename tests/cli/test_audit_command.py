@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import build, save
+from zoo import build, save
 
 SMALL = ("--set", "num_hidden_layers=1", "--set", "vocab_size=9")
 GPT2 = dict(n_positions=4, n_embd=6, n_layer=1, n_head=2, n_inner=5)

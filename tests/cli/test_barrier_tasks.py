@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import GPT2, TEXT, build, save
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from zoo import GPT2, TEXT, build, save
 
 WORDS = ["[PAD]", "[UNK]", "[MASK]", *"abcdefghij"]
 KINDS = {

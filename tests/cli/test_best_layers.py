@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import folder, weights
+from pairs import folders, weights
 
 import onebasin
 
@@ -17,7 +17,7 @@ ROWS = [{"input_ids": [3 + (7 * i + j) % 17 for j in range(4 + i % 3)]} for i in
 
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
-    return [folder(tmp_path / str(seed), "GPT2LMHeadModel", seed) for seed in (0, 1)]
+    return folders(tmp_path)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import CASES, save
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
+from zoo import CASES, save
 
 from onebasin.cli import LATE, callback_of
 from onebasin.families import tables

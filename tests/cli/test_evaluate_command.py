@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import IMAGE, build, save
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from zoo import IMAGE, build, save
 
 WORDS = ["[PAD]", "[UNK]", *"abcdefghij"]
 SMALL = dict(vocab_size=23, hidden_size=12, num_hidden_layers=1, num_attention_heads=3, intermediate_size=10)

@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from pairs import folder, weights
+from pairs import folders, weights
 
 ROW = {"input_ids": [3, 7, 5, 11]}
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
-    return [folder(tmp_path / str(seed), "GPT2LMHeadModel", seed) for seed in (0, 1)]
+    return folders(tmp_path)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pairs import folder
+from pairs import folders
 
 import onebasin
 from onebasin.models.weight_files import Target
@@ -23,7 +23,7 @@ def fingerprint(where: Path) -> dict[str, str]:
 
 @pytest.fixture
 def gpt(tmp_path: Path) -> list[Path]:
-    return [folder(tmp_path / f"gpt{seed}", "GPT2LMHeadModel", seed) for seed in range(2)]
+    return folders(tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from models import CASES, save
 from pairs import folder
 from transformers import AutoModelForCausalLM
 
@@ -25,14 +24,8 @@ SMALL = ("--samples", 24, "--context", 6, "--batch", 4, "--steps", 12, "--lr", 0
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two tiny language models, their average, and a worse start."""
     where = tmp_path_factory.mktemp("language-models")
-    found = {}
-    for name, share in (("a", 0.0), ("b", 1.0), ("mean", 0.5), ("far", 5.0)):
-        model = CASES["GPT2LMHeadModel"]()
-        generator = torch.Generator().manual_seed(0)
-        for parameter in model.parameters():
-            parameter.data += 0.1 * share * torch.randn(parameter.shape, generator=generator)
-        found[name] = save(model, where / name)
-    return found
+    shares = {"a": 0.0, "b": 0.1, "mean": 0.05, "far": 0.5}
+    return {name: folder(where / name, "GPT2LMHeadModel", 1, apart=share) for name, share in shares.items()}
 
 
 def test_the_folder_loads_and_has_the_reported_loss(ask: Any, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import folder, scrambled, weights
+from pairs import folders, scrambled, weights
 
 import onebasin
 
@@ -65,7 +65,7 @@ def test_grams_follow_rotations_and_fisher_diagonals_refuse_to(ask, refused, a, 
 
 
 def test_levels_that_move_the_stream_take_statistics_of_the_canonical_form(ask, refused, data, tmp_path):
-    models = [folder(tmp_path / str(seed), "GPT2LMHeadModel", seed) for seed in range(2)]
+    models = folders(tmp_path)
     for number, model in enumerate(models):
         ask("statistics", model, "--kind", "gram", "--data", data, "-o", tmp_path / f"{number}.plain")
         ask("statistics", model, "--kind", "gram", "--data", data, "-o", tmp_path / f"{number}.gram", "--canonical")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, GPT2, save
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from zoo import CASES, GPT2, save
 
 from onebasin.data import load_task
 from onebasin.data.calibration import NOISY_COPIES, from_file, noisy, recut, self_generated

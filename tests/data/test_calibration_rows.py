@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import build, save
 from test_tasks import SMALL, jsonl, tokenizer
+from zoo import build, save
 
 from onebasin.data.calibration import from_file
 

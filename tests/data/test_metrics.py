@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import CASES, build, save
 from test_tasks import SENTENCES, SMALL, TEXTS, jsonl, tokenizer
+from zoo import CASES, build, save
 
 from onebasin.data import evaluate, load_model, load_task
 from onebasin.data.metrics import of_classes, of_entities, of_numbers

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import CASES, build, save
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+from zoo import CASES, build, save
 
 from onebasin.data import Task, digits, evaluate, load_model, load_task
 from onebasin.studies.demo import PROCESSOR

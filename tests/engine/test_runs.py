@@ -20,8 +20,8 @@ import kills
 import pytest
 import torch
 from footprint import make
-from models import CASES, save
 from safetensors import SafetensorError
+from zoo import CASES, save
 
 import onebasin
 from onebasin.engine import Store, behind, in_order, kept, on_ray

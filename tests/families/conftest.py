@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import models
 import pytest
+import zoo
 
 from onebasin.models.folder import Folder
 
@@ -22,6 +22,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
     @cache
     def open_case(case: str) -> Folder:
-        return Folder(models.save(models.CASES[case]().double(), folder / case))
+        return Folder(zoo.save(zoo.CASES[case]().double(), folder / case))
 
     return open_case

@@ -6,8 +6,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import models
 import torch
+import zoo
 from elements import random_alignment
 from safetensors.torch import save_file
 from torch import Tensor
@@ -95,8 +95,8 @@ def write(folder: Path, like: Folder, tensors: dict[str, Tensor]) -> Path:
 
 def run(case: str, folder: Path) -> list[Tensor]:
     """Outputs of the model in a folder, in float64."""
-    model = models.load(case, folder)
-    return models.outputs(model, models.inputs(model))
+    model = zoo.load(case, folder)
+    return zoo.outputs(model, zoo.inputs(model))
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> float:

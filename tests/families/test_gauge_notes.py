@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import models
 import pytest
 import torch
+import zoo
 from folders import difference, read_all, run, write
 from torch import Tensor
 
@@ -135,7 +135,7 @@ BARE = ("DebertaForTokenClassification-talking", "Llama", "Mistral", "Qwen", "Ph
         "DeepseekV", "Llava", "Idefics3", "SmolVLM")  # fmt: skip
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_what_the_notes_call_free_is_free(case: str, saved: Saved, tmp_path: Path) -> None:
     checkpoint = saved(case)
     moved = {role: value.clone() for role, value in read_all(checkpoint).items()}

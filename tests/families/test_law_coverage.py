@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 
-import models
 import pytest
+import zoo
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 from transformers.pytorch_utils import Conv1D
@@ -36,7 +36,7 @@ def fit(checkpoint: Folder, shapes: Shapes, **config: object) -> Signature:
     return resolve(table_for(checkpoint.config["model_type"]), shapes, {**checkpoint.config, **config})
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_every_tensor_is_in_the_table_exactly_once(case: str, saved: Saved) -> None:
     checkpoint = saved(case)
     names = [name for entry in checkpoint.signature.tensors.values() for name in entry.names]
@@ -56,7 +56,7 @@ def ends(axis: Axis) -> Iterator[Leaf]:
             yield from ends(part)
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Saved) -> None:
     """Permutations and rotations do not tell what reads from what writes; the model's modules in memory do.
 
@@ -64,7 +64,7 @@ def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Sav
     """
     if any(entry.pieces for entry in saved(case).signature.tensors.values()):
         pytest.skip("in memory the experts are fused under other names")
-    model = models.CASES[case]()
+    model = zoo.CASES[case]()
     signature = fit(saved(case), {name: tuple(value.shape) for name, value in model.state_dict().items()})
     entries = {entry.name: entry for entry in signature.tensors.values()}
     assert len(entries) == len(model.state_dict())
@@ -75,7 +75,7 @@ def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Sav
         weight = entries.get(f"{name}.{fused}weight")
         if isinstance(module, ParametrizationList):  # wav2vec 2.0's normalized weight: its two parts have no module
             continue
-        if weight is None or models.is_norm(module):  # a norm, or parameters that stand alone, only write
+        if weight is None or zoo.is_norm(module):  # a norm, or parameters that stand alone, only write
             alone = (entries.get(f"{name}.{key}") for key, _ in module.named_parameters(recurse=False))
             plain = [entry for entry in alone if entry and "over" not in entry.notes]  # XLNet's matrices have no module
             assert not any(leaf.dual for entry in plain for leaf in signature.leaves(entry)), name
@@ -90,7 +90,7 @@ def test_modules_read_their_inputs_and_write_their_outputs(case: str, saved: Sav
     assert seen >= (2 if case.startswith("XLNet") else 4) * len(signature.layers)
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_no_axis_is_written_or_read_twice(case: str, saved: Saved) -> None:
     """`stream stream` would be a slip for `stream stream'`; one axis may read and another write a space."""
     signature = saved(case).signature
@@ -101,7 +101,7 @@ def test_no_axis_is_written_or_read_twice(case: str, saved: Saved) -> None:
             assert all(leaf.space in fixed for leaf in first & second), role
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_inner_spaces_are_batched_over_heads(case: str, saved: Saved) -> None:
     """All query heads of a group share the map of their key and value head."""
     signature = saved(case).signature

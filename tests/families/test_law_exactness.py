@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import models
 import pytest
 import torch
+import zoo
 from folders import difference, moving_alignment, read_all, run, with_unit_norms, write
 from torch import Tensor
 
@@ -57,7 +57,7 @@ def moves_norm(signature: Signature, entry: Entry, alignment: Alignment, weight:
 
 
 @pytest.mark.parametrize("level", ["paper", "permutation", "widest"])
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_a_random_element_in_every_space_keeps_the_function(
     case: str, level: str, saved: Saved, tmp_path: Path
 ) -> None:
@@ -80,7 +80,7 @@ def test_exact_up_to_the_rounding_of_stored_weights(
     assert relative_error(case, level, saved(case), tmp_path, dtype) < tolerance
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_everything_moves_but_what_means_something_by_itself(case: str, saved: Saved) -> None:
     signature = saved(case).signature
     for root, kind in signature.kinds.items():

@@ -16,10 +16,10 @@ from random import Random
 from tempfile import mkdtemp
 from typing import Any
 
-import models
 import pytest
 import torch
 import transformers
+import zoo
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import table_for, tables
@@ -145,7 +145,7 @@ def outcome(kind: str, chosen: Config, place: Path) -> str:
         _outputs(model, probe(model, model, 2, 8, 0), 0)
     except Exception as error:  # each class refuses in its own way what does not go together
         return f"not run: {type(error).__name__} {error}"
-    twin = Folder(models.save(model, place))
+    twin = Folder(zoo.save(model, place))
     try:
         assert twin.signature
     except ValueError as error:

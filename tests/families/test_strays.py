@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import models
 import pytest
 import torch
+import zoo
 from safetensors.torch import load_file, save_file
 
 import onebasin
@@ -28,7 +28,7 @@ def strays(checkpoint: Folder) -> list[str]:
     return ["stray.weight", f"{place}.stray", f"{place}.stray.weight", f"{inside}_scale"]
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_a_stray_tensor_is_named(case: str, saved: Saved) -> None:
     checkpoint = saved(case)
     table = table_for(checkpoint.config["model_type"])

@@ -5,29 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import CASES, save
+from pairs import opened
 
 from onebasin.data.calibration import Calibration, Data
 from onebasin.engine import Means
 from onebasin.fusion import AVERAGES, method_of
 from onebasin.fusion.method import Sources
-from onebasin.models import Folder
 
 KINDS = ["GPT2LMHeadModel", "ViTForImageClassification", "BertForMaskedLM"]
-
-
-@pytest.fixture
-def pair(tmp_path):
-    def build(case):
-        torch.manual_seed(3)
-        model = CASES[case]().double()
-        save(model, tmp_path / f"{case}-a")
-        for parameter in model.parameters():
-            parameter.data += torch.randn_like(parameter)
-        save(model, tmp_path / f"{case}-b")
-        return [Folder(tmp_path / f"{case}-{name}") for name in "ab"]
-
-    return build
 
 
 def merged(models, weights, method):
@@ -45,8 +30,8 @@ def read(model):
 
 @pytest.mark.parametrize("method", AVERAGES)
 @pytest.mark.parametrize("case", KINDS)
-def test_a_model_merged_with_itself_is_itself(pair, case, method):
-    first, _ = pair(case)
+def test_a_model_merged_with_itself_is_itself(tmp_path, case, method):
+    first, _ = opened(tmp_path, case, apart=1.0)
     original = read(first)
     found = merged([first, first], [0.3, 0.7], method)
     assert found.keys() == original.keys()
@@ -59,8 +44,8 @@ def test_a_model_merged_with_itself_is_itself(pair, case, method):
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_norms_are_averaged(pair, case):
-    models = pair(case)
+def test_norms_are_averaged(tmp_path, case):
+    models = opened(tmp_path, case, apart=1.0)
     a, b = map(read, models)
     found = merged(models, [0.25, 0.75], "norm-preserving")
     for role, entry in models[0].signature.tensors.items():
@@ -70,8 +55,8 @@ def test_norms_are_averaged(pair, case):
             assert torch.allclose(found[role], 0.25 * a[role] + 0.75 * b[role])
 
 
-def test_singular_values_are_averaged_block_by_block(pair):
-    models = pair("GPT2LMHeadModel")
+def test_singular_values_are_averaged_block_by_block(tmp_path):
+    models = opened(tmp_path, "GPT2LMHeadModel", apart=1.0)
     a, b = map(read, models)
     found = merged(models, [0.5, 0.5], "spectrum-preserving")
     for role in found:
@@ -107,8 +92,8 @@ def circuits(signature, tensors):
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_the_circuit_average_is_the_best_circuit_of_the_heads_rank(pair, case):
-    models = pair(case)
+def test_the_circuit_average_is_the_best_circuit_of_the_heads_rank(tmp_path, case):
+    models = opened(tmp_path, case, apart=1.0)
     signature = models[0].signature
     a, b = (circuits(signature, read(model)) for model in models)
     found = circuits(signature, merged(models, [0.4, 0.6], "circuit"))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from models import CASES, inputs, save
-from pairs import scrambled
+from pairs import opened, scrambled
 from torch import Tensor, nn
+from zoo import CASES, inputs
 
 import onebasin
 from onebasin.engine import Means
@@ -27,14 +27,6 @@ from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["MixtralForCausalLM", "OlmoeForCausalLM"]
-
-
-def checkpoint(case: str, folder: Path, seed: int = 0) -> Folder:
-    torch.manual_seed(seed)
-    model = CASES[case]().double()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * seed * torch.randn_like(parameter)
-    return Folder(save(model, folder / str(seed)))
 
 
 def stock(model: Folder) -> LoadedModel:
@@ -84,7 +76,7 @@ def place(role: str) -> tuple[int, str]:
 @pytest.mark.parametrize("case", CASE)
 def test_parts_are_where_the_tensors_lie(case: str, tmp_path: Path) -> None:
     """A model given its own tensors by role has its own parameters; other jobs still refuse such a model."""
-    model = checkpoint(case, tmp_path)
+    model = opened(tmp_path, case, 1)[0]
     found = stock(model)
     assert found.parts and set(found.roles) == {r for r, entry in model.signature.tensors.items() if entry.stored}
     held = dict(found.model.named_parameters())
@@ -97,7 +89,7 @@ def test_parts_are_where_the_tensors_lie(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASE)
 def test_grams_of_experts_are_those_of_the_tokens_that_they_are_sent(case: str, tmp_path: Path) -> None:
-    found, batches = stock(checkpoint(case, tmp_path)), data(case)
+    found, batches = stock(opened(tmp_path, case, 1)[0]), data(case)
     grams, columns, count = input_grams(found, batches)
     rows, tokens = read(found, batches), sum(int(batch["attention_mask"].sum()) for batch in batches)
     assert count == sum(len(batch["input_ids"]) for batch in batches) and found.parts.keys() <= columns
@@ -110,7 +102,7 @@ def test_grams_of_experts_are_those_of_the_tokens_that_they_are_sent(case: str, 
 
 @pytest.mark.parametrize("case", CASE)
 def test_grams_of_experts_move_through_an_alignment_exactly(case: str, tmp_path: Path) -> None:
-    model = Canonical(checkpoint(case, tmp_path), torch.float64)
+    model = Canonical(opened(tmp_path, case, 1)[0], torch.float64)
     signature, generator = model.signature, torch.Generator().manual_seed(0)
     elements, batch = {}, {}
     for root, group in acting_groups(signature, "full", rescale="joint").items():
@@ -129,7 +121,7 @@ def test_grams_of_experts_move_through_an_alignment_exactly(case: str, tmp_path:
 
 def test_every_expert_has_zero_gradient_of_its_regression(tmp_path: Path) -> None:
     case = CASE[0]
-    models = [checkpoint(case, tmp_path, seed) for seed in (0, 1)]
+    models = opened(tmp_path, case)
     stocks, batches, weights = [stock(model) for model in models], [data(case, 100 * i) for i in (0, 1)], [0.7, 0.3]
     grams = [input_grams(one, some) for one, some in zip(stocks, batches, strict=True)]
     solve = Regression([gram for gram, _, _ in grams], grams[0][1], shrink=1.0)
@@ -153,7 +145,7 @@ def test_every_expert_has_zero_gradient_of_its_regression(tmp_path: Path) -> Non
 
 def test_fisher_diagonals_of_experts_are_the_squares_of_single_gradients(tmp_path: Path) -> None:
     case = CASE[0]
-    found, batches = stock(checkpoint(case, tmp_path)), data(case, count=2)
+    found, batches = stock(opened(tmp_path, case, 1)[0]), data(case, count=2)
     for batch in batches:
         batch["labels"] = batch["input_ids"].where(batch["attention_mask"] == 1, -100)
     diagonal, count = fisher_diagonal(found, batches, labels="given", causal=True)
@@ -177,7 +169,7 @@ def test_fisher_diagonals_of_experts_are_the_squares_of_single_gradients(tmp_pat
 
 
 def test_transport_by_activations_is_refused_where_experts_choose_their_tokens(tmp_path: Path) -> None:
-    models = [checkpoint(CASE[0], tmp_path, seed) for seed in (0, 1)]
+    models = opened(tmp_path, CASE[0])
     with pytest.raises(ValueError, match="experts see only those that their own router sends them"):
         transport(models[0], models[1], ground="acts", batches=data(CASE[0]))
     assert transport(models[0], models[1], ground="wts").maps
@@ -187,7 +179,7 @@ def test_transport_by_activations_is_refused_where_experts_choose_their_tokens(t
 @pytest.mark.parametrize("match", ["none", "full"])
 def test_merging_a_model_with_itself_gives_its_function(tmp_path: Path, method: str, match: str) -> None:
     """Its experts and neurons have changed places, which `full` finds again; `none` merges two equal models."""
-    one = checkpoint(CASE[0], tmp_path).folder
+    one = opened(tmp_path, CASE[0], 1)[0].folder
     two = scrambled(one, tmp_path / "two", "permutation") if match == "full" else one
     rows = "".join(json.dumps({"input_ids": [(3 * i + 5 * j) % 17 for j in range(6)]}) + "\n" for i in range(8))
     (tmp_path / "data.jsonl").write_text(rows)

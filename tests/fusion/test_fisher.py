@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import CASES, inputs, save
+from pairs import opened
 from torch import Tensor, nn
+from zoo import CASES, inputs, save
 
 from onebasin.engine import Means
 from onebasin.fusion.fisher import fisher_diagonal, fisher_mean, unpadded
@@ -179,13 +180,7 @@ def test_permutations_and_scales_carry_a_diagonal_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_merged_model_minimises_the_sum_of_quadratic_losses(count: int, tmp_path: Path) -> None:
     """The gradient of sum_i w_i (F_i + eps m) (theta - theta_i)^2 is zero; where nothing was seen, the average."""
-    models = []
-    for number in range(count):
-        torch.manual_seed(number)
-        model = CASES["GPT2LMHeadModel"]().double()
-        for parameter in model.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
-        models.append(Folder(save(model, tmp_path / str(number))))
+    models = opened(tmp_path, "GPT2LMHeadModel", count, apart=0.1)
     diagonals = [fisher_diagonal(loaded_model(model, dtype=torch.float64, attention="eager"),
                                  data("GPT2LMHeadModel"))[0] for model in models]  # fmt: skip
     for diagonal in diagonals:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, VOCAB, save
+from pairs import opened
 from torch import Tensor
+from zoo import VOCAB
 
 from onebasin.engine import Means
 from onebasin.fusion.couplings import transport
@@ -37,14 +38,7 @@ def padded(length: int) -> list[dict[str, Tensor]]:
 @pytest.fixture
 def models(tmp_path: Path) -> list[Folder]:
     """Classifiers of width 12 with 3 labels."""
-    found = []
-    for number in range(2):
-        model = CASES["BertForSequenceClassification"]().double()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.2 * number * torch.randn(parameter.shape, dtype=parameter.dtype)
-        found.append(Folder(save(model, tmp_path / str(number))))
-    return found
+    return opened(tmp_path, "BertForSequenceClassification")
 
 
 @pytest.mark.parametrize("length", [3, 12])  # as many as labels, as many as dimensions

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, inputs, named_outputs, save
+from pairs import opened
 from torch import Tensor
+from zoo import CASES, inputs, named_outputs
 
 from onebasin.engine import Means
 from onebasin.fusion.average import average
@@ -33,14 +34,7 @@ INSIDE = ("attention", "ffn")
 
 def pair(case: str, folder: Path) -> tuple[list[Folder], list[dict[str, Tensor]]]:
     """Two different models of one shape, and batches of their inputs."""
-    models = []
-    for number in range(2):
-        torch.manual_seed(number)
-        model = CASES[case]().double()
-        for parameter in model.parameters():
-            parameter.data += 0.2 * number * torch.randn_like(parameter)
-        models.append(Folder(save(model, folder / str(number))))
-    return models, [inputs(model, seed) for seed in range(20)]
+    return opened(folder, case), [inputs(CASES[case]().double(), seed) for seed in range(20)]
 
 
 def merge(

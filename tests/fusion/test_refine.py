@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, inputs, named_outputs, save
+from pairs import folder
 from stopped import stopped_and_continued
 from torch import Tensor
+from zoo import CASES, inputs, named_outputs
 
 from onebasin.data.teaching import divergence, own_loss
 from onebasin.fusion.refine import refine
@@ -19,17 +20,10 @@ CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTM
 Batches = list[dict[str, Tensor]]
 
 
-def models(case: str, folder: Path) -> tuple[list[Folder], Batches]:
+def models(case: str, where: Path) -> tuple[list[Folder], Batches]:
     """Two teachers, their average, and batches."""
-    found = []
-    for number in range(3):
-        model = CASES[case]().double()
-        for name, parameter in model.named_parameters():
-            generator = torch.Generator().manual_seed(len(name))
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.data += 0.1 * (0, 1, 0.5)[number] * noise
-        found.append(Folder(save(model, folder / str(number))))
-    return found, [inputs(model, seed) for seed in range(8)]
+    found = [Folder(folder(where / str(apart), case, 1, apart=apart, dtype=torch.float64)) for apart in (0, 0.1, 0.05)]
+    return found, [inputs(CASES[case]().double(), seed) for seed in range(8)]
 
 
 def loss(student: dict[str, Tensor], teachers: list[Folder], batch: dict[str, Tensor], weights: list[float]) -> float:

@@ -7,31 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, inputs, save
+from pairs import opened
 from torch import Tensor
+from zoo import CASES, inputs
 
 from onebasin.engine import Means
 from onebasin.fusion.method import Sources
 from onebasin.fusion.regmean import Regression, input_grams, regression_mean
 from onebasin.fusion.statistics import Statistics, measured
 from onebasin.fusion.tensors import merged_tensors
-from onebasin.models import Folder, Rewritten
+from onebasin.models import Rewritten
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import hooks
 from onebasin.symmetry import Alignment, acting_groups
 
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
-
-
-def models(case: str, folder: Path, count: int = 2) -> list[Folder]:
-    found = []
-    for number in range(count):
-        torch.manual_seed(number)
-        model = CASES[case]().double()
-        for parameter in model.parameters():
-            parameter.data += 0.2 * number * torch.randn_like(parameter)
-        found.append(Folder(save(model, folder / str(number))))
-    return found
 
 
 def data(case: str, first: int, count: int = 10) -> list[dict[str, Tensor]]:
@@ -42,7 +32,7 @@ def data(case: str, first: int, count: int = 10) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("case", CASE)
 def test_the_solution_has_zero_gradient_of_the_regression(case: str, count: int, tmp_path: Path) -> None:
     """With all of the Gram matrices (shrink 1): d/dW sum_i w_i mean |x W - x W_i|^2 over the inputs, by autograd."""
-    found = models(case, tmp_path, count)
+    found = opened(tmp_path, case, count)
     weights = [0.5, 0.3, 0.2][:count]
     stocks = [loaded_model(model, dtype=torch.float64) for model in found]
     batches = [data(case, 100 * i) for i in range(count)]
@@ -123,7 +113,7 @@ def test_grams_move_through_an_alignment_exactly(case: str, level: str, tmp_path
     """g G g^T is what the rewritten model's inputs give, for random elements in every space."""
     from onebasin.models import Canonical
 
-    checkpoint = Canonical(models(case, tmp_path, 1)[0], torch.float64)
+    checkpoint = Canonical(opened(tmp_path, case, 1)[0], torch.float64)
     signature, generator = checkpoint.signature, torch.Generator().manual_seed(0)
     elements, batch = {}, {}
     for root, group in acting_groups(signature, level, rescale="joint").items():
@@ -144,7 +134,7 @@ def test_grams_move_through_an_alignment_exactly(case: str, level: str, tmp_path
 
 
 def test_statistics_are_read_back_and_know_their_model(tmp_path: Path) -> None:
-    one, other = models("GPT2LMHeadModel", tmp_path)
+    one, other = opened(tmp_path, "GPT2LMHeadModel")
     grams, columns, count = input_grams(loaded_model(one, dtype=torch.float64), data("GPT2LMHeadModel", 0, 1))
     saved = measured("gram", grams, count, columns, one)
     saved.save(tmp_path / "s")
@@ -162,7 +152,7 @@ def test_statistics_are_read_back_and_know_their_model(tmp_path: Path) -> None:
 
 
 def test_bad_data_end_in_one_sentence(tmp_path: Path) -> None:
-    stock = loaded_model(models("BertForMaskedLM", tmp_path, 1)[0])
+    stock = loaded_model(opened(tmp_path, "BertForMaskedLM", 1)[0])
     with pytest.raises(ValueError, match="at least one batch"):
         input_grams(stock, [])
     batch = inputs(CASES["BertForMaskedLM"]())

@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import torch
-from models import CASES, save
+from pairs import folders
 from safetensors.torch import load_file
 
 import onebasin
 
 
 def test_at_a_low_temperature_nothing_changes_and_the_note_says_it_is_soft(tmp_path):
-    model = CASES["GPT2LMHeadModel"]()
-    save(model, tmp_path / "a")
-    for parameter in model.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    save(model, tmp_path / "b")
-    pair = [tmp_path / "a", tmp_path / "b"]
+    pair = folders(tmp_path, apart=0.3)
     onebasin.merge(pair, tmp_path / "hard", anchor=0)
     found = onebasin.merge(pair, tmp_path / "cold", anchor=0, soft=1e-3)
     onebasin.merge(pair, tmp_path / "warm", anchor=0, soft=1.0)

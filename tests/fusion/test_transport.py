@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, GPT2, ROTARY, TEXT, build, inputs, named_outputs, save
 from torch import Tensor
+from zoo import CASES, GPT2, ROTARY, TEXT, build, inputs, named_outputs, save
 
 from onebasin.fusion.couplings import transport, units
 from onebasin.fusion.transport import Transport, Transported, plan

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import CASES, save
+from pairs import folder, folders, model
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from zoo import VOCAB
 
-from onebasin.data import Task, evaluate
+from onebasin.data import Task, evaluate, load_model
 from onebasin.landscape import barrier, curve, interpolate
 
 
@@ -56,13 +56,9 @@ def test_interpolation_of_state_dicts() -> None:
 
 
 def test_interpolation_of_folders(tmp_path: Path) -> None:
-    models = [CASES["ViTForImageClassification"]() for _ in range(2)]
-    with torch.no_grad():
-        for parameter in models[1].parameters():
-            parameter.normal_()
-    folders = [save(model, tmp_path / str(i)) for i, model in enumerate(models)]
-    a, b = (load_file(folder / "model.safetensors") for folder in folders)
-    middle = interpolate(*folders, 0.25)
+    ends = folders(tmp_path, "ViTForImageClassification", apart=1.0)
+    a, b = (load_file(end / "model.safetensors") for end in ends)
+    middle = interpolate(*ends, 0.25)
     assert middle.keys() == a.keys() == b.keys()
     for name, tensor in middle.items():
         torch.testing.assert_close(tensor, 0.75 * a[name] + 0.25 * b[name])
@@ -75,28 +71,18 @@ def test_models_that_are_not_on_one_line() -> None:
         interpolate({"w": torch.ones(2)}, {"w": torch.ones(3)}, 0.5)
 
 
-def language_model(seed: int, tied: bool = True) -> GPT2LMHeadModel:
-    torch.manual_seed(seed)
-    config = GPT2Config(vocab_size=11, n_positions=8, n_embd=12, n_layer=2, n_head=3, tie_word_embeddings=tied)
-    model = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.5 * torch.randn_like(parameter))
-    return model
-
-
 def words() -> Task:
-    ids = torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(3, VOCAB, (4, 8), generator=torch.Generator().manual_seed(0))
     return Task("causal-lm", ({"input_ids": ids, "labels": ids},))
 
 
 @pytest.mark.parametrize("tied", [(True, True), (True, False), (False, True)])
 def test_curve_is_the_loss_of_interpolated_models(tmp_path: Path, tied: tuple[bool, bool]) -> None:
-    models = [language_model(i, tie) for i, tie in enumerate(tied)]
-    folders = [save(model, tmp_path / str(i)) for i, model in enumerate(models)]
-    found = curve(*folders, words(), points=5)
-    a, b = (model.state_dict() for model in models)
-    carrier = language_model(2, tied=all(tied))
+    ends = [folder(tmp_path / str(i), "GPT2LMHeadModel", i, apart=0.5, tie_word_embeddings=tie)
+            for i, tie in enumerate(tied)]  # fmt: skip
+    found = curve(*ends, words(), points=5)
+    a, b = (load_model(end, "causal-lm").state_dict() for end in ends)
+    carrier = model("GPT2LMHeadModel", tie_word_embeddings=all(tied))
     for lam, loss, accuracy in zip(found["lambdas"], found["losses"], found["accuracies"], strict=True):
         carrier.load_state_dict({name: (1 - lam) * a[name] + lam * b[name] for name in a})
         scores = evaluate(carrier, words())
@@ -107,11 +93,10 @@ def test_curve_is_the_loss_of_interpolated_models(tmp_path: Path, tied: tuple[bo
 
 
 def test_bad_curves(tmp_path: Path) -> None:
-    folder = save(language_model(0), tmp_path / "a")
-    other = save(CASES["GPT2LMHeadModel"](), tmp_path / "b")
+    gpt, other = folder(tmp_path / "a", "GPT2LMHeadModel"), folder(tmp_path / "b", "GPT2LMHeadModel", n_embd=24)
     with pytest.raises(ValueError, match="points 1: it must be greater than or equal to 2"):
-        curve(folder, folder, words(), points=1)
+        curve(gpt, gpt, words(), points=1)
     with pytest.raises(ValueError, match="has the shapes"):
-        curve(folder, other, words())
+        curve(gpt, other, words())
     with pytest.raises(ValueError, match="is a gpt2 model, for which there is no image-classification"):
-        curve(folder, folder, Task("image-classification", ()))
+        curve(gpt, gpt, Task("image-classification", ()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import folder
+from pairs import folder, folders
 from typer.testing import CliRunner
 
 from onebasin.cli import app
@@ -25,7 +25,7 @@ def words() -> Task:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     where = tmp_path_factory.mktemp("triangle")
-    return [folder(where / str(seed), "GPT2LMHeadModel", seed) for seed in (1, 2, 3)]
+    return folders(where, count=3)
 
 
 def test_corners_edges_and_middle(models: list[Path]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from elements import Tensors
-from models import CASES, save
+from pairs import folder
 
 from onebasin.models import Canonical, Folder
 from onebasin.symmetry import Signature
@@ -18,14 +18,8 @@ def tiny(tmp_path: Path) -> Callable[..., tuple[Signature, Tensors]]:
     """case, level -> signature and float64 tensors, in canonical form where the level needs it."""
 
     def build(case: str, level: str = "paper", number: int = 0) -> tuple[Signature, Tensors]:
-        torch.manual_seed(number + 7)
-        model = CASES[case]().double()
-        if number:
-            for parameter in model.parameters():
-                parameter.data += torch.randn_like(parameter)
-        folder = tmp_path / f"{case}-{number}"
-        save(model, folder)
-        checkpoint = Folder(folder)
+        where = tmp_path / f"{case}-{number}"
+        checkpoint = Folder(folder(where, case, number, apart=1.0, dtype=torch.float64))
         if level in ("orthogonal", "full", "invertible"):
             checkpoint = Canonical(checkpoint, torch.float64)
         signature = checkpoint.signature

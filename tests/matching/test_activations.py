@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from elements import random_alignment
-from models import CASES, inputs, save
+from zoo import CASES, inputs, save
 
 from onebasin.matching.activations import _Meter, match_activations
 from onebasin.models import Canonical, Folder, Rewritten

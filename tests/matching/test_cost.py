@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from models import TEXT, build, save
 from transformers import LlamaConfig, LlamaForCausalLM
+from zoo import TEXT, build, save
 
 import onebasin
 from onebasin.matching.cost import GROWTH, Work, seconds, work

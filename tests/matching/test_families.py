@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-import models
 import pytest
+import zoo
 from elements import apply, random_alignment, squared
 
 from onebasin.matching import match_weights
@@ -18,7 +18,7 @@ def case_with(monkeypatch):
     """A case with other values in its config, under a name of its own."""
 
     def add(case, **changes):
-        monkeypatch.setitem(models.CASES, f"{case}-changed", partial(models.CASES[case], **changes))
+        monkeypatch.setitem(zoo.CASES, f"{case}-changed", partial(zoo.CASES[case], **changes))
         return f"{case}-changed"
 
     return add

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import torch
 from elements import random_alignment
-from models import CASES, inputs, named_outputs, save
+from pairs import opened
 from stopped import stopped_and_continued
 from torch import Tensor
+from zoo import CASES, inputs, named_outputs
 
 from onebasin.data.teaching import divergence, forward_of, logit_distance, own_loss
 from onebasin.matching.latents import blend, zeros
 from onebasin.matching.learned import Learned, match_learned
-from onebasin.models import Canonical, Folder
+from onebasin.models import Canonical
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, Group, acting_groups
 from onebasin.symmetry.coupling import Softened
@@ -46,15 +47,10 @@ class Setting:
 
     def __init__(self, case: str, level: str, folder: Path, count: int = 2, dtype: torch.dtype = torch.float64) -> None:
         self.models: list[LoadedModel] = []
-        for number in range(count):
-            model = CASES[case]().double()
-            generator = torch.Generator().manual_seed(number)
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.data += 0.1 * bool(number) * noise
-            checkpoint = Folder(save(model, folder / str(number)))
+        for checkpoint in opened(folder, case, count, apart=0.1):
             form = checkpoint if level == "paper" else Canonical(checkpoint, torch.float64)
             self.models.append(loaded_model(form, dtype=dtype))
+        model = CASES[case]().double()
         self.signature = self.models[0].signature
         self.groups: dict[str, Group] = acting_groups(self.signature, level, rescale="joint")
         self.starts = [random_alignment(self.signature, self.groups, seed) for seed in range(1, count)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import folder
+from pairs import folders
 from typer.testing import CliRunner
 
 from onebasin import match
@@ -43,7 +43,7 @@ def test_angles_of_planted_rotations() -> None:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     where = tmp_path_factory.mktemp("anatomy")
-    return [folder(where / str(seed), "GPT2LMHeadModel", seed) for seed in (1, 2)]
+    return folders(where)
 
 
 def test_what_was_changed_is_what_is_found(models: list[Path]) -> None:

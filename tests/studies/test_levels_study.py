@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import folder
+from pairs import folder, folders
 from typer.testing import CliRunner
 
 from onebasin import merge
@@ -31,7 +31,7 @@ def words() -> Task:
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path, dict[str, Any]]:
     """Two GPT-2 folders, the output, and the result of the whole study."""
     where = tmp_path_factory.mktemp("levels")
-    models = [folder(where / str(seed), "GPT2LMHeadModel", seed) for seed in (1, 2)]
+    models = folders(where)
     return models, where / "out", study_levels(*models, words(), where / "out", points=3)
 
 
@@ -94,7 +94,7 @@ def command(*arguments: object) -> Any:
 
 def test_study_levels_command(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    models = [folder(tmp_path / str(seed), "ViTForImageClassification", seed, **DIGITS) for seed in (1, 2)]
+    models = folders(tmp_path, "ViTForImageClassification", **DIGITS)
     given = (*models, "--task", "image-classification", "--data", "builtin:digits", "--limit", 20, "--points", 3)
     chosen = ("--levels", "none,paper", "--methods", "average", "-o", tmp_path / "out")
     done = command(*given, *chosen, "--json")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import build, save
+from zoo import build, save
 
 from onebasin.models import Folder
 from onebasin.studies.audit import as_function, audit, audit_checkpoint, verdict

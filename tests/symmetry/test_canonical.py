@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, inputs, outputs, save
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from zoo import CASES, inputs, outputs, save
 
 from onebasin.models.folder import Folder
 from onebasin.symmetry import Alignment, Signature, acting_groups

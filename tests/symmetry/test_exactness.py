@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, save
+from zoo import CASES, save
 
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment, Signature, acting_groups

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from elements import apply, squared
-from models import CASES, save
+from zoo import CASES, save
 
 from onebasin.matching import match_weights
 from onebasin.models import Folder

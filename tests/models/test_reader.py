@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from damage import edit_config, edit_weights, to_pickle
-from models import CASES, save
 from safetensors.torch import load_file, save_file
+from zoo import CASES, save
 
 import onebasin
 from onebasin.models import Folder, ModelError, write_model

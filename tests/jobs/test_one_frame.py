@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from pairs import folder
 
 import onebasin
 from onebasin.jobs.aligning import align_all
@@ -21,19 +21,10 @@ from onebasin.symmetry import Alignment
 from onebasin.symmetry.groups.elements import Monomial
 
 
-def gpt2(folder: Path, width: int, seed: int) -> Path:
-    torch.manual_seed(seed)
-    config = GPT2Config(n_embd=width, n_head=2, n_layer=2, vocab_size=31, n_positions=16)
-    model = GPT2LMHeadModel(config)
-    for tensor in model.parameters():
-        tensor.data.normal_(std=0.3)
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def widths(tmp_path: Path) -> list[Folder]:
-    return [Folder(gpt2(tmp_path / str(seed), width, seed)) for seed, width in enumerate((16, 24, 16))]
+    return [Folder(folder(tmp_path / str(seed), "GPT2LMHeadModel", seed, apart=0.3, n_embd=width, n_head=2))
+            for seed, width in enumerate((16, 24, 16))]  # fmt: skip
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 2)])
@@ -68,9 +59,10 @@ def test_what_is_not_the_same_function_is_refused(widths: list[Folder]) -> None:
     model = widths[0]
     torch.manual_seed(0)
     ffn = next(root for root in model.signature.spaces if root.endswith("ffn"))
-    right = Alignment({ffn: Monomial(torch.randperm(64))})
+    size = model.signature.spaces[ffn].size
+    right = Alignment({ffn: Monomial(torch.randperm(size))})
     assert (verified(model, Rewritten(model, right), Options(), None) or 0) < 1e-4
-    wrong = Alignment({ffn: Monomial(torch.randperm(64), torch.full((64,), 2.0))})  # GELU does not scale
+    wrong = Alignment({ffn: Monomial(torch.randperm(size), torch.full((size,), 2.0))})  # GELU does not scale
     with pytest.raises(ModelError, match="differs from the original"):
         verified(model, Rewritten(model, wrong), Options(), None)
 

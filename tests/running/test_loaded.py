@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, build, inputs, named_outputs, save
+from zoo import CASES, build, inputs, named_outputs, save
 
 from onebasin.models import Canonical, Folder
 from onebasin.running.loaded import loaded_model

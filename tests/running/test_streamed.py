@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, inputs, named_outputs, save
 from torch import Tensor, nn
+from zoo import CASES, inputs, named_outputs, save
 
 from onebasin.models import Folder, ModelError
 from onebasin.running.lazy_weights import Awaited, await_weights, placed, stand_ins

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import models
 import pytest
 import torch
+import zoo
 from damage import edit_config, edit_weights
 
 from onebasin.models import Folder, ModelError, distances, read_pair, shared_roles
@@ -114,7 +114,7 @@ def test_leading_positions_are_shared(make) -> None:
     assert POSITIONS in shared_roles(a, b).roles
     for first, second in ((a, b), (b, a)):
         x, y = read_pair(first, second, POSITIONS)
-        assert x.shape == y.shape == (models.POSITIONS, 12)
+        assert x.shape == y.shape == (zoo.POSITIONS, 12)
         assert torch.equal(x, first.read(POSITIONS)[:12]) and torch.equal(y, second.read(POSITIONS)[:12])
 
 

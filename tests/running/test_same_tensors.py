@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import folder
+from pairs import folders
 from safetensors.torch import load_file, save_file
 
 import onebasin
@@ -18,7 +18,7 @@ from onebasin.symmetry.groups.elements import Linear
 
 @pytest.fixture
 def pair(tmp_path: Path) -> list[Path]:
-    return [folder(tmp_path / str(seed), "GPT2LMHeadModel", seed) for seed in (0, 1)]
+    return folders(tmp_path)
 
 
 def test_the_same_weights_and_one_number_that_is_not(pair: list[Path]) -> None:

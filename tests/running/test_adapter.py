@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from elements import random_alignment
-from models import CASES, inputs, load, outputs, save
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+from zoo import CASES, inputs, load, outputs, save
 
 from onebasin.models import Canonical, Folder, Model, ModelError
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, fit, folded, rewritten_adapter, write_adapter

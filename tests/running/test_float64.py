@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import models
 import pytest
 import torch
+import zoo
 from elements import random_alignment
 
 import onebasin
@@ -17,9 +17,9 @@ from onebasin.running.float64 import Float64
 from onebasin.symmetry import acting_groups
 
 
-@pytest.mark.parametrize("case", models.one_of_each_family())
+@pytest.mark.parametrize("case", zoo.one_of_each_family())
 def test_an_exact_copy_is_the_same_in_float64(case: str, tmp_path: Path) -> None:
-    folder = Folder(models.save(models.CASES[case]().double(), tmp_path))
+    folder = Folder(zoo.save(zoo.CASES[case]().double(), tmp_path))
     form = Canonical(folder, torch.float64)
     groups = acting_groups(form.signature, "full", rescale="joint")
     moved = Rewritten(form, random_alignment(form.signature, groups), torch.float64)
@@ -29,11 +29,11 @@ def test_an_exact_copy_is_the_same_in_float64(case: str, tmp_path: Path) -> None
 
 def test_a_match_in_float64_is_written(tmp_path: Path) -> None:
     """Gemma's norms and rotary tables are float32 in a float64 model."""
-    a, b = (models.build("GemmaForCausalLM", **models.ROTARY) for _ in range(2))
+    a, b = (zoo.build("GemmaForCausalLM", **zoo.ROTARY) for _ in range(2))
     with torch.no_grad():
         for parameter in b.parameters():
             parameter.mul_(1.1)
-    result = onebasin.match(models.save(a, tmp_path / "a"), models.save(b, tmp_path / "b"), tmp_path / "out",
+    result = onebasin.match(zoo.save(a, tmp_path / "a"), zoo.save(b, tmp_path / "b"), tmp_path / "out",
                             symmetry="full", precision="float64")  # fmt: skip
     assert result["max_output_difference"] < 1e-9
 

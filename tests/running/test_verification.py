@@ -7,10 +7,10 @@ import copy
 import math
 from pathlib import Path
 
-import models
 import pytest
 import torch
 import transformers
+import zoo
 from damage import edit_config, edit_weights, to_pickle
 
 import onebasin
@@ -89,9 +89,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_a_model_is_the_same_as_itself(case: str) -> None:
-    model = models.CASES[case]()
+    model = zoo.CASES[case]()
     found = compare_models(model, copy.deepcopy(model))
     assert found.same and found.max_difference == 0 and found.outputs
 
@@ -99,7 +99,7 @@ def test_a_model_is_the_same_as_itself(case: str) -> None:
 @pytest.mark.parametrize("case", THOROUGH)
 def test_every_parameter_matters(case: str) -> None:
     """A change of any tensor that the outputs depend on is seen: the inputs reach every part of the model."""
-    model = models.CASES[case]().double()
+    model = zoo.CASES[case]().double()
     changed = copy.deepcopy(model)
     # A key bias adds one number to a row of logits under softmax.
     unseen = ("key.bias", "k_lin.bias", "key_proj.bias", "k_proj.bias")
@@ -119,7 +119,7 @@ def test_every_parameter_matters(case: str) -> None:
 @pytest.mark.parametrize("case", ["OlmoeForCausalLM", "Qwen3MoeForCausalLM"])
 def test_experts_that_grouped_products_do_not_take(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Six neurons are 24 bytes; torch's grouped products want multiples of 16, and no float64."""
-    folder = models.save(models.CASES[case](), tmp_path / "model")
+    folder = zoo.save(zoo.CASES[case](), tmp_path / "model")
     assert compare(folder, folder, dtype=dtype).same
     assert onebasin.match(folder, folder, tmp_path / "moved", symmetry="paper")["max_output_difference"] < 1e-4
     given = torch.arange(6).view(1, 6)
@@ -130,7 +130,7 @@ def test_experts_that_grouped_products_do_not_take(case: str, dtype: torch.dtype
 def test_other_kinds_of_model_get_inputs_that_fit(tmp_path: Path, kind: str) -> None:
     cls = getattr(transformers, kind)
     model = cls(cls.config_class(**OTHERS[kind])).eval()
-    folder = models.save(model, tmp_path / kind)
+    folder = zoo.save(model, tmp_path / kind)
     found = compare(folder, folder)
     assert found.same and found.max_difference == 0 and found.outputs
     changed = copy.deepcopy(model)
@@ -188,7 +188,7 @@ def test_tolerance_is_that_of_the_coarsest(make) -> None:
 
 def test_what_stands_at_padding_is_not_compared(tmp_path: Path) -> None:
     """ModernBERT's window leaves padded queries without a key: value biases pass through no softmax there."""
-    folder = Folder(models.save(models.CASES["ModernBertForMaskedLM-biases"]().double(), tmp_path))
+    folder = Folder(zoo.save(zoo.CASES["ModernBertForMaskedLM-biases"]().double(), tmp_path))
     form = Canonical(folder, torch.float64)
     assert compare_rewritten(folder, form, arithmetic=torch.float64, dtype=torch.float64).same
 
@@ -371,10 +371,10 @@ def test_load_model_keeps_the_stored_dtype(make) -> None:
 
 
 def test_a_counter_is_verified_and_written_as_it_is(tmp_path: Path) -> None:
-    model = models.CASES["HubertForCTC-batch-norm"]()
+    model = zoo.CASES["HubertForCTC-batch-norm"]()
     (counter,) = (buffer for name, buffer in model.named_buffers() if name.endswith("num_batches_tracked"))
     counter.fill_(7)
-    a, b = models.save(model, tmp_path / "a"), models.save(models.CASES["HubertForCTC-batch-norm"](), tmp_path / "b")
+    a, b = zoo.save(model, tmp_path / "a"), zoo.save(zoo.CASES["HubertForCTC-batch-norm"](), tmp_path / "b")
     onebasin.match(a, b, tmp_path / "out", symmetry="permutation")  # verifies the rewritten tensors before it writes
     written = load_model(tmp_path / "out")
     assert [int(buffer) for name, buffer in written.named_buffers() if name.endswith("num_batches_tracked")] == [7]

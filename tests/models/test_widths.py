@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import GPT2, IMAGE, TEXT, build, save
+from zoo import GPT2, IMAGE, TEXT, build, save
 
 import onebasin
 from onebasin.models import Canonical, Folder, Widened, write_model

@@ -9,9 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import models
 import pytest
 import torch
+import zoo
+from pairs import folders
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 import onebasin
@@ -36,10 +37,10 @@ def test_every_type_has_a_twin_that_runs(kind: str) -> None:
     assert all(float(parameter.detach().std()) > 0 for parameter in model.parameters() if parameter.numel() > 1)
 
 
-@pytest.mark.parametrize("case", models.CASES)
+@pytest.mark.parametrize("case", zoo.CASES)
 def test_every_small_configuration_has_a_twin(case: str) -> None:
     """Whose switches are as they were: the twin has the layers' parameters that the model has."""
-    given = models.CASES[case]()
+    given = zoo.CASES[case]()
     config = {**given.config.to_dict(), "model_type": given.config.model_type, "architectures": [type(given).__name__]}
     model = next(model for model in smaller(config) if patterns(given) == patterns(model))
     assert type(model) is type(given)
@@ -98,9 +99,9 @@ def test_every_kind_of_layer_is_there() -> None:
     assert small["mlp_only_layers"] == [1]
 
 
-@pytest.mark.parametrize("case", models.one_of_each_family())
+@pytest.mark.parametrize("case", zoo.one_of_each_family())
 def test_the_tables_hold_on_their_twins(case: str, tmp_path: Path) -> None:
-    model = Folder(models.save(models.CASES[case](), tmp_path))
+    model = Folder(zoo.save(zoo.CASES[case](), tmp_path))
     assert departure_on_twin(model) < TOLERANCE / 1e4
     assert departure_on_twin(Canonical(model)) < TOLERANCE / 1e4
 
@@ -124,12 +125,7 @@ def wrong(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path, P
     assert true in text
     table = tmp_path / "wrong.txt"
     table.write_text(text.replace(true, false))
-    builder = models.CASES[CASE[family]]
-    a, b = builder(), builder()
-    with torch.no_grad():
-        for parameter in b.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return models.save(a, tmp_path / "a"), models.save(b, tmp_path / "b"), table
+    return *folders(tmp_path, CASE[family]), table
 
 
 def test_a_wrong_table_does_not_pass(wrong: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -140,18 +136,18 @@ def test_a_wrong_table_does_not_pass(wrong: tuple[Path, Path, Path], tmp_path: P
         lambda: onebasin.merge([a, b], out, match="full", family=str(table), verify="tensors"),
         lambda: onebasin.canonical(a, out, family=str(table), verify="tensors"),
     ):
-        with pytest.raises(ModelError, match=r"the table of family '.*' is wrong for '.*/[ab]'.*nothing was written"):
+        with pytest.raises(ModelError, match=r"the table of family '.*' is wrong for '.*/[01]'.*nothing was written"):
             job()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "wrong.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "wrong.txt"]
 
 
 def test_a_right_table_passes(tmp_path: Path) -> None:
-    a, b = (models.save(models.CASES["GPT2LMHeadModel"](), tmp_path / name) for name in "ab")
+    a, b = (zoo.save(zoo.CASES["GPT2LMHeadModel"](), tmp_path / name) for name in "ab")
     assert onebasin.match(a, b, tmp_path / "out", symmetry="full", verify="tensors")["max_output_difference"] is None
 
 
 def test_where_no_twin_can_be_made_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Folder(models.save(models.CASES["GPT2LMHeadModel"](), tmp_path / "a"))
+    model = Folder(zoo.save(zoo.CASES["GPT2LMHeadModel"](), tmp_path / "a"))
     monkeypatch.setattr("onebasin.running.twin.TRIES", ())
     with pytest.raises(ModelError, match=r"no small model of its configuration could be made.*--verify outputs"):
         saved_twin(model, tmp_path)

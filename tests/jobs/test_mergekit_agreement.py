@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from models import ROTARY
 from pairs import folder, scrambled, weights
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -20,6 +19,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from zoo import ROTARY
 
 from onebasin import merge_config, verify
 

@@ -8,27 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import CASES, save
+from pairs import folders
+from zoo import CASES, save
 
 import onebasin
 from onebasin.data.calibration import self_generated
 from onebasin.data.teaching import HELD_OUT, divergence, forward_of
 from onebasin.jobs.quality import CHOOSING, passes_of, simplest_of_best
 from onebasin.running.loaded import loaded_model
-
-
-def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> list[Path]:
-    """Models that share nothing (apart 1) or nearly all (apart near 0)."""
-    found = []
-    for number in range(count):
-        model = CASES[case]()
-        generator = torch.Generator().manual_seed(number)
-        for name, parameter in model.named_parameters():
-            fresh = 0.3 * torch.randn(parameter.shape, generator=generator)
-            if "norm" not in name.lower() and "ln_" not in name:
-                parameter.data += apart * (fresh - parameter.data)
-        found.append(save(model, folder / str(number)))
-    return found
 
 
 def divergence_of(merged: Path, models: list[Path], batches: list[dict[str, torch.Tensor]]) -> float:
@@ -44,7 +31,7 @@ def divergence_of(merged: Path, models: list[Path], batches: list[dict[str, torc
 
 @pytest.mark.parametrize("quality", ["balanced", "best"])
 def test_what_is_chosen_is_written(quality: str, tmp_path: Path) -> None:
-    models = models_of("GPT2LMHeadModel", tmp_path)
+    models = folders(tmp_path, "GPT2LMHeadModel")
     found = onebasin.merge(models, tmp_path / "out", quality=quality, samples=128, steps=6, anchor=0)
     report = found["quality"]
     starts = {"weights", "activations"} | ({"learned"} if quality == "best" else set())
@@ -73,7 +60,7 @@ def test_the_simplest_within_one_standard_error_is_chosen() -> None:
 
 
 def test_fast_needs_no_data_and_says_what_more_would_cost(tmp_path: Path) -> None:
-    models = models_of("BertForMaskedLM", tmp_path)
+    models = folders(tmp_path, "BertForMaskedLM")
     found = onebasin.merge(models, tmp_path / "fast", quality="fast", anchor=0)
     plain = onebasin.merge(models, tmp_path / "plain", match="full", anchor=0)
     first, second = (loaded_model(onebasin.Folder(tmp_path / name)).parameter for name in ("fast", "plain"))
@@ -83,14 +70,14 @@ def test_fast_needs_no_data_and_says_what_more_would_cost(tmp_path: Path) -> Non
 
 
 def test_a_vision_model_needs_images(tmp_path: Path) -> None:
-    models = models_of("ViTForImageClassification", tmp_path)
+    models = folders(tmp_path, "ViTForImageClassification")
     with pytest.raises(ValueError, match="calibration data are missing"):
         onebasin.merge(models, tmp_path / "out", quality="balanced")
     assert not (tmp_path / "out").exists()
 
 
 def test_heads_of_different_tasks_cannot_be_compared(tmp_path: Path) -> None:
-    models = models_of("BertForSequenceClassification", tmp_path)
+    models = folders(tmp_path, "BertForSequenceClassification")
     other = save(CASES["BertForMaskedLM"](), tmp_path / "other")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"input_ids": {list(range(5, 7 + n % 9))}}}\n' for n in range(64)))
@@ -99,14 +86,14 @@ def test_heads_of_different_tasks_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_relatives_may_stay_unmatched(tmp_path: Path) -> None:
-    near, far = (models_of("GPT2LMHeadModel", tmp_path / str(apart), apart=apart) for apart in (0.01, 1.0))
+    near, far = (folders(tmp_path / str(apart), apart=apart) for apart in (0.01, 1.0))
     for models, wanted in ((near, True), (far, False)):
         found = onebasin.merge(models, quality="balanced", samples=64)
         assert any(name.startswith("unmatched") for name in found["quality"]["candidates"]) == wanted
 
 
 def test_three_models_are_learned_together(tmp_path: Path) -> None:
-    models = models_of("GPT2LMHeadModel", tmp_path, 3)
+    models = folders(tmp_path, count=3)
     found = onebasin.merge(models, tmp_path / "out", quality="best", samples=64, steps=4)
     assert any(name.startswith("learned from") for name in found["quality"]["candidates"])
     assert len(found["distance_after"]) == 2
@@ -124,7 +111,7 @@ def test_three_models_are_learned_together(tmp_path: Path) -> None:
 )
 def test_what_quality_settles_is_not_told_twice(how: dict[str, str], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=sentence):
-        onebasin.merge(models_of("GPT2LMHeadModel", tmp_path), **how)
+        onebasin.merge(folders(tmp_path, "GPT2LMHeadModel"), **how)
 
 
 def test_passes_are_counted() -> None:
