@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -75,11 +75,27 @@ heads
     lm_head.weight                        vocab final'
 """
 SIZES = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
-PYTHON = """
+# Many commands in one process, which sees the packages from its start; starting it takes seconds.
+DRIVER = """
 import json, sys
+from typer.testing import CliRunner
 import onebasin
-print(json.dumps(onebasin.merge(sys.argv[1:4], sys.argv[4], method="median", match="none", pull=0.25)["settings"]))
+from onebasin.cli import app
+said = []
+for words in json.load(sys.stdin):
+    if isinstance(words, dict):
+        said.append([0, json.dumps(onebasin.merge(**words)["settings"]), ""])
+    else:
+        found = CliRunner().invoke(app, words)
+        said.append([found.exit_code, found.stdout, found.stderr])
+print(json.dumps(said))
 """
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    error: str
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +125,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return names
 
 
-def run(site: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+def run(site: Path, *commands: list[Any] | dict[str, Any]) -> list[Said]:
+    """Run command lines, and calls of `merge` (dicts), beside the packages of a site."""
     path = os.pathsep.join([str(site), str(Path(onebasin.__file__).parents[1])])
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", DRIVER], capture_output=True, text=True, check=True,
+                          input=json.dumps(commands, default=str),
+                          env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    return [Said(*one) for one in json.loads(done.stdout)]
 
 
 def digest(folder: Path) -> str:
@@ -121,31 +140,35 @@ def digest(folder: Path) -> str:
 
 def test_a_method_of_another_package_has_its_setting_everywhere(site: Path, models: list[str], tmp_path: Path) -> None:
     """On the command line, in Python and in a merge file: the same bytes, which differ from those of the default."""
-    command = ["-m", "onebasin", "merge", *models, "--method", "median", "--match", "none"]
-    assert run(site, *command, "--pull", "0.25", "-o", tmp_path / "typed").returncode == 0
-    assert run(site, *command, "-o", tmp_path / "default").returncode == 0
-    told = run(site, "-c", PYTHON, *models, tmp_path / "called")
-    assert json.loads(told.stdout) == {"pull": 0.25}
+    command = ["merge", *models, "--method", "median", "--match", "none"]
     lines = ["merge_method: median", "parameters:", "  pull: 0.25", "models:", *(f"- model: {one}" for one in models)]
     (tmp_path / "merge.yml").write_text("\n".join(lines) + "\n")
-    found = run(site, "-m", "onebasin", "merge", "--config", tmp_path / "merge.yml", "-o", tmp_path / "file")
-    assert found.returncode == 0, found.stderr
+    typed, default, called, file, offered = run(
+        site,
+        [*command, "--pull", "0.25", "-o", tmp_path / "typed"],
+        [*command, "-o", tmp_path / "default"],
+        {"models": models, "output": tmp_path / "called", "method": "median", "match": "none", "pull": 0.25},
+        ["merge", "--config", tmp_path / "merge.yml", "-o", tmp_path / "file"],
+        ["merge", "--help"],
+    )
+    assert typed.code == default.code == file.code == 0, (typed, default, file)
+    assert json.loads(called.out) == {"pull": 0.25}
     assert len({digest(tmp_path / name) for name in ("typed", "called", "file")}) == 1
     assert digest(tmp_path / "typed") != digest(tmp_path / "default")
-    assert "Weight of the first model".lower() in run(site, "-m", "onebasin", "merge", "--help").stdout.lower()
+    assert "Weight of the first model".lower() in offered.out.lower()
 
 
 def test_what_is_wrong_with_a_setting_or_a_package_is_said_in_a_sentence(
     site: Path, models: list[str], tmp_path: Path
 ) -> None:
-    command = ["-m", "onebasin", "merge", *models, "-o", tmp_path / "out", "--match", "none"]
-    for words, sentence in (
-        (["--method", "median", "--pull", "2"], "pull 2.0: it must be less than or equal to 1"),
-        (["--pull", "0.5"], "pull is a setting of median, not of average"),
-        (["--method", "broken"], "the method 'broken' cannot be loaded from nowhere:Method"),
-    ):
-        found = run(site, *command, *words)
-        assert found.returncode == 2 and sentence in found.stderr and found.stderr.count("\n") == 1
+    wrong = {
+        "pull 2.0: it must be less than or equal to 1": ["--method", "median", "--pull", "2"],
+        "pull is a setting of median, not of average": ["--pull", "0.5"],
+        "the method 'broken' cannot be loaded from nowhere:Method": ["--method", "broken"],
+    }
+    command = ["merge", *models, "-o", tmp_path / "out", "--match", "none"]
+    for sentence, found in zip(wrong, run(site, *([*command, *words] for words in wrong.values())), strict=True):
+        assert found.code == 2 and sentence in found.error and found.error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
@@ -158,10 +181,12 @@ def test_a_family_of_another_package_is_matched(site: Path, models: list[str], t
         target.mkdir()
         (target / "config.json").write_text(json.dumps({**config, "model_type": "toyllama"}))
         (target / "model.safetensors").write_bytes((Path(name) / "model.safetensors").read_bytes())
-    command = ["-m", "onebasin", "match", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out", "--symmetry", "full"]
-    found = run(site, *command, "--verify", "tensors", "--json")
-    assert found.returncode == 0, found.stderr
-    result = json.loads(found.stdout)
+    command = ["match", tmp_path / "0", tmp_path / "1", "-o", tmp_path / "out", "--symmetry", "full", "--verify",
+               "tensors", "--json"]  # fmt: skip
+    matched, families = run(site, command, ["families"])
+    assert matched.code == 0, matched.error
+    result = json.loads(matched.out)
     assert result["distance_after"] < result["distance_before"]
-    assert "toyllama" in run(site, "-m", "onebasin", "families").stdout
-    assert run(Path(os.devnull), *command, "--overwrite").returncode == 2
+    assert "toyllama" in families.out
+    with pytest.raises(ValueError, match="'toyllama' has no table yet"):  # without the package
+        onebasin.match(tmp_path / "0", tmp_path / "1", tmp_path / "out", overwrite=True)

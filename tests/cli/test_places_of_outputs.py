@@ -120,6 +120,7 @@ def test_empty_names(refused: Any, a: Path, gpt: list[Path], tmp_path: Path, mon
     assert not list(place.iterdir())
 
 
+@pytest.mark.usefixtures("system")
 def test_after_a_refusal_at_the_end_nothing_of_the_set_exists(
     refused: Any, gpt: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_after_a_refusal_at_the_end_nothing_of_the_set_exists(
     assert "the anchor cannot be written" in line
 
 
+@pytest.mark.usefixtures("system")
 def test_a_set_is_replaced_as_a_whole(ask: Any, gpt: list[Path], tmp_path: Path) -> None:
     words = ["match", *gpt, "-o", tmp_path / "out", "--symmetry", "full", "--alignment", tmp_path / "maps"]
     ask(*words)

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a model over another and be killed on the way. Run as: killed.py NEW OUT MOMENT...
-
-For every moment a fork of this process, with its own copy `OUT-MOMENT` of OUT, sends itself SIGKILL there.
-"""
+"""Write a model over another and be killed on the way."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -54,21 +49,17 @@ MOMENTS: dict[str, Callable[[], None]] = {
 }
 
 
-def main(new: str, out: str, *moments: str) -> None:
+def overwrite(new: Path, out: Path, moment: str) -> None:
+    """Write `new` over `out` in a fork that sends itself SIGKILL at a moment."""
     like = Folder(new)
-    for moment in moments:
-        place = Path(f"{out}-{moment}")
-        shutil.copytree(out, place)
-        child = os.fork()
-        if child == 0:
+    child = os.fork()
+    if child == 0:
+        try:
             MOMENTS[moment]()
             pairs = ((name, like.read_name(name)) for name in like.files)
-            write_model(place, pairs, like, overwrite=True, shard_size=2000)
+            write_model(out, pairs, like, overwrite=True, shard_size=2000)
+        finally:
             os._exit(0)
-        _, status = os.waitpid(child, 0)
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        assert killed == (moment != "never"), f"{moment}: {status}"
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _, status = os.waitpid(child, 0)
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert killed == (moment != "never"), f"{moment}: {status}"
