@@ -172,7 +172,7 @@ def noised(batches: list[Batch], given: Calibration) -> tuple[list[Batch], list[
 
 
 def own_data(data: str | Sequence[str] | None, count: int) -> list[str | None]:
-    """What each model is measured on: its own data, or the same for all. ValueError for another number of datasets."""
+    """Return the data of each model: its own, or the same for all. ValueError for another number of datasets."""
     if data is None or isinstance(data, str):
         return [data] * count
     if len(data) not in (1, count):
@@ -209,13 +209,21 @@ def is_for(model: Model, task: str) -> bool:
 def self_generated(
     models: Sequence[PreTrainedModel], count: int = 256, length: int | None = None, seed: int = 0, batch: int = 32
 ) -> list[Batch]:
-    """`count` sequences that causal language models write themselves, in batches {"input_ids": (batch, length)}.
+    """Return sequences that causal language models write themselves, in batches {"input_ids": (batch, length)}.
 
     The first token is drawn uniformly from the vocabulary, all others from the model's own prediction at temperature
-    1. The models take turns, so each writes its share of every batch; which sequences come out depends on the seed
-    and on `count`, `length` and `batch` alone. length: default what the models take, at most 512.
+    1. The models take turns, so each writes its share of every batch; which sequences come out depends on the numbers
+    below alone.
 
-    Raises ValueError where a model is no causal language model, or the models' vocabularies differ.
+    Args:
+        models: The writers.
+        count: How many sequences.
+        length: In tokens (default: what the models take, at most 512).
+        seed: Of the draws.
+        batch: Sequences in a batch.
+
+    Raises:
+        ValueError: A model is no causal language model, or the models' vocabularies differ.
     """
     longest = min(min(getattr(model.config, "max_position_embeddings", None) or 512, 512) for model in models)
     length = longest if length is None else length
@@ -259,9 +267,15 @@ def _causal(model: PreTrainedModel) -> None:
 
 
 def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int = 0) -> list[Batch]:
-    """`NOISY_COPIES` rounds of the batches, with Gaussian noise of this standard deviation on their pixels or sounds.
+    """Return `NOISY_COPIES` rounds of the batches, with Gaussian noise on their pixels or sounds.
 
-    Examples stay in their batches. Raises ValueError for a deviation out of bounds, and for tokens.
+    Args:
+        batches: Examples, which stay in their batches.
+        deviation: The standard deviation of the noise.
+        seed: Of the noise.
+
+    Raises:
+        ValueError: The deviation is out of bounds, or the batches hold tokens.
     """
     deviation = checked(Strength, "noise", deviation)
     if any(not value.is_floating_point() for batch in batches for name, value in batch.items() if name in SHOWN):
@@ -294,12 +308,21 @@ def from_file(
     labels: bool = False,
     **options: Any,
 ) -> list[Batch]:
-    """At most `count` examples of a file or builtin set in batches of a model's inputs.
+    """Return examples of a file or builtin set in batches of a model's inputs.
 
-    task, options: as in `load_task` (context, vocabulary, mask_id, ...); labels need not be there, classifiers read
-    the columns `text` or `image`. split: default `train`, where the data have splits. evaluation: what the models
-    will be measured on; examples with the same inputs are left out here. labels: whether to keep them, too.
-    Raises ValueError as `load_task` does, and where nothing is left.
+    Args:
+        data: As in `load_task`; labels need not be there, classifiers read the columns `text` or `image`.
+        model: The folder of the model.
+        task: As in `load_task`.
+        count: How many examples at most.
+        batch: Examples in a batch.
+        split: Default `train`, where the data have splits.
+        evaluation: The task that the models will be measured on; examples with the same inputs are left out here.
+        labels: Whether to keep them.
+        options: As in `load_task` (context, vocabulary, mask_id, ...).
+
+    Raises:
+        ValueError: As in `load_task`, and where nothing is left.
     """
     text = str(data)
     split = split or ("train" if text.startswith("builtin:") or kind(text) in ("txt", "datasets", "hub") else None)

@@ -56,10 +56,17 @@ def read_rows(
     limit: int | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """The rows of a JSONL or CSV file, or of a table, each with `columns` at least.
+    """Return the rows of a JSONL or CSV file, or of a table.
 
-    split: of datasets that have splits. limit: only the first so many. renamed: our name of a column -> theirs.
-    Raises ValueError naming what lacks.
+    Args:
+        file: The file or table.
+        columns: That every row must have.
+        split: Of datasets that have splits.
+        limit: Only this many rows, from the first on.
+        renamed: Our name of a column -> theirs.
+
+    Raises:
+        ValueError: Names what lacks.
     """
     form = kind(file)
     if form == "csv":
@@ -94,9 +101,15 @@ def read_sentences(
     limit: int | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """Sentences with `tokens` and `tags`: rows with these columns, or a text file in CoNLL columns.
+    """Return sentences with `tokens` and `tags`: rows with these columns, or a text file in CoNLL columns.
 
     CoNLL: one token a line, columns parted by blanks, the tag last; a blank line ends a sentence.
+
+    Args:
+        file: The file or table.
+        split: Of datasets that have splits.
+        limit: Only this many sentences, from the first on.
+        renamed: Our name of a column -> theirs.
     """
     if kind(file) != "txt":
         rows = read_rows(file, ("tokens", "tags"), split=split, limit=limit, renamed=renamed)

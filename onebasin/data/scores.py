@@ -46,11 +46,18 @@ class Scores:
 
 @torch.inference_mode()
 def evaluate(model: PreTrainedModel, task: Task, tell: Tell | None = None) -> Scores:
-    """Loss, accuracy and the task's other metrics of `model`, in eval mode, over all batches, on the model's device.
+    """Return the loss, accuracy and the task's other metrics of `model` over all batches.
 
     The loss is the mean over labels, not over batches, so it does not depend on the batch size. A causal
     model predicts each token but the first from those before it.
-    Raises ValueError where no label counts.
+
+    Args:
+        model: Runs in eval mode, on its device.
+        task: The batches, and how they are scored.
+        tell: Called with a line about what happens now.
+
+    Raises:
+        ValueError: No label counts.
     """
     model.train(False)
     loss, right, count = 0.0, 0, 0

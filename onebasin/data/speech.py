@@ -58,7 +58,14 @@ def features(folder: Path, files: Sequence[Path]) -> Tensor:
 
 @torch.inference_mode()
 def transcribe(model: PreTrainedModel, heard: Tensor, prompt: Sequence[int], end: int) -> Iterator[list[int]]:
-    """Greedily, token ids for every recording (recordings, bins, frames); neither `prompt` nor `end` among them."""
+    """Yield greedily chosen token ids for every recording, without those of the prompt and the end.
+
+    Args:
+        model: Hears and writes.
+        heard: Recordings, (recordings, bins, frames).
+        prompt: Token ids that every text begins with.
+        end: The token id that ends a text.
+    """
     longest = min(LONGEST, model.config.max_target_positions - len(prompt))
     for one in torch.split(heard, 1):
         encoded = model.get_encoder()(one.to(model.device))

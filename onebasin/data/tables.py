@@ -36,10 +36,15 @@ def table_kind(data: str | Path) -> str | None:
 
 
 def read_table(data: str | Path, split: str | None = None, limit: int | None = None) -> list[Row]:
-    """The rows of a table, of its split where it has any (default: the only one, else `test`, else `validation`).
+    """Return the rows of a table. Classes that the dataset numbers and names come as `Class`.
 
-    Classes that the dataset numbers and names come as `Class`. Raises ValueError in one sentence for what cannot be
-    read, and for a split that is not there.
+    Args:
+        data: A table, or a folder of the `datasets` library.
+        split: Where it has any (default: the only one, else `test`, else `validation`).
+        limit: Only this many rows, from the first on.
+
+    Raises:
+        ValueError: It cannot be read, or the split is not there.
     """
     kind = table_kind(data)
     if kind == "images":

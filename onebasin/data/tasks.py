@@ -41,11 +41,8 @@ def load_task(
     columns: Mapping[str, str] | None = None,
     by_length: bool = False,
 ) -> Task:
-    """The examples of `data` in batches, for models with `model`'s tokenizer, labels and image processor.
+    """Return the examples of `data` in batches, for models with `model`'s tokenizer, labels and image processor.
 
-    data: `builtin:digits`, `builtin:stdlib`; a file in .txt, .jsonl, .csv (also .gz) or .parquet; a folder with one
-    subfolder of images for every class; a folder of the `datasets` library; or a dataset of the hub, owner/name or
-    owner/name:configuration.
       image-classification  builtin:digits; rows with `image` (a path beside the file) and `label`
       causal-lm, masked-lm  builtin:stdlib or a .txt, cut into consecutive sequences of `context` tokens
                             without special tokens; rows with `text` or ready `input_ids`, one sequence each
@@ -54,17 +51,33 @@ def load_task(
                             first token counts
       speech-recognition    rows with `audio` (a WAV file beside the file) and `text`; what the tokenizer puts
                             before every text is given, the tokens of the text and its end count
-    split: digits have train, test (default), all; running text has train, validation (default), all; datasets have
-    their own (default: the only one, else test, else validation); files are taken whole. limit: only the first so many
-    examples. batch: examples in a batch. context: longest sequence in tokens (default: what the model takes, at most
-    512).
-    vocabulary: character -> id, or its JSON file, instead of the model's tokenizer.
-    mask_id, maskable, mask_share, seed (masked-lm): in each sequence this share of the tokens whose id is in
-    `maskable` (default: all but special tokens), and at least one, is replaced by `mask_id` (default: the
-    tokenizer's) and must be predicted. Which ones depends on `seed` and the order of the sequences alone.
-    columns: our name of a column -> its name in the data, such as {"text": "sentence"}. by_length: examples of like
-    length share a batch, which saves padding but changes their order.
-    Raises ValueError in one sentence for a dataset that cannot be read or does not fit the model.
+
+    For masked-lm, in each sequence this share of the maskable tokens, and at least one, is replaced by `mask_id` and
+    must be
+    predicted. Which ones depends on `seed` and the order of the sequences alone.
+
+    Args:
+        name: Of the task, one of the above.
+        data: `builtin:digits`, `builtin:stdlib`; a file in .txt, .jsonl, .csv (also .gz) or .parquet; a folder with one
+            subfolder of images for every class; a folder of the `datasets` library; or a dataset of the hub, owner/name
+            or
+            owner/name:configuration.
+        model: The folder of the model.
+        split: Digits have train, test (default), all; running text has train, validation (default), all; datasets have
+            their own (default: the only one, else test, else validation); files are taken whole.
+        limit: Only this many examples, from the first on.
+        batch: Examples in a batch.
+        context: The longest sequence in tokens (default: what the model takes, at most 512).
+        vocabulary: Character -> id, or its JSON file, instead of the model's tokenizer.
+        mask_id: The id of the mask (default: the tokenizer's).
+        maskable: Ids of the tokens that may be masked (default: all but special tokens).
+        mask_share: The share of them that is masked.
+        seed: Of the choice of masked tokens.
+        columns: Our name of a column -> its name in the data, such as {"text": "sentence"}.
+        by_length: Examples of like length share a batch, which saves padding but changes their order.
+
+    Raises:
+        ValueError: The dataset cannot be read, or does not fit the model.
     """
     if name not in TASKS:
         raise ValueError(f"unknown task '{name}'; choose from {', '.join(TASKS)}")

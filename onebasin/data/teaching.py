@@ -55,11 +55,19 @@ def predictions(output: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
-    """Mean KL(mixture of their predictions || own) in nats; squared distance from their mean where there are no logits.
+    """Return the mean KL(mixture of their predictions || own) in nats, or a squared distance where there are no logits.
 
     Where the batch has labels of the predictions' shape, only positions that have one count: what a masked language
     model says of tokens that it sees was never trained. Else padding is left out where there is an attention_mask.
-    Raises ValueError where no output is common to all.
+
+    Args:
+        own: The model's outputs; without logits, its squared distance from the teachers' mean counts.
+        theirs: Each teacher's outputs.
+        weights: The teachers' shares.
+        batch: The inputs.
+
+    Raises:
+        ValueError: No output is common to all.
     """
 
     def from_mixture(mine: Tensor, others: Sequence[Tensor]) -> Tensor:
@@ -71,11 +79,11 @@ def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float]
 
 
 def logit_distance(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
-    """Half the mean squared distance of the logits from the mean of theirs, less what a softmax does not see.
+    """Return half the mean squared distance of the logits from the mean of theirs, less what a softmax does not see.
 
     The limit of T^2 `divergence` at a high temperature T (Hinton et al., 2015, section 2.1). It asks for all that the
     models say of an example, where the divergence asks for little of one that they are sure of. Positions, outputs
-    without logits and errors are as there.
+    without logits, arguments and errors are as there.
     """
 
     def from_mean(mine: Tensor, others: Sequence[Tensor]) -> Tensor:
@@ -127,7 +135,7 @@ def _mean(weights: Sequence[float], outputs: Sequence[Tensor]) -> Tensor:
 
 
 def own_loss(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
-    """The merged model's loss on the labels in the batch, by its own class."""
+    """Return the merged model's loss on the labels in the batch, by its own class."""
     if "loss" not in own:
         raise ValueError("the task's own loss needs calibration data with labels")
     return own["loss"]
@@ -174,7 +182,7 @@ def _restored(rows: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list[int], list[list[float]]]:
-    """Which batch and which weights every step takes. Batches come in rounds, each in a new order."""
+    """Return the batch and the weights of every step. Batches come in rounds, each in a new order."""
     rng = np.random.default_rng(seed)
     rounds = -(-steps // batches)
     order = np.concatenate([rng.permutation(batches) for _ in range(rounds)])[:steps].tolist()
@@ -187,9 +195,15 @@ def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list
 def split_held_out(
     batches: Sequence[Batch], held_out: Sequence[Batch] | None, share: float = HELD_OUT
 ) -> tuple[list[Batch], list[Batch]]:
-    """Batches to fit on and batches to choose on, the last `share` of all unless they are given.
+    """Return batches to fit on and batches to choose on.
 
-    Raises ValueError where there are too few for both.
+    Args:
+        batches: All batches.
+        held_out: Those to choose on (default: the last `share` of all).
+        share: Of the batches that are held out.
+
+    Raises:
+        ValueError: There are too few for both.
     """
     if held_out is not None and batches and held_out:
         return list(batches), list(held_out)
@@ -208,7 +222,7 @@ def mean_loss(
     weights: Sequence[float],
     batches: Sequence[Batch],
 ) -> float:
-    """The mean over batches of the loss of a model beside what its teachers answer."""
+    """Return the mean over batches of the loss of a model beside its teachers' answers."""
     return float(torch.stack([loss(model(batch), answers(batch), weights, batch) for batch in batches]).mean())
 
 
@@ -220,7 +234,7 @@ def example_losses(
     weights: Sequence[float],
     batches: Sequence[Batch],
 ) -> Tensor:
-    """The loss of a model beside what its teachers answer, for every example: (examples,)."""
+    """Return the loss of a model beside its teachers' answers, for every example: (examples,)."""
     found = []
     for batch in batches:
         own, theirs = model(batch), answers(batch)

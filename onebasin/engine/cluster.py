@@ -14,11 +14,16 @@ RETRIES = 3  # of a unit whose worker is lost
 
 
 def on_ray(function: Callable[[T], R], items: Iterable[T], address: str) -> Iterator[R]:
-    """function(item) for every item as a Ray task of one core; results in order.
+    """Yield function(item) for every item, in order, each as a Ray task of one core.
 
-    address: of a running cluster, or `local` for one on this machine that ends with the program. function: something
-    that can be pickled. A lost worker's units are run again. Raises ValueError where Ray is not installed or the
-    cluster is not there, and what a unit raises; no unit runs on then.
+    Args:
+        function: Something that can be pickled.
+        items: Its arguments; the units of a lost worker are run again.
+        address: Of a running cluster, or `local` for one on this machine that ends with the program.
+
+    Raises:
+        ValueError: Ray is not installed, or the cluster is not there. An error of a unit is raised, too, and ends the
+            rest.
     """
     try:
         import ray

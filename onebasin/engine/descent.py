@@ -55,11 +55,18 @@ class Descent:
     ) -> None:
         """Descend `loss_at(step)`, steps counted from 1, and leave `free` as it was at the least held-out loss.
 
-        moved: called whenever `free` has changed. patience: end after so many looks that bring nothing. checkpoint: a
-        file that the run is saved in at every look, and continued from where it exists; a continued run ends as an
-        undisturbed one does. progress: called with a text and the loss of the step.
+        Args:
+            loss_at: Step -> the loss to descend.
+            held_out_loss: Returns the loss on held-out data, for `free` as it stands.
+            moved: Called whenever `free` has changed.
+            patience: End after this many looks at the held-out loss without improvement.
+            checkpoint: A file that the run is saved in at every look, and continued from where it exists; a continued
+                run ends
+                as an undisturbed one does.
+            progress: Called with a text and the loss of the step.
 
-        Raises ValueError for a checkpoint that is of another run or cannot be read, or whose folder is not there.
+        Raises:
+            ValueError: The checkpoint belongs to another run, cannot be read, or its folder is not there.
         """
         if checkpoint is not None and not (parent := Path(checkpoint).resolve().parent).is_dir():
             raise ValueError(f"there is no folder '{parent}' for the checkpoint; make it or choose another")

@@ -19,16 +19,21 @@ _inside = threading.local()  # set in threads that run a unit: what they call ru
 
 
 def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> list[R]:
-    """[function(item) for item in items], `workers` at a time (default: one per core); results in order.
+    """Return [function(item) for item in items], computed in threads.
 
     Threads are enough: GEMM, SVD and assignment release the interpreter. Each unit runs its linear algebra on one
     core, so the result has the same bits for any number of workers. The first exception is raised.
+
+    Args:
+        function: The unit of work.
+        items: Its arguments.
+        workers: How many run at a time (default: one per core).
     """
     return list(in_order(function, items, workers))
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> Iterator[R]:
-    """The same, yielded one by one; at most one result for every worker waits to be taken."""
+    """Yield what `in_parallel` returns, one by one; at most one result for every worker waits to be taken."""
     count = workers or os.cpu_count() or 1
     with _one_core_each():
         if count == 1 or getattr(_inside, "unit", False):
@@ -49,9 +54,14 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
 
 
 def behind(function: Callable[[T], object], items: Iterable[T], ahead: int = 1) -> None:
-    """function(item) for every item, in order, in one thread, while the caller's makes the next items.
+    """Call function(item) for every item, in order, in one thread, while the caller's thread makes the next items.
 
-    ahead: how many items may wait. The first exception of either is raised.
+    The first exception of either thread is raised.
+
+    Args:
+        function: What is done with an item.
+        items: Made in the caller's thread.
+        ahead: How many items may wait.
     """
     waiting: deque[Future[object]] = deque()
     with ThreadPoolExecutor(1) as pool:

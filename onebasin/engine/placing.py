@@ -215,9 +215,13 @@ def short(out: Path) -> str:
 def clearly(
     out: Path, what: str, raised: type[Exception] = OSError, kinds: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Turn a failed write into one clear sentence, as an error of the kind `raised`.
+    """Turn a failed write into one clear sentence.
 
-    what: is written, for the message. kinds: of errors that mean it, besides those of Python and safetensors.
+    Args:
+        out: The place that was written to.
+        what: What was written, for the message.
+        raised: The kind of error to raise.
+        kinds: Errors that mean a failed write, besides those of Python and safetensors.
     """
     try:
         yield

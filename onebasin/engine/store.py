@@ -49,11 +49,18 @@ class Store:
 
 @contextmanager
 def kept(folder: Path, resume: bool, *, through_errors: bool = False) -> Iterator[Path]:
-    """A folder for results: with `resume` what is there is used, else it is removed first.
+    """Yield a folder for results, which is removed at the end of the block.
 
-    It goes away with the end of the block. A process that is killed or interrupted leaves it where it holds anything,
-    and so does every error but a refusal (ValueError); a refusal leaves what was there before, or, where
-    `through_errors` says so, everything. Raises ValueError where another living process has the folder.
+    A process that is killed or interrupted leaves the folder where it holds anything, and so does every error but a
+    refusal (ValueError). A refusal leaves what was there before.
+
+    Args:
+        folder: Where the results are kept.
+        resume: Use what is there; else it is removed first.
+        through_errors: Leave everything after a refusal, too.
+
+    Raises:
+        ValueError: Another living process has the folder.
     """
     made = missing_parents(folder)
     with owned(folder):

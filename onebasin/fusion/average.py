@@ -24,7 +24,7 @@ class Average(TensorMethod):
 
 
 def average(tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
-    """sum_i w_i T_i."""
+    """Return sum_i w_i T_i."""
     total = weights[0] * tensors[0]
     for weight, tensor in zip(weights[1:], tensors[1:], strict=True):
         total.add_(tensor, alpha=weight)
@@ -32,7 +32,7 @@ def average(tensors: list[Tensor], weights: Sequence[float], signature: Signatur
 
 
 def nearest_to_mean(models: Sequence[Model], shared: Sequence[str], weights: Sequence[float]) -> int:
-    """The model whose weights lie closest to the weighted mean of all, over the shared tensors: the natural anchor."""
+    """Return the place of the model closest to the weighted mean of all over the shared tensors, the natural anchor."""
     if len(models) == 2 and abs(sum(weights) - 1) < 1e-9:  # |t_0 - mean| = |w_1| |t_0 - t_1|: nothing need be read
         return int(abs(weights[1]) > abs(weights[0]))
     distances = [0.0] * len(models)

@@ -69,12 +69,17 @@ def average_circuit(
 ) -> None:
     """Write the factors of the mean circuit of `root` into the tensors of `mean`, in place.
 
-    models: for each, role -> aligned tensor; mean: their plain average. Both over all tensors that touch `root`.
+    Args:
+        signature: Of the aligned models.
+        root: The space inside the circuit.
+        models: For each, role -> aligned tensor, over all tensors that touch `root`.
+        weights: Of the models.
+        mean: Their plain average.
     """
     depth = len(signature.spaces[root].batch)
 
     def factors(tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """What writes the space and what reads it: (*heads, r, inputs), (*heads, r, outputs)."""
+        """Return what writes the space, (*heads, r, inputs), and what reads it, (*heads, r, outputs)."""
         sides: dict[bool, list[Tensor]] = {False: [], True: []}
         for role in mean:
             for view, leaf, _ in signature.views(role, tensors[role], root):

@@ -70,7 +70,7 @@ class OptimalTransport(Method):
 
 @dataclass(frozen=True)
 class Unit:
-    """What is solved at once: a space, or heads with the spaces inside them."""
+    """Spaces that are solved at once: one, or heads with the spaces inside them."""
 
     root: str
     inner: tuple[str, ...] = ()
@@ -92,11 +92,24 @@ def transport(
     device: str = "cpu",
     tell: Tell | None = None,
 ) -> Transport:
-    """How to carry `source` among the neurons of `anchor`.
+    """Find how to carry `source` among the neurons of `anchor`, of the same or of other widths.
 
-    The two may differ in width: neurons, stream, inside of heads. entropy: see `plan`. batches: for `acts`.
-    Raises ValueError for unknown words, `acts` without data, and spaces of different size between which nothing can be
-    carried (classes, heads, vocabulary); ModelError for models of different families or numbers of layers.
+    Args:
+        source: The model that is carried.
+        anchor: The model among whose neurons it comes.
+        ground: What neurons are compared by: `wts` (weights) or `acts` (activations).
+        entropy: See `plan`.
+        residual: How plans of the stream's writers are joined: `one` plan for all, their `average`, or a `weighted`
+            mean.
+        batches: Inputs, for `acts`.
+        dtype: Of the mathematics.
+        device: Where it runs.
+        tell: Called with a line about what happens now.
+
+    Raises:
+        ValueError: A word is unknown, `acts` has no data, or spaces differ in size between which nothing can be carried
+            (classes, heads, vocabulary).
+        ModelError: The models have other families or numbers of layers.
     """
     OptimalTransport.of({"ground": ground, "entropy": entropy, "residual": residual})  # refuses other words
     if ground == "acts" and not batches:
@@ -175,7 +188,7 @@ class _Finder:
     # --- evidence -----------------------------------------------------------------------------------------------
 
     def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str], raw: bool = False) -> CrossMoments:
-        """What neurons of a space have in common; of what is inside heads, those of all heads in a row.
+        """Return the cross-moments of a space's neurons; of what is inside heads, those of all heads in a row.
 
         raw: activations in their own units; else every layer counts the same.
         """
@@ -256,7 +269,7 @@ class _Finder:
             self.maps[inner] = _stacked([plan(cost[i, j], self.entropy) for i, j in enumerate(index.tolist())])
 
     def within(self, inner: str, heads: Acts, cost: Tensor) -> Blend:
-        """What is inside heads whose number changes. cost: (ours, theirs, m, n).
+        """Return the blend of what is inside heads whose number changes. cost: (ours, theirs, m, n).
 
         Values of several heads are added up where they are read, so their readers share the effect of a head. Queries
         meet the keys of their own head alone: both are means over the heads that come together.

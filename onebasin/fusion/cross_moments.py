@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What neurons of two models have in common: second moments of their weights or of their activations."""
+"""Second moments that neurons of two models have in common, of their weights or of their activations."""
 
 from __future__ import annotations
 
@@ -53,9 +53,17 @@ def of_activations(
     sizes: Mapping[str, int],
     tell: Tell | None = None,
 ) -> dict[tuple[str, tuple[str, ...]], CrossMoments]:
-    """CrossMoments for every block of what linear layers and norms give out: (role, roots of the block) -> sums.
+    """Return the cross-moments of every block of the outputs of linear layers and norms.
 
-    sizes: of the spaces; those of size 1 are left out of the roots.
+    Args:
+        anchor: A loaded model.
+        source: Another.
+        batches: Inputs of both.
+        sizes: Of the spaces; those of size 1 are left out of the roots.
+        tell: Called with a line about what happens now.
+
+    Returns:
+        (role, roots of the block) -> sums.
     """
     found: dict[tuple[str, tuple[str, ...]], CrossMoments] = {}
     outputs = _outputs(source, {name: tensor[:2] for name, tensor in batches[0].items()})

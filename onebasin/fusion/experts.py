@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experts of a model read: every matrix sees only the tokens that the router sends to its expert."""
+"""The inputs of a model's experts: every matrix sees only the tokens that the router sends to its expert."""
 
 from __future__ import annotations
 

@@ -91,18 +91,27 @@ def fisher_diagonal(
     seed: int = 0,
     tell: Tell | None = None,
 ) -> tuple[dict[str, Tensor], int]:
-    """Role -> mean over examples of the squared gradient of log p(y | x), and the number of examples.
+    """Return role -> mean over examples of the squared gradient of log p(y | x), and the number of examples.
 
-    stock: best in float32 and with eager attention, which `torch.func` can follow everywhere.
-    batches: inputs; with `labels`, only the positions whose label is not -100 count, else all but padding.
-    labels: `sampled` from the model (classes; for one output or a regression, and for models without logits, a normal
-    distribution of variance 1 around the output; for several labels at once, each by itself), or `given`. Labels of
-    several positions are drawn independently given the inputs, so that the square of their summed gradient has the
-    sum of their Fisher information as its mean. causal: the label of a position is that of the next. draws: labels
-    drawn per example. chunk: examples at once (default: what fits into 1 GiB of gradients).
+    Labels of several positions are drawn independently given the inputs, so that the square of their summed gradient
+    has
+    the sum of their Fisher information as its mean.
 
-    Raises ValueError for no examples, an example of padding alone, labels that are missing where they are asked for,
-    and where no label counts.
+    Args:
+        stock: The model, best in float32 and with eager attention, which `torch.func` can follow everywhere.
+        batches: Inputs; with labels, only the positions whose label is not -100 count, else all but padding.
+        labels: `given`, or `sampled` from the model: classes; for one output, a regression, or a model without logits,
+            a
+            normal distribution of variance 1 around the output; for several labels at once, each by itself.
+        causal: Whether the label of a position is that of the next.
+        draws: Labels drawn per example.
+        chunk: Examples at once (default: what fits into 1 GiB of gradients).
+        seed: Of the draws.
+        tell: Called with a line about what happens now.
+
+    Raises:
+        ValueError: There are no examples, an example is padding alone, labels are asked for and missing, or no label
+            counts.
     """
     labels, draws = (Fisher.of({"labels": labels, "draws": draws}).told()[name] for name in ("labels", "draws"))
     examples = [example for batch in batches for example in unpadded(batch)]
@@ -215,13 +224,18 @@ def _bernoulli(logits: Tensor, given: Tensor | None) -> Tensor:
 
 
 def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalize: bool = False) -> Combine:
-    """The average of aligned tensors with weights w_i (F_i + eps m), where m is the mean of all diagonals.
+    """Return the average of aligned tensors with weights w_i (F_i + eps m), where m is the mean of all diagonals.
 
-    diagonals: one for every model, role -> F in the aligned tensors' shapes; roles without one are plainly averaged,
-    as is a parameter on which no data depend. normalize: divide every model's diagonal by its mean first. A model that
-    is sure of its answers has a small one everywhere, and without this the result is nearly the other model.
-    Raises ValueError for an eps that is not in (0, 1]; what is returned raises it for weights that are negative or all
-    zero.
+    Args:
+        diagonals: One for every model, role -> F in the aligned tensors' shapes; roles without one are plainly
+            averaged, as
+            is a parameter on which no data depend.
+        eps: See above, in (0, 1].
+        normalize: Divide every model's diagonal by its mean first. A model that is sure of its answers has a small one
+            everywhere, and without this the result is nearly the other model.
+
+    Raises:
+        ValueError: eps is out of bounds; the average raises it for weights that are negative or all zero.
     """
     eps = checked(Share, "eps", eps)
     if normalize:

@@ -10,10 +10,17 @@ from torch import Tensor
 
 
 def linear(tensors: Sequence[Tensor], weights: Sequence[float], normalize: bool = True) -> Tensor:
-    """sum_i w_i T_i, over sum_i w_i where `normalize` (Model soups, Wortsman et al., 2022, Section 2).
+    """Return sum_i w_i T_i, over sum_i w_i where `normalize` (Model soups, Wortsman et al., 2022, Section 2).
 
-    Summed in float32, or in float64 where the tensors are; returned in their dtype. Raises ValueError where the
-    weights to be normalized by sum to 0.
+    Summed in float32, or in float64 where the tensors are; returned in their dtype.
+
+    Args:
+        tensors: T_i, of equal shapes.
+        weights: w_i.
+        normalize: Divide by the sum of the weights.
+
+    Raises:
+        ValueError: The weights to be normalized by sum to 0.
     """
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     total = torch.zeros_like(tensors[0], dtype=dtype)

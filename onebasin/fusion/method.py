@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a way of merging is: a dataclass of settings that turns aligned models into the tensors of one."""
+"""A way of merging: a dataclass of settings that turns aligned models into the tensors of one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Merged:
-    """What a method returns.
+    """The result of a method.
 
     tensors: (name on disk, tensor) of the whole result, made as they are read. facts: what the result and onebasin.json
     say about the merge; complete when all tensors were read.

@@ -361,7 +361,7 @@ class _Seen:
     value: Tensor
 
     def asked(self, times: int) -> Tensor:
-        """What is compared: the output with a share of what the value holds besides."""
+        """Return the outputs that are compared, with a share of what the value holds besides."""
         return self.value if times == 1 or self.output is self.value else self.output.lerp(self.value, 1 / times)
 
 

@@ -72,14 +72,29 @@ def refine(
 ) -> Refined:
     """Distil `teachers` into `merged` with Adam (linear warm-up and decay); one batch makes a step.
 
-    held_out: batches to choose the step by (default: a sixteenth of `batches`, at least one, which then teach
-    nothing). weights: of the teachers' predictions (default: equal). loss: default the KL divergence from the mixture
-    of the teachers' predictions. mixed: products of matrices in bfloat16, which graphics cards and recent processors do
-    faster; weights and their updates in `dtype` (Micikevicius et al., 2018); on processors with attention maps held
-    whole. checkpoint, progress: as in `Descent`; a checkpoint holds four numbers for each of the model's.
+    Args:
+        merged: The model that learns.
+        teachers: The models that it came from.
+        batches: Inputs.
+        held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one; they then teach
+            nothing).
+        steps: How many.
+        lr: The largest learning rate.
+        weights: Of the teachers' predictions (default: equal).
+        seed: Of the order of batches.
+        loss: Default: the KL divergence from the mixture of the teachers' predictions.
+        dtype: Of the weights and their updates.
+        device: Where it runs.
+        mixed: Products of matrices in bfloat16, which graphics cards and recent processors do faster (Micikevicius et
+            al.,
+            2018); on processors with attention maps held whole.
+        checkpoint: As in `Descent`; it holds four numbers for each of the model's.
+        progress: As in `Descent`.
 
-    Raises ValueError for too few batches, no teachers, weights that are not positive, a number of steps or learning
-    rate that is not positive, models without an output in common, and for a checkpoint of another run.
+    Raises:
+        ValueError: There are too few batches, no teachers, weights, steps or a learning rate that are not positive,
+            models
+            without an output in common, or a checkpoint of another run.
     """
     shares = check(len(teachers), weights, steps, lr)
     loss = loss or divergence
@@ -125,7 +140,7 @@ def _in_bfloat16(stock: LoadedModel) -> Forward:
 
 
 def check(count: int, weights: Sequence[float] | None, steps: int, lr: float) -> list[float]:
-    """The shares of `count` teachers, which sum to 1. Raises ValueError as `refine` does, before any work."""
+    """Return the shares of `count` teachers, which sum to 1. Raises ValueError as `refine` does, before any work."""
     checked(Count, "steps", steps)
     checked(Rate, "lr", lr)
     if not count:

@@ -65,12 +65,21 @@ class RegMean(StatisticsMethod):
 def input_grams(
     stock: LoadedModel, batches: Sequence[Batch], *, tell: Tell | None = None
 ) -> tuple[dict[str, Tensor], frozenset[str], int]:
-    """Gram matrices of the inputs of all linear layers, summed batch by batch.
+    """Return Gram matrices of the inputs of all linear layers, summed batch by batch.
 
-    Returns role of the weight -> mean of x x^T over all inputs, (n, n) float64, or for experts (experts, n, n), where
-    the tokens that are not sent to an expert count as zeros; the roles whose weight is stored (outputs, inputs); and
-    the number of examples. Padding is left out where there is an attention_mask.
-    Raises ValueError for no batches or nothing but padding.
+    Args:
+        stock: The model.
+        batches: Inputs; padding is left out where there is an attention_mask.
+        tell: Called with a line about what happens now.
+
+    Returns:
+        Role of the weight -> mean of x x^T over all inputs, (n, n) float64, or for experts (experts, n, n), where the
+        tokens that are not sent to an expert count as zeros; the roles whose weight is stored (outputs, inputs); and
+        the
+        number of examples.
+
+    Raises:
+        ValueError: There are no batches, or nothing but padding.
     """
     if not batches:
         raise ValueError("Gram matrices need at least one batch of data")
@@ -126,7 +135,7 @@ def _convolutions(stock: LoadedModel) -> dict[str, str]:
 
 
 def _patches(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
-    """What the kernel sees: (batch, channels, *size) -> (batch, patches, channels * kernel)."""
+    """Return the patches that the kernel sees: (batch, channels, *size) -> (batch, patches, channels * kernel)."""
     flat = isinstance(module, nn.Conv1d)
     image = x.unsqueeze(2) if flat else x
 
@@ -188,11 +197,18 @@ class Regression:
 def regression_mean(
     grams: Sequence[Tensor], matrices: Sequence[Tensor], weights: Sequence[float], shrink: float = SHRINK
 ) -> tuple[Tensor, float]:
-    """The minimiser of sum_i w_i tr (W - W_i)^T H_i (W - W_i), and the jitter j that it took.
+    """Return the minimiser of sum_i w_i tr (W - W_i)^T H_i (W - W_i), and the jitter j that it took.
 
-    grams: G_i (n, n). matrices: W_i (n, outputs). H_i is G_i with its off-diagonal entries times `shrink`, plus j times
-    the mean of the diagonals: an input that no model ever gives keeps the average of its weights. Solved by Cholesky
-    in float64; j is the least of `JITTERS` that lets it.
+    H_i is G_i with its off-diagonal entries times `shrink`, plus j times the mean of the diagonals: an input that no
+    model
+    ever gives keeps the average of its weights. Solved by Cholesky in float64; j is the least of `JITTERS` that lets
+    it.
+
+    Args:
+        grams: G_i, (n, n).
+        matrices: W_i, (n, outputs).
+        weights: w_i.
+        shrink: See above, from 0 to 1.
     """
     shares = [weight / sum(weights) for weight in weights]
     mixed = [w * (shrink * g + (1 - shrink) * torch.diag(g.diagonal())) for w, g in zip(shares, grams, strict=True)]

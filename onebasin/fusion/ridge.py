@@ -51,7 +51,7 @@ def _gram(x: Tensor, out: Tensor) -> None:
 
 
 def cross(x: Tensor, r: Tensor, constant: bool) -> Tensor:
-    """X^T R of x (samples, n) and r (samples, m); constant as in `gram`."""
+    """Return X^T R of x (samples, n) and r (samples, m); `constant` as in `gram`."""
     product = x.mT @ r
     return torch.cat([product, r.sum(0, keepdim=True)]) if constant else product
 
@@ -69,9 +69,13 @@ def solution(sums: Sums, ridge: float) -> Tensor:
 
 
 def best_solution(fit: Sums, held: Sums, ridges: Sequence[float], first: int = 0) -> tuple[int, Tensor, float]:
-    """Place of the ridge whose solution on `fit` has the least error on `held`, that solution, and its error.
+    """Return the place of the ridge with the least error on `held`, its solution on `fit`, and that error.
 
-    ridges: in order. From `first` on, neighbours are tried while they are better, since the error has one minimum.
+    Args:
+        fit: Sums over the samples that are fitted.
+        held: Sums over those that are held out.
+        ridges: To choose from, in order.
+        first: Where to begin; neighbours are tried while they are better, since the error has one minimum.
     """
     tried: dict[int, tuple[Tensor, float]] = {}
 

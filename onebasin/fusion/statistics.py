@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured of one model on data: kept, checked against the model, and carried through an alignment."""
+"""Statistics of one model on data: kept, checked against the model, and carried through an alignment."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TOLERANCE = 0.01  # what rounding to 16 bits may change in them
 
 @dataclass(frozen=True)
 class Statistics:
-    """What was measured of a model; `apply`-able to it or to what an alignment makes of it.
+    """Statistics of one model on data; `apply`-able to it or to what an alignment makes of it.
 
     kind: `fisher`, role -> diagonal in the shape of the tensor; or `gram`, role of a linear layer's weight -> mean of
     x x^T over its inputs x, (n, n), of experts (experts, n, n). samples: examples measured. columns: the weights that
-    are stored (outputs, inputs). model: what it was measured on, for messages. marks: role -> numbers by which that
+    are stored (outputs, inputs). model: the one that was measured, for messages. marks: role -> numbers by which that
     model is known again.
     """
 
@@ -186,7 +186,7 @@ class StatisticsMethod(Method):
 def measured(
     kind: str, tensors: Mapping[str, Tensor], samples: int, columns: Collection[str], model: Model
 ) -> Statistics:
-    """Statistics of `model`, and what it is known by."""
+    """Return tensors as `Statistics`, with what their model is known by."""
     return Statistics(kind, tensors, samples, frozenset(columns), public_name(model.name), marks(model))
 
 

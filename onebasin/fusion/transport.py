@@ -71,7 +71,7 @@ def dense(act: Acts, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mixed(first: Acts, second: Acts, share: float, like: Tensor) -> Coupling:
-    """(1 - share) first + share second."""
+    """Return (1 - share) first + share second."""
     pairs = zip(dense(first, like), dense(second, like), strict=True)
     return Coupling(*((1 - share) * a + share * b for a, b in pairs))
 
@@ -99,12 +99,12 @@ class Transport:
     own: Mapping[str, Mapping[str, Acts]] = field(default_factory=dict)
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
-        """The tensor `role` of `signature`'s model among the anchor's neurons."""
+        """Return the tensor `role` of `signature`'s model among the anchor's neurons."""
         return carried(signature, self.target, role, tensor, {**self.maps, **self.own.get(role, {})})
 
 
 def carried(signature: Signature, target: Signature, role: str, tensor: Tensor, maps: Mapping[str, Acts]) -> Tensor:
-    """A tensor of `signature`'s model with the spaces in `maps` carried to their sizes in `target`."""
+    """Return a tensor of `signature`'s model with the spaces in `maps` carried to their sizes in `target`."""
     entry = signature.tensors[role]
     shape = [size(axis, target.sizes) for axis in entry.axes]
     pieces = []

@@ -20,10 +20,15 @@ Model = Mapping[str, Tensor] | str | Path
 
 
 def interpolate(a: Model, b: Model, lam: float) -> dict[str, Tensor]:
-    """(1 - lam) a + lam b, tensor by tensor, in float32; exactly a at lam 0 and exactly b at lam 1.
+    """Return (1 - lam) a + lam b, tensor by tensor, in float32; exactly a at lam 0 and exactly b at lam 1.
 
-    a, b: model folders or state dicts. A tensor that is not of floating point (a buffer) comes from a.
-    Raises ValueError naming a tensor that one of them lacks or that has another shape.
+    Args:
+        a: A model folder or a state dict; tensors that are not of floating point (buffers) come from it.
+        b: Another of the same shapes.
+        lam: The share of b.
+
+    Raises:
+        ValueError: One of them lacks a tensor, or has it in another shape.
     """
     first, second = _tensors(a), _tensors(b)
     refuse_unlike(first, second, "on one line")
@@ -34,7 +39,7 @@ def interpolate(a: Model, b: Model, lam: float) -> dict[str, Tensor]:
 
 
 def refuse_unlike(first: Mapping[str, Tensor], second: Mapping[str, Tensor], place: str) -> None:
-    """Raises ValueError, saying that the models do not lie `place`, for a tensor that one lacks or of another shape."""
+    """Raise ValueError, saying that the models do not lie `place`, for a tensor that one lacks or of another shape."""
     for name in sorted(first.keys() ^ second.keys()):
         raise ValueError(f"the models do not lie {place}: only one of them has the tensor '{name}'")
     for name, tensor in first.items():
@@ -44,11 +49,20 @@ def refuse_unlike(first: Mapping[str, Tensor], second: Mapping[str, Tensor], pla
 
 
 def barrier(loss_a: float, loss_b: float, losses: Sequence[float], lambdas: Sequence[float]) -> float:
-    """The largest excess of `losses` over the straight line between the end losses.
+    """Return the largest excess of `losses` over the straight line between the end losses, in their unit.
 
-    max over i of losses[i] - ((1 - lambdas[i]) loss_a + lambdas[i] loss_b), in the unit of the losses
-    (Frankle et al., 2020; Entezari et al., 2022, Eq. 1).
-    Raises ValueError for no points, unequal lengths, or a NaN.
+    max over i of losses[i] - ((1 - lambdas[i]) loss_a + lambdas[i] loss_b) (Frankle et al., 2020; Entezari et al.,
+    2022,
+    Eq. 1).
+
+    Args:
+        loss_a: The loss at lambda 0.
+        loss_b: The loss at lambda 1.
+        losses: The losses at `lambdas`.
+        lambdas: Places on the line, from 0 to 1.
+
+    Raises:
+        ValueError: There are no points, the lengths differ, or a loss is not a number.
     """
     if len(losses) != len(lambdas) or not losses:
         raise ValueError(f"a barrier needs one loss per point, not {len(losses)} losses for {len(lambdas)} points")
@@ -66,11 +80,21 @@ def curve(
     device: str = "cpu",
     tell: Tell | None = None,
 ) -> dict[str, Any]:
-    """Loss and accuracy at `points` equally spaced models, from folder `a` (lambda 0) to `b` (lambda 1).
+    """Return the loss and the accuracy of equally spaced models on the line from `a` to `b`.
 
-    Both ends are among the points. tell: called with a line about what happens now.
-    Returns `lambdas`, `losses`, `accuracies` (lists), `barrier` (number) and `end_losses` ([a, b]).
-    Raises ValueError for fewer than 2 points, models that do not fit the task, and models not on one line.
+    Args:
+        a: The model folder at lambda 0.
+        b: The model folder at lambda 1.
+        task: What they are measured on.
+        points: How many models, both ends among them.
+        device: Where they run.
+        tell: Called with a line about what happens now.
+
+    Returns:
+        `lambdas`, `losses`, `accuracies` (lists), `barrier` (a number) and `end_losses` ([a, b]).
+
+    Raises:
+        ValueError: There are fewer than 2 points, or the models do not fit the task or one another.
     """
     points = checked(Points, "points", points)
     model, other = load_model(a, task.name), load_model(b, task.name)

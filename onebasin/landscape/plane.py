@@ -23,13 +23,26 @@ def plane(
     a: str | Path, b: str | Path, c: str | Path, task: Task, points: int = 11, *, margin: float = 0.25,
     tell: Tell | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Losses on a grid over the plane through three model folders (Garipov et al., 2018, section 3).
+    """Return losses on a grid over the plane through three model folders (Garipov et al., 2018, section 3).
 
-    Origin a; the first axis points to b, the second is the part of c - a at right angles to it, so distances on the
-    grid are distances between weights. margin: how far the grid reaches beyond the models, as a share of their extent.
+    The origin is a; the first axis points to b, the second is the part of c - a at right angles to it, so distances on
+    the
+    grid are distances between weights.
 
-    Returns `x`, `y` (coordinates, lists of `points`), `z` (losses, rows along y), `marks` (name -> place).
-    Raises ValueError where the models do not lie in one space, or on one line.
+    Args:
+        a: The model folder at the origin.
+        b: The model folder on the first axis.
+        c: The third model folder.
+        task: What the models are measured on.
+        points: How many along each axis.
+        margin: How far the grid reaches beyond the models, as a share of their extent.
+        tell: Called with a line about what happens now.
+
+    Returns:
+        `x`, `y` (coordinates, lists of `points`), `z` (losses, rows along y) and `marks` (name -> place).
+
+    Raises:
+        ValueError: The models do not lie in one space, or lie on one line.
     """
     model = load_model(a, task.name)
     origin = _state(model)

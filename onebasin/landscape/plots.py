@@ -22,11 +22,18 @@ def require_matplotlib() -> None:
 def plot_curves(
     curves: Mapping[str, Mapping[str, Any]], file: str | Path, *, title: str, ends: tuple[str, str]
 ) -> None:
-    """Loss and accuracy along each curve, side by side in one PNG.
+    """Plot loss and accuracy along each curve, side by side in one PNG.
 
-    curves: legend text -> what `landscape.curve` returns. ends: names of the models at lambda 0 and 1.
     The end losses carry rings and a dotted line between them; a curve's barrier is its largest rise above it.
-    Raises ValueError where matplotlib is not installed.
+
+    Args:
+        curves: Legend text -> the result of `landscape.curve`.
+        file: Where the PNG is written.
+        title: Stands above both.
+        ends: Names of the models at lambda 0 and 1.
+
+    Raises:
+        ValueError: matplotlib is not installed.
     """
     require_matplotlib()
     import matplotlib
@@ -71,10 +78,16 @@ def plot_curves(
 
 
 def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, names: tuple[str, str, str]) -> None:
-    """Loss and accuracy over the triangle of three models' shares, side by side in one PNG.
+    """Plot loss and accuracy over the triangle of three models' shares, side by side in one PNG.
 
-    surface: what `landscape.simplex` returns. names: of the models, written at their corners.
-    Raises ValueError where matplotlib is not installed.
+    Args:
+        surface: The result of `landscape.simplex`.
+        file: Where the PNG is written.
+        title: Stands above both.
+        names: Of the models, written at their corners.
+
+    Raises:
+        ValueError: matplotlib is not installed.
     """
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -19,12 +19,20 @@ from .line import interpolate
 
 @torch.no_grad()
 def simplex(models: Sequence[str | Path], task: Task, points: int = 6, *, tell: Tell | None = None) -> dict[str, Any]:
-    """Losses of sum_i w_i model_i over a regular grid of shares w, `points` on each edge of the triangle.
+    """Return losses of sum_i w_i model_i over a regular grid of shares w (Theus et al., 2025, draw this surface).
 
-    models: three folders, already matched to one another. Returns `shares` (a list of triples), `losses`, `accuracies`,
-    `end_losses` (of each model) and `barrier`: the largest excess of a loss over the same average of the end losses, as
-    on a line. Theus et al., 2025 draw this surface for three models.
-    Raises ValueError for another number of models, fewer than 2 points, and models that cannot be averaged.
+    Args:
+        models: Three folders, already matched to one another.
+        task: What they are measured on.
+        points: How many on each edge of the triangle.
+        tell: Called with a line about what happens now.
+
+    Returns:
+        `shares` (a list of triples), `losses`, `accuracies`, `end_losses` (of each model) and `barrier`: the largest
+        excess of a loss over the same average of the end losses, as on a line.
+
+    Raises:
+        ValueError: There are not three models, fewer than 2 points, or models that cannot be averaged.
     """
     points = checked(Points, "points", points)
     if len(models) != 3:

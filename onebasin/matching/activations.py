@@ -88,12 +88,22 @@ def match_activations(
     *,
     tell: Tell | None = None,
 ) -> Alignment:
-    """Match the model `source` to `anchor` over the spaces in `groups`.
+    """Match the model `source` to `anchor` over the spaces in `groups`, by their activations.
 
-    signature: of the source. batches: inputs of both models; padding is left out where there is an attention_mask.
-    groups: scales stay 1 and shears are left out, since one activation alone does not tell them: the rotation or
-    permutation is found. Levels that rotate the stream need both models in canonical form.
-    Raises ModelError where the models' layers cannot be followed, ValueError for no batches.
+    Scales stay 1 and shears are left out, since one activation alone does not tell them: the rotation or permutation is
+    found. Levels that rotate the stream need both models in canonical form.
+
+    Args:
+        signature: Of the source.
+        anchor: The model that stays as it is.
+        source: The model that is matched.
+        batches: Inputs of both models; padding is left out where there is an attention_mask.
+        groups: Root space -> what may act.
+        tell: Called with a line about what happens now.
+
+    Raises:
+        ModelError: The models' layers cannot be followed.
+        ValueError: There are no batches.
     """
     groups = {root: group.rigid() for root, group in groups.items()}
     batches = iter(batches)
@@ -274,7 +284,7 @@ class _Meter:
         return next((root for roots in between for root in roots), None)
 
     def _gain(self, key: str, h: int, q: int, aligned: Alignment) -> tuple[Tensor, Tensor]:
-        """What pairs of heads gain [anchor, source]: by their query heads, (h, h, q, q), and as wholes, (h, h)."""
+        """Return the gains of pairs of heads [anchor, source]: by query heads, (h, h, q, q), and as wholes, (h, h)."""
         layer = self.signature.spaces[key].layer or 0
         inside = [root for root in self.signature.members if self.signature.spaces[root].batch == (key,)]
         like = torch.zeros((), dtype=self.source.model.dtype, device=self.source.model.device)

@@ -17,7 +17,7 @@ from .nested import chains
 
 @dataclass(frozen=True)
 class Block:
-    """What is optimised at once: one space, or a permutation of heads with the spaces inside them.
+    """Spaces that are optimised at once: one, or a permutation of heads with the spaces inside them.
 
     member: one of them that stands before others but does not batch them (`group` in `(kv group qk)`). nested: whether
     they lie one inside the other, permutations but for the last.

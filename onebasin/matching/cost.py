@@ -29,10 +29,16 @@ MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their
 def numbers_held(
     signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], workers: int | None = None
 ) -> int:
-    """About how many numbers are in memory at most while models are matched and written: what a few tensors take.
+    """Estimate how many numbers are in memory at most while models are matched and written: those of a few tensors.
 
     Of a layer every worker holds the tensors that one set of coupled heads touches, or else one tensor, and the moments
     of the space that it solves; of what belongs to all layers, two tensors for every worker and the moments of all.
+
+    Args:
+        signature: Of the source.
+        roles: The tensors that are matched.
+        groups: Root space -> what may act.
+        workers: How many pieces run at once (default: one per core).
     """
     counted = list(roles)
     count = workers or os.cpu_count() or 1
@@ -85,12 +91,18 @@ class Work:
 
 
 def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], sweeps: int = 1) -> Work:
-    """What matching is made of: one pass where no tensor joins two spaces that move, else so many sweeps.
+    """Count the operations of matching: one pass where no tensor joins two spaces that move, else `sweeps` of them.
 
     A space of n dimensions costs 2 n FLOP for every number that it touches, and as many where a tensor is rewritten by
     a matrix: at the end, and where spaces are coupled at every look. Heads with maps of their own are compared all with
     all: each of their numbers counts for every head, and every pair of them is solved. Neurons are assigned twice: then
     their order hardly changes, which is soon proved.
+
+    Args:
+        signature: Of the source.
+        roles: The tensors that are matched.
+        groups: Root space -> what may act.
+        sweeps: How many passes over coupled spaces.
     """
     counted = list(roles)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
@@ -129,8 +141,17 @@ def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group]
 def expected(
     signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], itemsize: int = 4
 ) -> tuple[float, float]:
-    """About how many seconds matching takes here: of models that are near, whose neurons provably stay, and of others
-    that need many sweeps. Which it is, shapes do not tell."""
+    """Estimate how many seconds matching takes on this machine, at best and at worst; shapes do not tell which it is.
+
+    Args:
+        signature: Of the source.
+        roles: The tensors that are matched.
+        groups: Root space -> what may act.
+        itemsize: Bytes of a number in the mathematics.
+
+    Returns:
+        Seconds for models that are near, whose neurons provably stay, and for others, which need many sweeps.
+    """
     near, far = (work(signature, roles, groups, sweeps) for sweeps in SWEEPS)
     return seconds(replace(near, assigned=0.0), itemsize), seconds(far, itemsize)
 

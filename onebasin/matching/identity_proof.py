@@ -30,10 +30,15 @@ BLOCK = 1 << 20  # entries of the score that are looked at together
 
 
 def stays(signature: Signature, root: str, pairs: Callable[[], Iterable[Pair]], columns: int = COLUMNS) -> bool:
-    """Whether no permutation of `root`, a space that is not batched, brings the source closer than it is.
+    """Whether it is proved that no permutation of `root` brings the source closer than it is.
 
-    pairs: gives the tensors that touch it, twice: a few neurons are asked first, since models that are not near fail
-    with those already. False where it could not be proved.
+    Args:
+        signature: Of the source.
+        root: A space that is not batched.
+        pairs: Gives the tensors that touch it, twice: a few neurons are asked first, since models that are not near
+            fail
+            with those already.
+        columns: How many columns of the widest tensor the proof compares.
     """
     return all(_stay(signature, root, pairs(), columns, slice(count)) for count in (FEW, None))
 

@@ -34,7 +34,11 @@ def zeros(
 ) -> dict[str, Latent]:
     """Return root space -> the free numbers of the identity (of a coupling near it, where neurons are relaxed).
 
-    permutations: one of `PERMUTATIONS`; signs alone have no numbers. like: dtype and device.
+    Args:
+        signature: Of all models.
+        groups: Root space -> what may act; signs alone have no numbers.
+        like: Gives dtype and device.
+        permutations: One of `PERMUTATIONS`.
     """
     found: dict[str, Latent] = {}
     for root, group in groups.items():
@@ -54,7 +58,15 @@ def blend(
     elements: Sequence[Mapping[str, Acts]],
     shares: Sequence[float],
 ) -> dict[str, Tensor]:
-    """shares[0] A + sum_j shares[j] e_j(B_j), differentiable in what the elements e_j were made of."""
+    """Return shares[0] A + sum_j shares[j] e_j(B_j), by role, differentiable in what the elements e_j were made of.
+
+    Args:
+        signature: Of all models.
+        anchor: A, role -> tensor.
+        sources: The models B_j.
+        elements: Per source, root space -> what acts.
+        shares: Of the anchor, then of each source.
+    """
     total = {role: shares[0] * tensor for role, tensor in anchor.items()}
     for share, tensors, moving in zip(shares[1:], sources, elements, strict=True):
         for role, tensor in tensors.items():
@@ -69,8 +81,17 @@ def blend(
 def finished(
     signature: Signature, groups: Mapping[str, Group], start: Alignment, latents: Mapping[str, Latent]
 ) -> tuple[Alignment, dict[str, Coupling]]:
-    """What the numbers stand for, after `start`, in float64 and with the rounding of either taken off; and the
-    couplings that come after that, where neurons were relaxed."""
+    """Return the elements of free numbers in float64, without the rounding of training, and the couplings of neurons.
+
+    Args:
+        signature: Of all models.
+        groups: Root space -> what may act.
+        start: The alignment that the numbers come after.
+        latents: Root space -> free numbers.
+
+    Returns:
+        The whole alignment, and the couplings that come after it where neurons were relaxed.
+    """
     elements: dict[str, Element] = {}
     couplings: dict[str, Coupling] = {}
     for root, latent in latents.items():

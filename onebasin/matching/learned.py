@@ -96,18 +96,33 @@ def match_learned(
 ) -> Learned:
     """Learn the alignments of sources to an anchor, all together.
 
-    signature: of all models. anchor, sources: role -> tensor, all roles that `forward` needs, of equal shapes, in the
-    dtype and on the device of the mathematics. starts: one alignment per source. groups: root space -> what may act.
-    batches: inputs; one makes a step. held_out: batches to choose the step by (default: a sixteenth of `batches`, at
-    least one, which then teach nothing). loss: default `divergence`. permutations: `fixed` as the starts have them;
-    `straight-through` learns them, too; `sinkhorn` relaxes those of neurons to doubly stochastic `couplings`, after
-    which the sources are no longer the same functions. patience: stop after so many looks at the held-out loss (there
-    are 20) that bring nothing; None runs all steps. checkpoint: a file that the run is saved in at every look, and
-    continued from where it exists; a continued run ends as an undisturbed one does. progress: called with a text and
-    the loss.
+    Args:
+        signature: Of all models.
+        anchor: Role -> tensor, all roles that `forward` needs, in the dtype and on the device of the mathematics.
+        sources: The same of each source, of equal shapes.
+        starts: One alignment per source.
+        groups: Root space -> what may act.
+        forward: Computes a model's outputs for a batch.
+        batches: Inputs; one makes a step.
+        held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one; they then teach
+            nothing).
+        steps: How many.
+        lr: The largest learning rate.
+        seed: Of the order of batches.
+        loss: Default: `divergence`.
+        permutations: `fixed` as the starts have them; `straight-through` learns them, too; `sinkhorn` relaxes those of
+            neurons to doubly stochastic couplings, after which the sources are no longer the same functions.
+        patience: Stop after this many looks at the held-out loss without improvement (there are 20); None: run all
+            steps.
+        checkpoint: A file that the run is saved in at every look, and continued from where it exists; a continued run
+            ends
+            as an undisturbed one does.
+        progress: Called with a text and the loss.
 
-    Raises ValueError for too few batches, models of different shapes, a learning rate or number of steps that is not
-    positive, and for a checkpoint of another run.
+    Raises:
+        ValueError: There are too few batches, models of different shapes, a learning rate or number of steps that is
+            not
+            positive, or a checkpoint of another run.
     """
     loss = loss or divergence
     _check(anchor, sources, starts, steps, lr, permutations)

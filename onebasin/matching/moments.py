@@ -31,12 +31,18 @@ def cross_moments(
     read: Callable[[Any], Pair] = lambda pair: pair,
     run: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> Moments:
-    """Moments of `root`, one matrix for every entry of the spaces it is batched over: (*batch, n, n).
+    """Return the moments of `root`, one matrix for every entry of the spaces it is batched over: (*batch, n, n).
 
-    gram: also the source's own Gram matrices, for groups that need them. isometry: whether the group's elements are
-    isometries, which leave norms as they are and move readers as they move writers: norms stay zero, and all is summed
-    in `primal`. read: makes a pair of an item of `pairs`; it is let go once its terms are known. run: `map`, or one
-    that works ahead and forms the products; terms are added up in order.
+    Args:
+        signature: Of the source.
+        root: The space.
+        pairs: (anchor, source) tensors that touch it, or what `read` makes them of.
+        gram: Also sum the source's own Gram matrices, for groups that need them.
+        isometry: Whether the group's elements are isometries, which leave norms as they are and move readers as they
+            move
+            writers: norms stay zero, and all is summed in `primal`.
+        read: Makes a pair of an item of `pairs`; the pair is let go once its terms are known.
+        run: `map`, or one that works ahead and forms the products; terms are added up in order.
     """
     diagonals: list[Tensor] = []
 
@@ -73,9 +79,19 @@ def carried(moments: Moments, element: Element) -> Moments:
 def pairwise_moments(
     signature: Signature, outer: str, inner: str, pairs: Iterable[Pair], gram: bool = False
 ) -> Moments:
-    """Moments of `inner` for every pair of (anchor, source) entries of `outer`, which it is batched over.
+    """Return the moments of `inner` for every pair of (anchor, source) entries of `outer`, which it is batched over.
 
-    Matrices (h, h, n, n), norms (h, h, n), for `Wreath.nearest`. One GEMM of all heads against all heads.
+    One GEMM of all heads against all heads.
+
+    Args:
+        signature: Of the source.
+        outer: The heads.
+        inner: The space inside them.
+        pairs: (anchor, source) tensors.
+        gram: Also sum the source's own Gram matrices.
+
+    Returns:
+        Matrices (h, h, n, n) and norms (h, h, n), for `Wreath.nearest`.
     """
     return _sum(inner, _pairwise(_views(signature, inner, pairs), gram))
 
@@ -91,10 +107,19 @@ def _pairwise(views: Iterable[View], gram: bool) -> Iterator[Term]:
 def grouped_moments(
     signature: Signature, outer: str, member: str, inner: str, pairs: Iterable[Pair], gram: bool = False
 ) -> tuple[Moments | None, Moments | None]:
-    """The two parts of `inner`'s moments for every pair of entries of `outer`, for `GroupedWreath.nearest`.
+    """Return the two parts of `inner`'s moments for every pair of entries of `outer`, for `GroupedWreath.nearest`.
 
-    First from blocks that all members share, `(kv qk')`, as `pairwise_moments` has them; then from blocks in which
-    `member` stands between, `(kv group qk)`, for every pair of members as well: matrices (h, h, m, m, n, n).
+    Args:
+        signature: Of the source.
+        outer: The groups of heads.
+        member: The heads of a group.
+        inner: The space inside them.
+        pairs: (anchor, source) tensors.
+        gram: Also sum the source's own Gram matrices.
+
+    Returns:
+        First from blocks that all members share, `(kv qk')`, as `pairwise_moments` has them; then from blocks in which
+        `member` stands between, `(kv group qk)`, for every pair of members as well: matrices (h, h, m, m, n, n).
     """
     pairs = list(pairs)
 
@@ -118,7 +143,7 @@ def grouped_moments(
 
 
 def outer_moments(signature: Signature, outer: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
-    """What `outer` gains from blocks in which none of the `inner` spaces moves (T5's relative bias), (h, h)."""
+    """Return the gains of `outer` from blocks in which no `inner` space moves (T5's relative bias), (h, h)."""
     matrix: Tensor | None = None
     for anchor, source, _, weight in _unmoved(signature, outer, inner, pairs):
         gain = weight * gemm(anchor, source)
@@ -127,7 +152,7 @@ def outer_moments(signature: Signature, outer: str, inner: Collection[str], pair
 
 
 def member_gains(signature: Signature, member: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
-    """The same for the members of groups: every pair of groups, every pair of members in them, (h, h, m, m)."""
+    """Return the same for members of groups: every pair of groups and of members in them, (h, h, m, m)."""
     terms = list(_pairwise(_unmoved(signature, member, inner, pairs), gram=False))
     return _sum(member, terms).total if terms else None
 

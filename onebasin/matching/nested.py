@@ -77,9 +77,14 @@ def nearest_nested(
     pairs: Iterable[Pair],
     workers: int | None = None,
 ) -> tuple[dict[str, Element], float]:
-    """The best element of all spaces of a chain together, and by how much it lowers the squared distance.
+    """Return the best elements of all spaces of a chain together, and by how much they lower the squared distance.
 
-    chain: as `chains` gives it.
+    Args:
+        signature: Of the source.
+        chain: As `chains` gives it.
+        groups: Root space -> what may act.
+        pairs: (anchor, source) tensors.
+        workers: How many pieces run at once (default: one per core).
     """
     terms = [term for pair in pairs for term in _terms(signature, chain, pair)]
     elements, value = _solve([groups[space] for space in chain], terms, workers)

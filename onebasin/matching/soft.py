@@ -22,12 +22,18 @@ Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, matched source
 def soft_couplings(
     signature: Signature, read: Read, groups: Mapping[str, Group], temperature: float
 ) -> dict[str, Coupling | Blend]:
-    """A coupling for every FFN space in `groups`, and a blend for the spaces inside all heads in `groups`.
+    """Return a coupling for every FFN space in `groups`, and a blend for the spaces inside all heads in `groups`.
 
-    read: gives the source as it stands after matching, so that a coupling tends to the identity with the temperature.
     Neurons are scored by the cross-moments of their permutation, heads by what a pair gains with its best inner maps
     (the values of `Wreath.nearest`). Query, key, value and output of a head are mixed with the same weights. Heads with
-    tensors of their own (relative biases, normalized queries) keep their permutation. Raises ValueError as `soften`.
+    tensors of their own (relative biases, normalized queries) keep their permutation.
+
+    Args:
+        signature: Of the source.
+        read: Gives the source as it stands after matching, so that a coupling tends to the identity with the
+            temperature.
+        groups: Root space -> what may act.
+        temperature: Of the softened assignment; see `soften`, which says what is raised.
     """
     found: dict[str, Coupling | Blend] = {}
     for root in groups:

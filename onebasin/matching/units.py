@@ -26,7 +26,7 @@ class Unit:
 
 
 def units(signature: Signature, roles: Sequence[str], groups: Mapping[str, Group]) -> list[Unit]:
-    """The units of a model: one for every layer, and one for every set of spaces that are coupled across layers."""
+    """Return the units of a model: one for every layer, and one for every set of spaces coupled across layers."""
     present = {signature.root[leaf.space] for role in roles for leaf in signature.leaves(signature.tensors[role])}
     active = {root: group for root, group in groups.items() if root in present}
     layers: dict[int, list[str]] = {}
@@ -57,7 +57,7 @@ def solve(
 
 
 def joined(found: Iterable[Matched]) -> Matched:
-    """What the units found, as one."""
+    """Join the results of all units into one."""
     found = list(found)
     elements = {root: element for one in found for root, element in one.alignment.elements.items()}
     batch = {root: over for one in found for root, over in one.alignment.batch.items()}

@@ -60,9 +60,19 @@ def match_universe(
 ) -> Universe:
     """Align m models to one another.
 
-    models: per model, role -> tensor, of equal shapes for each of `roles`, called whenever a tensor is looked at, from
-    several threads. signatures, groups: per model. centre: the model that stays as it is (default: the centre of the
-    best star). workers, how: as in `match_weights`.
+    Args:
+        signatures: Of each model.
+        models: Per model, role -> tensor, of equal shapes for each of `roles`; called whenever a tensor is looked at,
+            from
+            several threads.
+        groups: Per model, root space -> what may act.
+        roles: The tensors that count.
+        centre: The model that stays as it is (default: the centre of the best star).
+        tolerance: Relative decrease per round under which the descent ends.
+        max_rounds: How many rounds at most.
+        workers: As in `match_weights`.
+        progress: Called with a text and the objective.
+        how: More arguments of `match_weights`.
     """
     how |= {"roles": roles, "workers": workers, "progress": progress}
 
@@ -98,7 +108,7 @@ def match_universe(
 
 
 def scatter(models: Sequence[Read], roles: Sequence[str], workers: int | None = 1) -> float:
-    """J: the summed squared distance of all models to their mean."""
+    """Return J, the summed squared distance of all models to their mean."""
 
     def of(role: str) -> float:
         stacked = torch.stack([read(role) for read in models])

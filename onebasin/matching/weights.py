@@ -47,7 +47,7 @@ Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 
 @dataclass
 class Matched:
-    """What matching found.
+    """The result of matching.
 
     alignment: one element per active space. before: the weighted squared distance before any move, over every tensor
     that an active space touches. objective: the same where the descent starts (coupled spaces are first placed from
@@ -125,18 +125,29 @@ def match_weights(
 ) -> Matched:
     """Match a source to an anchor over the spaces in `groups`.
 
-    signature: of the source. read: role -> (anchor, source) tensors of equal shape, in the dtype and on the device of
-    the mathematics; it is called whenever they are looked at, from several threads, and only the tensors of a few
-    layers (one for every worker) are held at a time. roles: the tensors that count (default: all but aliases).
-    weights: role -> weight of its squared distance. relative: divide it by the root of the product of both norms,
-    so that large tensors count for less. tolerance: relative decrease per sweep under which coupled spaces
-    are called converged. starts: how many starts coupled spaces get; the first is from the tensors anchored in fixed
-    spaces, the second from the same tensors with their spectra evened out, the others from the first with noise; the
-    least objective is kept. warm: descend from where the source stands instead. start: what was found already, by the
-    same groups, which a warm descent goes on from; what it finds includes it. measure: False spares closed forms the
-    distance before any move; the objective then starts at 0. workers: how many independent pieces run at once (default:
-    one per core); the result does not depend on it. progress: called with a text and the objective after every step.
-    store: where coupled spaces are kept after every sweep, and looked for at the start.
+    Args:
+        signature: Of the source.
+        read: Role -> (anchor, source) tensors of equal shape, in the dtype and on the device of the mathematics; called
+            whenever they are looked at, from several threads. Only the tensors of a few layers (one for every worker)
+            are
+            held at a time.
+        groups: Root space -> what may act.
+        roles: The tensors that count (default: all but aliases).
+        weights: Role -> weight of its squared distance.
+        relative: Divide it by the root of the product of both norms, so that large tensors count for less.
+        tolerance: Relative decrease per sweep under which coupled spaces are called converged.
+        max_sweeps: How many sweeps at most.
+        starts: How many starts coupled spaces get, of which the least objective is kept: the first is from the tensors
+            anchored in fixed spaces, the second from the same tensors with their spectra evened out, the others from
+            the
+            first with noise.
+        seed: Of the noise.
+        warm: Descend from where the source stands instead.
+        start: An alignment by the same groups that a warm descent goes on from; the result includes it.
+        measure: False spares closed forms the distance before any move; the objective then starts at 0.
+        workers: How many independent pieces run at once (default: one per core); the result does not depend on it.
+        progress: Called with a text and the objective after every step.
+        store: Where coupled spaces are kept after every sweep, and looked for at the start.
     """
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
     if roles is not None:

@@ -32,11 +32,15 @@ def model_card(
     before: Sequence[Distances] = (),
     after: Sequence[Distances] = (),
 ) -> str:
-    """The text of README.md, with the front matter that the hub reads.
+    """Return the text of README.md, with the front matter that the hub reads.
 
-    inputs: the models, of which names are published, not paths. result: what the job returns; `output` gives the
-    title, `method` tells a merge from a match, `match` what came before it, `notes` are listed. before, after:
-    distances of every model but the anchor to it, in one order.
+    Args:
+        inputs: The models, of which names are published, not paths.
+        command: The command line that made the model.
+        result: As the job returns it; `output` gives the title, `method` tells a merge from a match, `notes` are
+            listed.
+        before: The distance of every model but the anchor to it, before matching.
+        after: The same after matching, in the same order.
     """
     kind = "merge" if "method" in result else "match"
     known, names = paths_of(inputs), [public_name(model.name) for model in inputs]
@@ -101,10 +105,18 @@ def provenance(
     after: Sequence[Distances] = (),
     sha256: Sequence[Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """The contents of onebasin.json: what made this model, exactly, in plain JSON values.
+    """Return the contents of onebasin.json: how this model was made, exactly, in plain JSON values.
 
-    It names models and files without saying where they lie, since it is published with the model. sha256: `hashes` of
-    every input, where they are known already.
+    It names models and files without saying where they lie, since it is published with the model.
+
+    Args:
+        inputs: The models.
+        command: The command line that made the model.
+        options: Its options.
+        result: As the job returns it.
+        before: Distances before matching, as in `model_card`.
+        after: Distances after matching.
+        sha256: `hashes` of every input, where they are known already.
     """
     sha256 = [hashes(model) for model in inputs] if sha256 is None else sha256
     named = zip(map(public_name, (model.name for model in inputs)), sha256, strict=True)

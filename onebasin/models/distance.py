@@ -44,10 +44,20 @@ def distances(
     device: str = "cpu",
     workers: int | None = 1,
 ) -> Distances:
-    """The distance between `a`, rewritten by `align`, and `b`, over their shared tensors.
+    """Return the distance between `a`, rewritten by `align`, and `b`, over their shared tensors.
 
-    Two tensors are in memory at a time for every worker, read in `dtype`; squares are summed in float64.
-    Raises ModelError where the models cannot be paired (`shared_roles`) or hold NaN or infinity.
+    Two tensors are in memory at a time for every worker; squares are summed in float64.
+
+    Args:
+        a: A model.
+        b: The model it is compared with.
+        align: Rewrites `a` (default: as it is).
+        dtype: In which tensors are read.
+        device: Where the arithmetic runs.
+        workers: How many tensors are compared at a time.
+
+    Raises:
+        ModelError: The models cannot be paired (`shared_roles`), or hold NaN or infinity.
     """
     return before_and_after(a, b, align, dtype=dtype, device=device, workers=workers)[1]
 
@@ -63,9 +73,16 @@ def before_and_after(
     workers: int | None = 1,
     weigh: Callable[[str, Tensor, Tensor], float] | None = None,
 ) -> tuple[Distances, Distances]:
-    """The distances of `a` as it is and as `align` rewrites it, from one read.
+    """Return the distances of `a` as it is and as `align` rewrites it, from one read.
 
-    weigh: role, its tensors of b and of a -> the weight of its squared distance (default: 1).
+    Args:
+        a: A model.
+        b: The model it is compared with.
+        align: Rewrites `a`.
+        dtype: In which tensors are read.
+        device: Where the arithmetic runs.
+        workers: How many tensors are compared at a time.
+        weigh: Role, its tensors of b and of a -> the weight of its squared distance (default: 1).
     """
     signature = a.signature
     roles = shared_roles(a, b).roles

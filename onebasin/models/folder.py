@@ -421,10 +421,17 @@ class Folder:
             raise ModelError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-        """The tensor `role` of the signature, in the dtype and on the device where the mathematics runs.
+        """Return the tensor `role` of the signature.
 
-        Raises ModelError naming the tensor where it holds NaN or infinity, or no floating-point numbers; a single
-        number (a counter) may be of another kind.
+        Args:
+            role: Its name in the signature.
+            dtype: Of the mathematics.
+            device: Where the mathematics runs.
+
+        Raises:
+            ModelError: It holds NaN or infinity, or no floating-point numbers; a single number (a counter) may be of
+                another
+                kind.
         """
         entry = self.signature.tensors[role]
         name = entry.name

@@ -38,7 +38,7 @@ class LazyTensors:
     def of_model(
         cls, model: Model, dtype: torch.dtype, device: str = "cpu", workers: int | None = None, ray: str | None = None
     ) -> LazyTensors:
-        """The tensors of `model`, read one by one. dtype: of the arithmetic."""
+        """Return the tensors of `model`, read one by one; `dtype` is that of the arithmetic."""
 
         def make(roles: Group) -> dict[str, Tensor]:
             return {role: model.read(role, dtype, device) for role in roles}

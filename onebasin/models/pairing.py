@@ -86,9 +86,17 @@ def of_one_width(models: Sequence[Model]) -> bool:
 def read_pair(
     a: Model, b: Model, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """The tensor `role` of both models, cut to the leading rows that both have. Equal shapes.
+    """Return the tensor `role` of both models, cut to the leading rows that both have.
 
-    Raises ModelError where the shapes differ otherwise, or a tensor holds NaN or infinity.
+    Args:
+        a: A model.
+        b: Another.
+        role: The tensor's name in the signature.
+        dtype: Of the mathematics.
+        device: Where the mathematics runs.
+
+    Raises:
+        ModelError: The shapes differ otherwise, or a tensor holds NaN or infinity.
     """
     x, y = a.read(role, dtype, device), b.read(role, dtype, device)
     spaces = a.signature.spaces
@@ -106,8 +114,17 @@ def read_pair(
 def refuse_other_spaces(a: Model, role: str, b: Model, other: str) -> None:
     """Refuse to put the tensor `other` of `b`, from whichever layer, where `a` has `role`.
 
-    Raises ModelError for another family, and for spaces (heads, neurons) of other sizes: equal shapes are not
-    enough, since eight heads of 4 have the shape of four heads of 8. Task heads and missing tensors pass.
+    Task heads and missing tensors pass.
+
+    Args:
+        a: The model that has `role`.
+        role: A tensor of it.
+        b: The model that has `other`.
+        other: A tensor of it.
+
+    Raises:
+        ModelError: The families differ, or spaces (heads, neurons) have other sizes: equal shapes are not enough, since
+            eight heads of 4 have the shape of four heads of 8.
     """
     mine, theirs = a.signature, b.signature
     _same(a, b, "family", mine.family, theirs.family)

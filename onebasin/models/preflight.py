@@ -60,10 +60,17 @@ class Preflight:
 
 
 def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = False) -> Preflight:
-    """Whether `a` can be matched to `b` at a level of symmetry, and what would move. Reads no weights.
+    """Tell whether `a` can be matched to `b` at a level of symmetry, and what would move. Reads no weights.
 
-    canonical: whether the level works on canonical forms. Raises ModelError for folders that cannot be read, and
-    ValueError for an unknown level; models that do not belong together are no error.
+    Args:
+        a: The source.
+        b: The anchor.
+        level: Of symmetry.
+        canonical: Whether the level works on canonical forms.
+
+    Raises:
+        ModelError: A folder cannot be read. Models that do not belong together are no error.
+        ValueError: The level is unknown.
     """
     for model in (a, b):
         assert model.config and model.shapes  # refuses a damaged folder in one sentence
@@ -119,9 +126,15 @@ def _touched(signature: Signature, roles: tuple[str, ...], key: str) -> bool:
 
 
 def vocabulary(a: Folder, b: Folder, shown: int = 5) -> Vocabulary | None:
-    """How the vocabularies of two folders agree, id by id; None where one of them holds none that can be read.
+    """Compare the vocabularies of two folders id by id; None where one of them holds none that can be read.
 
-    Raises ModelError for a vocabulary that is damaged.
+    Args:
+        a: A model folder.
+        b: Another.
+        shown: How many tokens that differ are named.
+
+    Raises:
+        ModelError: A vocabulary is damaged.
     """
     mine, theirs = tokens(a.folder), tokens(b.folder)
     if mine is None or theirs is None:
@@ -186,6 +199,11 @@ def peek(a: Folder, b: Folder, found: Preflight) -> tuple[str, float] | None:
     Near 1: one base. Near 0: trained apart, or rewritten. None where there is no such matrix. Biases, norms and tables
     are passed over: they agree between models that have nothing to do with each other. So are matrices of zeros, which
     have no direction.
+
+    Args:
+        a: The source.
+        b: The anchor.
+        found: The result of `preflight` for both.
     """
     signature = a.signature
     inside = [

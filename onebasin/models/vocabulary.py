@@ -81,9 +81,18 @@ class _Filling:
 def unify(models: Sequence[Folder], source: str | int, base: int, scratch: Path) -> Unified:
     """Write every model into `scratch` with one vocabulary.
 
-    source: `union` (the base model's tokens, then what the others have besides, as added tokens), `base`, or the number
-    of a model. Rows of tokens that a model lacks are 0. A model without a tokenizer is taken to have the base's.
-    Raises ModelError where no tokenizer can be read.
+    Rows of tokens that a model lacks are 0. A model without a tokenizer is taken to have the base's.
+
+    Args:
+        models: The folders.
+        source: `union` (the base model's tokens, then those that the others have besides, as added tokens), `base`, or
+            the
+            number of a model.
+        base: The number of the base model.
+        scratch: An existing folder.
+
+    Raises:
+        ModelError: No tokenizer can be read.
     """
     tokenizers = [_tokenizer(model) for model in models]
     chosen = base if isinstance(source, str) else source

@@ -39,9 +39,14 @@ class Target:
         return self.dtype or self.like.origin.dtypes.get(name, self.like.origin.stored_dtype)
 
     def ready(self, name: str, tensor: Tensor, copy: bool = True) -> Tensor:
-        """As it is stored: on the CPU, in its dtype, contiguous. It is written while the caller goes on.
+        """Return a tensor as it is stored: on the CPU, in its dtype, contiguous.
 
-        copy: with memory of its own, for a caller who may use the tensor's again.
+        It is written while the caller goes on.
+
+        Args:
+            name: On disk.
+            tensor: Its numbers.
+            copy: Give it memory of its own, for a caller who may use the tensor's again.
         """
         wanted = self.stored(name, tensor.dtype)
         stored = tensor.detach().to("cpu", wanted, copy=copy, memory_format=torch.contiguous_format)
@@ -68,6 +73,11 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
 
     Where `tensors` can be made on a cluster, every file is a task, which makes its tensors and writes them. The task
     of a lost worker is run again. Which tensors share a file, and so its bytes, does not depend on who writes it.
+
+    Args:
+        target: Says where, and in which dtypes.
+        tensors: (name on disk, tensor) pairs.
+        limit: Bytes of a file.
     """
     cut = Cut(room_for(*target.like.origin.files, *("spare",) * 64), limit)
     if isinstance(tensors, LazyTensors) and tensors.ray:
@@ -83,7 +93,7 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
 
 
 def foreseen(target: Target, making: LazyTensors, cut: Cut) -> list[File]:
-    """The files that `making` comes to, from shapes alone."""
+    """Return the files that `making` comes to, from shapes alone."""
     files: list[File] = []
     for group in making.groups:
         for name, tensor in making.foreseen(group):

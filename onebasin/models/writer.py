@@ -42,18 +42,32 @@ def write_model(
 ) -> Any:
     """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
 
-    tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. `LazyTensors` with
-    a cluster are made and written by its tasks, a file each, with the same bytes.
-    dtype: of all floating-point tensors; None keeps what `like` stores under each name.
-    files: name -> text, written beside the weights.
-    check: called with the finished folder before anyone sees it; what it raises refuses the folder; returned.
-    inputs: folders that must not be overwritten, besides `like`. tokenizer: whether its files are copied, too.
-    placing: gives the folder its name later, together with others that the caller has checked, see `refuse_outputs`
-    (default: checked here, and named at the end of this call).
-
     The folder appears whole or not at all. A failure removes what was written; a killed process leaves at most a hidden
-    folder beside `out`, which the next run with this output removes. Raises ModelError for an output that exists,
-    is no model folder or is an input, for a tensor that is not finite in its dtype, and for a full disk.
+    folder beside `out`, which the next run with this output removes.
+
+    Args:
+        out: The folder.
+        tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. `LazyTensors` with
+            a
+            cluster are made and written by its tasks, a file each, with the same bytes.
+        like: The model whose config and other files are copied.
+        overwrite: Replace a model folder that stands there.
+        dtype: Of all floating-point tensors; None keeps what `like` stores under each name.
+        shard_size: Bytes of a file, as a number or as text such as 5GB.
+        files: Name -> text, written beside the weights.
+        check: Called with the finished folder before anyone sees it; an error refuses the folder.
+        inputs: Folders that must not be overwritten, besides `like`.
+        tokenizer: Whether its files are copied, too.
+        placing: Gives the folder its name later, together with others that the caller has checked, see `refuse_outputs`
+            (default: checked here, and named at the end of this call).
+
+    Returns:
+        The result of `check`.
+
+    Raises:
+        ModelError: The output exists, is no model folder or is an input; a tensor is not finite in its dtype; the disk
+            is
+            full.
     """
     limit = bytes_of(shard_size)
     with appearing(out, overwrite, [like.origin.folder, *map(Path, inputs)], placing) as temporary:
@@ -70,10 +84,16 @@ def write_model(
 def appearing(
     out: str | Path, overwrite: bool = False, inputs: Iterable[Path] = (), placing: Placing | None = None
 ) -> Iterator[Path]:
-    """A hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
+    """Yield a hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
 
-    inputs: folders that must not be overwritten. placing: takes it to its place later, with others that the caller has
-    checked. Raises ModelError as `write_model` does.
+    Args:
+        out: The folder.
+        overwrite: Replace a model folder that stands there.
+        inputs: Folders that must not be overwritten.
+        placing: Takes it to its place later, with others that the caller has checked.
+
+    Raises:
+        ModelError: As in `write_model`.
     """
     if placing is None:
         refuse_outputs([Output("the output", out)], inputs, overwrite)

@@ -20,7 +20,13 @@ from .lora import _FACTOR, Adapter, fit
 def write_adapted(base: Folder, adapter: Adapter, out: Path) -> None:
     """Write the folder `out`: the base model with the adapter merged into it, in the dtypes of the base.
 
-    Raises ModelError for adapters that cannot be read or do not fit.
+    Args:
+        base: The model folder.
+        adapter: An adapter of it.
+        out: The folder to write.
+
+    Raises:
+        ModelError: The adapter cannot be read, or does not fit.
     """
     write_model(out, adapted(base, adapter), base)
 
@@ -51,7 +57,7 @@ def adapted(base: Folder, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
 
 
 def scale(adapter: Adapter, name: str, rank: int) -> float:
-    """The factor s of the module that `name` belongs to: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
+    """Return the factor s of the module that `name` belongs to: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
     config = adapter.config
     alpha = float(config.get("lora_alpha") or 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():

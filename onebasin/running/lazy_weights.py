@@ -59,10 +59,16 @@ def placed(model: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
 
 
 def await_weights(model: nn.Module, given: Mapping[str, Tensor], make: Make, dtype: torch.dtype, device: str) -> bool:
-    """Let every parameter of a model that is one of the stand-ins `given` be made when it is asked for.
+    """Let every parameter of a model that is a stand-in be made when it is asked for.
 
-    given, make: by names on disk. dtype, device: of all else, which stays, and of buffers, which are made at once.
-    Whether the model can be used: not where it holds copies of stand-ins.
+    Return whether the model can be used: not where it holds copies of stand-ins.
+
+    Args:
+        model: Built of stand-ins.
+        given: The stand-ins, by names on disk.
+        make: Makes a tensor, by its name on disk.
+        dtype: Of all else, which stays, and of buffers, which are made at once.
+        device: Of the same.
     """
     name_of = _naming(given)
     spent = []

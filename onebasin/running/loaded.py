@@ -97,11 +97,19 @@ def loaded_model(
     attention: str | None = None,
     experts: bool = False,
 ) -> LoadedModel:
-    """The model in the class that its config names. Nothing is written.
+    """Return a model in the class that its config names. Nothing is written.
 
-    attention: the implementation (`eager` gives attention maps). experts: take models whose class stacks the tensors of
-    experts; they run one expert after another, and `parts` says where each tensor lies. Raises ModelError where
-    the class does not take the tensors as they are.
+    Args:
+        checkpoint: A folder or a view of one.
+        dtype: Of the parameters.
+        device: Where it runs.
+        attention: The implementation (`eager` gives attention maps).
+        experts: Take models whose class stacks the tensors of experts; they run one expert after another, and `parts`
+            says
+            where each tensor lies.
+
+    Raises:
+        ModelError: The class does not take the tensors as they are.
     """
     signature = checkpoint.signature
     entries = {role: entry for role, entry in signature.tensors.items() if entry.stored}

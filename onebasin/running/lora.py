@@ -91,10 +91,14 @@ def rewritten_adapter(
     dtype: torch.dtype = torch.float32,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The adapter's tensors for the base model that `alignment` rewrites, by name, in their stored dtypes.
+    """Return the adapter's tensors for the base model that `alignment` rewrites, by name, in their stored dtypes.
 
-    fitted: what `fit` found. dtype: of the arithmetic. tensors: what `folded` made of the adapter, where the base is in
-    canonical form.
+    Args:
+        adapter: The adapter.
+        fitted: The result of `fit`.
+        alignment: Of the base model.
+        dtype: Of the arithmetic.
+        tensors: The result of `folded`, where the base is in canonical form.
     """
     return {
         name: alignment.apply(fitted, name, tensor.to(dtype).contiguous()).to(adapter.tensors[name].dtype)
@@ -103,11 +107,19 @@ def rewritten_adapter(
 
 
 def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The adapter's tensors for the canonical form of the base model, in `dtype`.
+    """Return the adapter's tensors for the canonical form of the base model.
 
-    There an RMSNorm's weight D stands in what reads it: W D + s B (A D). Raises ModelError where constants move as
-    well, for which a low rank has no place (LayerNorms, value biases that move into output biases), and where the
-    adapter changes a norm or a tied table.
+    There an RMSNorm's weight D stands in what reads it: W D + s B (A D).
+
+    Args:
+        adapter: The adapter.
+        fitted: The result of `fit`.
+        base: The model folder.
+        dtype: Of the tensors.
+
+    Raises:
+        ModelError: Constants move as well, for which a low rank has no place (LayerNorms, value biases that move into
+            output biases), or the adapter changes a norm or a tied table.
     """
     whole = with_ties(base.signature)
     for name, entry in fitted.tensors.items():

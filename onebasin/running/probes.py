@@ -17,10 +17,17 @@ _SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "
 
 
 def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed: int) -> dict[str, Tensor]:
-    """Inputs that both models accept, on a's device and in its dtype.
+    """Return random inputs that both models accept, on a's device and in its dtype.
 
     Token ids lie in the smaller vocabulary and are not special; rows have different lengths, end in the end
     token where there is one, and are padded and masked. Images and audio are standard normal.
+
+    Args:
+        a: A loaded model.
+        b: Another.
+        batch: How many rows.
+        length: Of the longest text, in tokens.
+        seed: Of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
     text = [model.config.get_text_config() for model in (a, b)]

@@ -26,12 +26,22 @@ def compare_tensors(
     tolerance: float | None = None,
     workers: int | None = None,
 ) -> Verification:
-    """Whether `b` holds the tensors of `a`, rewritten by `alignment` (default: as they are).
+    """Compare the tensors of `b` with those of `a`, rewritten by `alignment`.
 
-    alignment: its maps have to leave the function as it is, so that with the tensors the functions are the same.
-    dtype: of the comparison. tolerance: of max |a - b| / max |a| in every tensor; by default half a unit in the last
-    place of the coarser of the stored types, if they differ, and what the maps' rounding explains. Raises
-    ModelError where the families differ, and ValueError for maps that may not act.
+    Args:
+        a: The original.
+        b: Its copy.
+        alignment: Maps that leave the function as it is (default: none), so that with the tensors the functions agree.
+        dtype: Of the comparison.
+        device: Where it runs.
+        tolerance: Of max |a - b| / max |a| in every tensor; by default half a unit in the last place of the coarser of
+            the
+            stored types, if they differ, and what the maps' rounding explains.
+        workers: How many tensors are compared at a time.
+
+    Raises:
+        ModelError: The families differ.
+        ValueError: The maps may not act.
     """
     if a.signature.family != b.signature.family:
         raise ModelError(f"'{a.name}' is of family {a.signature.family}, '{b.name}' of {b.signature.family}")

@@ -70,8 +70,13 @@ def hooks(
     after: Mapping[str, Callable[[Tensor, Tensor], None]],
     before: Mapping[str, Callable[[Tensor], None]] | None = None,
 ) -> Iterator[None]:
-    """While the block lasts: `after[module](input, output)` when a module returns, `before[module](input)` when it is
-    called. Inputs and outputs may be changed in place."""
+    """Watch modules as long as the block lasts. Inputs and outputs may be changed in place.
+
+    Args:
+        stock: The model.
+        after: Module -> called with (input, output) when it returns.
+        before: Module -> called with its input when it is called.
+    """
     handles = [stock.model.get_submodule(name).register_forward_hook(_after(look)) for name, look in after.items()] + [
         stock.model.get_submodule(name).register_forward_pre_hook(_before(look), with_kwargs=True)
         for name, look in (before or {}).items()

@@ -91,12 +91,24 @@ def compare(
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> Verification:
-    """Whether the model folders `a` and `b` give the same outputs for the same random inputs.
+    """Compare the outputs of two model folders for the same random inputs.
 
-    dtype: of the forward pass. batch, length, seed: of the inputs, which fit both models. tolerance: by
-    default what rounding explains, given how both are stored. Everything that is not internal is compared:
-    logits, poolings, and the last hidden state of models without a head. No code from the folders is run.
-    Raises ModelError where a folder does not load whole, or the two have no output in common.
+    Everything that is not internal is compared: logits, poolings, and the last hidden state of models without a head.
+    No
+    code from the folders is run.
+
+    Args:
+        a: A model folder.
+        b: Another.
+        dtype: Of the forward pass.
+        batch: How many inputs, which fit both models.
+        length: Of texts, in tokens.
+        seed: Of the inputs.
+        device: Where the models run.
+        tolerance: Of the relative difference (default: what rounding explains, given how both are stored).
+
+    Raises:
+        ModelError: A folder does not load whole, or the two have no output in common.
     """
     folders = Folder(a), Folder(b)
     stored = (value for folder in folders for value in folder.dtypes.values())
@@ -115,11 +127,19 @@ def compare_rewritten(
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> Verification:
-    """`compare` for a folder and the model that is to be written from it.
+    """Compare a folder with the model that is to be written from it, as `compare` does.
 
-    arithmetic: dtype in which its tensors are made, by so many workers. dtype: of the forward passes. tolerance: of the
-    relative difference.
-    Raises ModelError as `compare` does.
+    Args:
+        original: The folder.
+        rewritten: A view of it.
+        arithmetic: The dtype in which the view's tensors are made.
+        workers: How many of them are made at a time.
+        dtype: Of the forward passes.
+        device: Where the models run.
+        tolerance: Of the relative difference.
+
+    Raises:
+        ModelError: As in `compare`.
     """
     made = LazyTensors.of_model(rewritten, arithmetic, device, workers), rewritten.raw_config
     return _compared(((original, None), (original, made)), dtype, device, tolerance=tolerance)
@@ -153,9 +173,18 @@ def compare_models(
     seed: int = 0,
     tolerance: float | None = None,
 ) -> Verification:
-    """`compare` for two loaded models on one device. They are left as they were found.
+    """Compare two loaded models on one device, as `compare` does. They are left as they were found.
 
-    Raises ModelError where they have no output in common, or cannot be run on the inputs.
+    Args:
+        a: A model.
+        b: Another.
+        batch: How many inputs.
+        length: Of texts, in tokens.
+        seed: Of the inputs.
+        tolerance: Of the relative difference.
+
+    Raises:
+        ModelError: They have no output in common, or cannot be run on the inputs.
     """
     allowed = tolerance_of(a.dtype, b.dtype) if tolerance is None else tolerance
     given = probe(a, b, batch, length, seed)
@@ -204,10 +233,17 @@ def class_of(folder: Folder) -> Any:
 def load(
     folder: Folder, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The folder's model in the class its config names, in eval mode, and the weights that class leaves out.
+    """Return the folder's model in the class its config names, in eval mode, and the weights that class leaves out.
 
-    instead: tensors by their names on disk that are loaded instead of the folder's, and what the config says besides.
-    Raises ModelError where it does not load, or weights that the class needs are missing.
+    Args:
+        folder: The model folder.
+        dtype: Of the parameters.
+        device: Where it runs.
+        instead: Tensors by their names on disk that are loaded instead of the folder's, and what the config says
+            besides.
+
+    Raises:
+        ModelError: It does not load, or weights that the class needs are missing.
     """
     model, unused = _complete(folder, dtype, instead)
     module: nn.Module = model  # whose `to` and `eval` are typed
@@ -217,13 +253,16 @@ def load(
 
 
 def held(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
-    """`load`, of the folder or of what is made instead."""
+    """Return the result of `load`, for the folder or for the tensors that take the place of its own."""
     return load(folder, dtype, device, (dict(instead[0]), instead[1]) if instead else None)
 
 
 def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
-    """The same without weights, which are read or made when they are used; what the class puts together from several
-    tensors is held. It is for running alone. Raises DoesNotRun for a class that keeps copies, besides what `load` does.
+    """Return the same without weights, which are read or made when they are used; it is for running alone.
+
+    What the class puts together from several tensors is held. Raises DoesNotRun for a class that keeps copies, besides
+    the
+    errors of `load`.
     """
     whole, updates = instead or (None, {})
     like = whole.like if whole else {name: folder.read_name(name) for name in folder.files}
@@ -301,7 +340,7 @@ def _largest_in(value: Any) -> int:
 
 
 def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
-    """The model of a folder in the class its config names; dtype: None keeps the stored one."""
+    """Return the model of a folder in the class its config names; dtype None keeps the stored one."""
     checkpoint = Folder(folder)
     return load(checkpoint, dtype or checkpoint.stored_dtype, device)[0]
 
