@@ -381,8 +381,6 @@ _add("BeitModel BeitForImageClassification", **_BEIT)
 _add("BeitForMaskedImageModeling", **_BEIT, use_mask_token=True)
 _add("BeitModel BeitForImageClassification", "class-token", **_BEIT, use_mean_pooling=False,
      use_relative_position_bias=True)  # fmt: skip
-_add("BeitForMaskedImageModeling", "class-token", **_BEIT, use_mean_pooling=False, use_mask_token=True,
-     use_relative_position_bias=True)  # fmt: skip
 _add("BeitForImageClassification", "relative", **_BEIT, use_relative_position_bias=True)
 _add("BeitForImageClassification", "shared-positions", **_BEIT, use_shared_relative_position_bias=True,
      use_absolute_position_embeddings=True)  # fmt: skip

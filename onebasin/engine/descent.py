@@ -21,7 +21,8 @@ WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the en
 
 class Descent:
     """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
-    score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already.
+    score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
+    turns, so that each can have a loss of its own: see `moves_scores`.
 
     looks: at the held-out loss in one run. settings: what else makes the run, compared where a saved one is taken up
     again. losses: step -> held-out loss; step 0 is the start.
@@ -42,6 +43,10 @@ class Descent:
         self.best: list[Tensor] = []  # copied at every look that is better, the first one included
         self.best_step, self.since = 0, 0
         self.losses: dict[int, float] = {}
+
+    def moves_scores(self, step: int) -> bool:
+        """Return whether a step, counted from 1, moves the scores, and nothing else: every second one does."""
+        return bool(self.scores) and (step % 2 == 1 or len(self.scores) == len(self.free))
 
     def descend(
         self,
@@ -78,7 +83,7 @@ class Descent:
             if not self.free or (patience is not None and self.since >= patience):
                 break
             loss = loss_at(step)
-            self._move(loss, self.lr * learning_rate(step, self.steps))
+            self._move(loss, self.lr * learning_rate(step, self.steps), self.moves_scores(step))
             moved()
             if progress:
                 progress(f"step {step} of {self.steps}", float(loss.detach()))
@@ -91,17 +96,15 @@ class Descent:
                 numbers.copy_(best)
         moved()
 
-    def _move(self, loss: Tensor, lr: float) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-        loss.backward()  # type: ignore[no-untyped-call]
-        for score in self.scores:
-            assert score.grad is not None
-            score.grad /= score.grad.abs().max().clamp_min(torch.finfo(score.dtype).tiny)
-        for optimizer in self.optimizers:
-            optimizer.step()
+    def _move(self, loss: Tensor, lr: float, scores: bool) -> None:
+        optimizer = self.optimizers[-1 if scores else 0]
+        optimizer.param_groups[0]["lr"] = lr
+        numbers = optimizer.param_groups[0]["params"]
+        for number, slope in zip(numbers, torch.autograd.grad(loss, numbers, allow_unused=True), strict=True):
+            if scores and slope is not None:
+                slope = slope / slope.abs().max().clamp_min(torch.finfo(slope.dtype).tiny)
+            number.grad = slope
+        optimizer.step()
 
     def _look(self, step: int, loss: float) -> None:
         self.since += 1

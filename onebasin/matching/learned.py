@@ -34,6 +34,7 @@ from onebasin.symmetry.groups.elements import Acts
 from .latents import PERMUTATIONS, Latent, blend, finished, zeros
 
 LOOKS = 20  # at the held-out loss in one run
+LEAN = 0.1  # weight of all sources together where orders are learned
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ def match_learned(
 
     def loss_at(step: int) -> Tensor:
         batch, shares = fit[order[step - 1]], weights[step - 1]
+        if run.moves_scores(step):
+            shares = leaning(shares)
         return loss(forward(merged(shares), batch), answers(batch), shares, batch)
 
     run = Descent(moving.free, moving.scores, steps=steps, lr=lr, looks=LOOKS, seed=seed, batches=len(fit),
@@ -155,6 +158,17 @@ def match_learned(
                 progress=progress)  # fmt: skip
     found = [finished(signature, groups, *pair) for pair in zip(starts, moving.latents, strict=True)]
     return Learned([item[0] for item in found], run.best_step, run.losses, [item[1] for item in found])
+
+
+def leaning(shares: Sequence[float]) -> list[float]:
+    """Return weights at which orders are learned: nearly all on the anchor, what is left as the sources share it.
+
+    With D = P B - A the loss at A + w D is w^2 / 2 |J D - r|^2 + O(w^3) (J the anchor's Jacobian, r what predictions
+    differ by, the norm of Fisher's matrix): convex in P. Halfway it is not: where P exchanges two neurons, or puts back
+    two that were exchanged, the average has two equal neurons, hence G two equal rows, and <G, swap - 1> = 0. There
+    every such order is a saddle, which straight-through gradients never leave.
+    """
+    return [1 - LEAN, *(LEAN * share / sum(shares[1:]) for share in shares[1:])]
 
 
 class _Moving:

@@ -18,6 +18,7 @@ Saved = Callable[[str], Folder]
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
+        ("BeitForMaskedImageModeling", {"use_mean_pooling": False}, "use_mean_pooling = False"),
         ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact = True"),
         # Gemma names its tensors as Llama does, and stores the weights of its norms less one.
         ("LlavaForConditionalGeneration", {"text_config": {"model_type": "gemma"}}, "text_config.model_type = gemma"),

@@ -14,7 +14,7 @@ from zoo import CASES, inputs, named_outputs
 
 from onebasin.data.teaching import divergence, forward_of, logit_distance, own_loss
 from onebasin.matching.latents import blend, zeros
-from onebasin.matching.learned import Learned, match_learned
+from onebasin.matching.learned import Learned, leaning, match_learned
 from onebasin.models import Canonical
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, Group, acting_groups
@@ -318,19 +318,30 @@ def test_permutations_learned_straight_through_are_exact(case: str, level: str, 
         assert all(torch.allclose(ours[name], theirs[name], rtol=1e-9, atol=1e-9) for name in theirs)
 
 
+NEURONS = [("OPTForCausalLM", "full", "decoder.layers.0.ffn"), ("GPT2LMHeadModel", "orthogonal", "h.0.ffn")]
+ANY = torch.randperm(10, generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def planted(case: str, level: str, root: str, order: Tensor, folder: Path) -> Setting:
+    """The anchor, and a copy of it with the neurons `root` in another order; only their order is free."""
+    setting = Setting(case, level, folder)
+    setting.groups = {root: setting.groups[root]}
+    if case.startswith("OPT"):
+        setting.tensors[0][root.replace("ffn", "fc1.bias")] += 1  # so that every neuron fires on some inputs
+    moved = Alignment({root: Monomial(order)})
+    setting.tensors[1] = {role: moved.apply(setting.signature, role, t) for role, t in setting.tensors[0].items()}
+    setting.starts = [Alignment()]
+    setting.batches = [inputs(setting.models[0].model, seed) for seed in range(40)]
+    return setting
+
+
 @pytest.mark.parametrize("cycle", [(0, 1, 2), (3, 6, 8), (4, 7, 9, 1, 0)])
 def test_a_planted_order_of_relu_neurons_is_recovered(cycle: tuple[int, ...], tmp_path: Path) -> None:
     """A copy of the anchor with some neurons of one layer in other places: the relaxed order must lead back."""
-    setting = Setting("OPTForCausalLM", "full", tmp_path)
-    root = "decoder.layers.0.ffn"
-    setting.groups = {root: setting.groups[root]}
-    setting.tensors[0]["decoder.layers.0.fc1.bias"] += 1  # so that every neuron fires on some inputs
-    order = torch.arange(setting.signature.sizes[root])
+    order = torch.arange(10)
     order[list(cycle)] = torch.tensor(cycle).roll(1)
-    planted = Alignment({root: Monomial(order)})
-    setting.tensors[1] = {role: planted.apply(setting.signature, role, t) for role, t in setting.tensors[0].items()}
-    setting.starts = [Alignment()]
-    setting.batches = [inputs(setting.models[0].model, seed) for seed in range(40)]
+    case, level, root = NEURONS[0]
+    setting = planted(case, level, root, order, tmp_path)
     anchor, source = setting.tensors
     learned = match_learned(setting.signature, anchor, [source], setting.starts, setting.groups, setting.forward,
                             setting.batches[:36], held_out=setting.batches[36:], permutations="sinkhorn", steps=200,
@@ -338,6 +349,45 @@ def test_a_planted_order_of_relu_neurons_is_recovered(cycle: tuple[int, ...], tm
     found = learned.couplings[0][root].matrix.argmax(-1)
     assert torch.equal(order[found], torch.arange(len(order)))
     assert learned.losses[learned.step] < 0.02 * learned.losses[0]
+
+
+@pytest.mark.parametrize(("case", "level", "root"), NEURONS)
+@pytest.mark.parametrize("order", [[1, 0, 2, 3, 4, 5, 6, 7, 8, 9], [1, 9, 2, 3, 0, 5, 6, 4, 8, 7], ANY])
+def test_straight_through_leads_back_from_a_planted_order(
+    case: str, level: str, root: str, order: list[int], tmp_path: Path
+) -> None:
+    setting = planted(case, level, root, torch.tensor(order), tmp_path)
+    anchor, source = setting.tensors
+    learned = match_learned(setting.signature, anchor, [source], setting.starts, setting.groups, setting.forward,
+                            setting.batches[:36], held_out=setting.batches[36:], permutations="straight-through",
+                            lr=0.03)  # fmt: skip
+    found = learned.alignments[0].elements[root]
+    assert isinstance(found, Monomial)
+    assert torch.equal(torch.tensor(order)[found.index], torch.arange(len(order)))
+    assert learned.losses[learned.step] < 0.05 * learned.losses[0]
+
+
+@pytest.mark.parametrize(("case", "level", "root"), NEURONS)
+def test_putting_two_neurons_back_is_downhill_from_the_anchor_alone(
+    case: str, level: str, root: str, tmp_path: Path
+) -> None:
+    """Halfway the average's two neurons are equal, and first-order gains of an exchange are zero."""
+    swap = torch.tensor([1, 0, 2, 3, 4, 5, 6, 7, 8, 9])
+    setting = planted(case, level, root, swap, tmp_path)
+    anchor, source = setting.tensors
+    batch = setting.batches[0]
+    answers = [setting.forward(tensors, batch) for tensors in setting.tensors]
+
+    def gain(shares: list[float]) -> Tensor:
+        free = zeros(setting.signature, setting.groups, source["lm_head.weight"], "straight-through")
+        element = setting.groups[root].element(free[root])
+        merged = blend(setting.signature, anchor, [source], [{root: element}], shares)
+        loss = divergence(setting.forward(merged, batch), answers, shares, batch)
+        (slope,) = torch.autograd.grad(loss, [free[root]["order"]])
+        return (slope[swap] - slope).diagonal().sum() / slope.abs().max()
+
+    assert abs(gain([0.5, 0.5])) < 1e-9
+    assert gain(leaning([0.5, 0.5])) < -1e-2
 
 
 def test_scales_of_neurons_learn_from_where_they_are_one(tmp_path: Path) -> None:

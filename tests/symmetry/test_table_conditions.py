@@ -163,6 +163,7 @@ def test_a_condition_that_cannot_be_read_is_named_with_its_line(line: str, messa
 @pytest.mark.parametrize(
     ("keys", "config", "value"),
     [
+        ("even hidden_size / heads * share", {"hidden_size": 24, "heads": 4, "share": 0.5}, 4),
         ("hidden_size / heads", {"hidden_size": 49, "heads": 49}, 1),  # 49 * (1 / 49) is less
         ("hidden_size / heads * share", {"hidden_size": 720, "heads": 12, "share": 0.15}, 9),  # 0.15 * 720 / 12 is less
     ],

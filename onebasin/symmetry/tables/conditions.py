@@ -14,14 +14,16 @@ def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
         key, _, condition = choice.partition(" when ")
         if not holds(condition.strip(), config):
             continue
-        words = re.split(r"\s*([*/])\s*", key)
+        even = key.startswith("even ")
+        words = re.split(r"\s*([*/])\s*", key.removeprefix("even "))
         values = [setting(config, word) for word in words[::2]]
         if None in values:
             continue
         found = values[0]
         for sign, value in zip(words[1::2], values[1:], strict=True):
             found = found * value if sign == "*" else found / value  # in this order, since a class rounds down, too
-        return found if len(values) == 1 else int(found)
+        found = found if len(values) == 1 else int(found)
+        return found + found % 2 if even else found
     return None
 
 

@@ -38,8 +38,7 @@ def solved(
                 value = value[place.stage] if place.stage < len(value) else None
             if not isinstance(value, int) or value < 1:
                 raise TableError(f"the config lacks '{' or '.join(table.sizes[name])}' (number of '{name}')")
-            begun = place.declared.kind == "rotary" and value % 2  # a pair of which the config counts one dimension
-            sizes[key] = value + begun
+            sizes[key] = value
     for entry in entries.values():
         if len(entry.axes) != len(entry.shape):
             raise TableError(f"'{entry.name}' has shape {entry.shape}, its axes are '{show(entry.axes)}'")

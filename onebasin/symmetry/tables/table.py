@@ -10,7 +10,8 @@ A table has a header, a list of spaces, and one line per tensor:
                                           heads); what this table names itself replaces what it took over
     layers n_layer                        config key that counts the layers (checked); `a * b` multiplies
     size   head = n_head                  sizes that shapes alone do not tell; `a | b` tries keys in turn, `a * b / c`
-                                          rounds down, `a.b` looks inside, `a when KEY=VALUE` asks first
+                                          rounds down, `even a` up to an even number, `a.b` looks inside, `a when
+                                          KEY=VALUE` asks first
 
     temperature qk                        attention divides logits by the root of this space's size
     eps    layer_norm_epsilon             config key of the norms' eps
