@@ -53,15 +53,13 @@ def load_task(
                             before every text is given, the tokens of the text and its end count
 
     For masked-lm, in each sequence this share of the maskable tokens, and at least one, is replaced by `mask_id` and
-    must be
-    predicted. Which ones depends on `seed` and the order of the sequences alone.
+    must be predicted. Which ones depends on `seed` and the order of the sequences alone.
 
     Args:
         name: Of the task, one of the above.
         data: `builtin:digits`, `builtin:stdlib`; a file in .txt, .jsonl, .csv (also .gz) or .parquet; a folder with one
             subfolder of images for every class; a folder of the `datasets` library; or a dataset of the hub, owner/name
-            or
-            owner/name:configuration.
+            or owner/name:configuration.
         model: The folder of the model.
         split: Digits have train, test (default), all; running text has train, validation (default), all; datasets have
             their own (default: the only one, else test, else validation); files are taken whole.

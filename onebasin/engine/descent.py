@@ -66,8 +66,7 @@ class Descent:
             moved: Called whenever `free` has changed.
             patience: End after this many looks at the held-out loss without improvement.
             checkpoint: A file that the run is saved in at every look, and continued from where it exists; a continued
-                run ends
-                as an undisturbed one does.
+                run ends as an undisturbed one does.
             progress: Called with a text and the loss of the step.
 
         Raises:

@@ -94,15 +94,13 @@ def fisher_diagonal(
     """Return role -> mean over examples of the squared gradient of log p(y | x), and the number of examples.
 
     Labels of several positions are drawn independently given the inputs, so that the square of their summed gradient
-    has
-    the sum of their Fisher information as its mean.
+    has the sum of their Fisher information as its mean.
 
     Args:
         stock: The model, best in float32 and with eager attention, which `torch.func` can follow everywhere.
         batches: Inputs; with labels, only the positions whose label is not -100 count, else all but padding.
         labels: `given`, or `sampled` from the model: classes; for one output, a regression, or a model without logits,
-            a
-            normal distribution of variance 1 around the output; for several labels at once, each by itself.
+            a normal distribution of variance 1 around the output; for several labels at once, each by itself.
         causal: Whether the label of a position is that of the next.
         draws: Labels drawn per example.
         chunk: Examples at once (default: what fits into 1 GiB of gradients).
@@ -228,8 +226,7 @@ def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalize: bool 
 
     Args:
         diagonals: One for every model, role -> F in the aligned tensors' shapes; roles without one are plainly
-            averaged, as
-            is a parameter on which no data depend.
+            averaged, as is a parameter on which no data depend.
         eps: See above, in (0, 1].
         normalize: Divide every model's diagonal by its mean first. A model that is sure of its answers has a small one
             everywhere, and without this the result is nearly the other model.

@@ -93,8 +93,7 @@ def refine(
 
     Raises:
         ValueError: There are too few batches, no teachers, weights, steps or a learning rate that are not positive,
-            models
-            without an output in common, or a checkpoint of another run.
+            models without an output in common, or a checkpoint of another run.
     """
     shares = check(len(teachers), weights, steps, lr)
     loss = loss or divergence

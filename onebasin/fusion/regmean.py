@@ -75,8 +75,7 @@ def input_grams(
     Returns:
         Role of the weight -> mean of x x^T over all inputs, (n, n) float64, or for experts (experts, n, n), where the
         tokens that are not sent to an expert count as zeros; the roles whose weight is stored (outputs, inputs); and
-        the
-        number of examples.
+        the number of examples.
 
     Raises:
         ValueError: There are no batches, or nothing but padding.
@@ -200,9 +199,8 @@ def regression_mean(
     """Return the minimiser of sum_i w_i tr (W - W_i)^T H_i (W - W_i), and the jitter j that it took.
 
     H_i is G_i with its off-diagonal entries times `shrink`, plus j times the mean of the diagonals: an input that no
-    model
-    ever gives keeps the average of its weights. Solved by Cholesky in float64; j is the least of `JITTERS` that lets
-    it.
+    model ever gives keeps the average of its weights. Solved by Cholesky in float64; j is the least of `JITTERS` that
+    lets it.
 
     Args:
         grams: G_i, (n, n).

@@ -26,8 +26,7 @@ def plane(
     """Return losses on a grid over the plane through three model folders (Garipov et al., 2018, section 3).
 
     The origin is a; the first axis points to b, the second is the part of c - a at right angles to it, so distances on
-    the
-    grid are distances between weights.
+    the grid are distances between weights.
 
     Args:
         a: The model folder at the origin.

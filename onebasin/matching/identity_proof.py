@@ -36,8 +36,7 @@ def stays(signature: Signature, root: str, pairs: Callable[[], Iterable[Pair]], 
         signature: Of the source.
         root: A space that is not batched.
         pairs: Gives the tensors that touch it, twice: a few neurons are asked first, since models that are not near
-            fail
-            with those already.
+            fail with those already.
         columns: How many columns of the widest tensor the proof compares.
     """
     return all(_stay(signature, root, pairs(), columns, slice(count)) for count in (FEW, None))

@@ -116,14 +116,12 @@ def match_learned(
         patience: Stop after this many looks at the held-out loss without improvement (there are 20); None: run all
             steps.
         checkpoint: A file that the run is saved in at every look, and continued from where it exists; a continued run
-            ends
-            as an undisturbed one does.
+            ends as an undisturbed one does.
         progress: Called with a text and the loss.
 
     Raises:
         ValueError: There are too few batches, models of different shapes, a learning rate or number of steps that is
-            not
-            positive, or a checkpoint of another run.
+            not positive, or a checkpoint of another run.
     """
     loss = loss or divergence
     _check(anchor, sources, starts, steps, lr, permutations)

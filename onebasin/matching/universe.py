@@ -63,8 +63,7 @@ def match_universe(
     Args:
         signatures: Of each model.
         models: Per model, role -> tensor, of equal shapes for each of `roles`; called whenever a tensor is looked at,
-            from
-            several threads.
+            from several threads.
         groups: Per model, root space -> what may act.
         roles: The tensors that count.
         centre: The model that stays as it is (default: the centre of the best star).

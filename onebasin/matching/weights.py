@@ -129,8 +129,7 @@ def match_weights(
         signature: Of the source.
         read: Role -> (anchor, source) tensors of equal shape, in the dtype and on the device of the mathematics; called
             whenever they are looked at, from several threads. Only the tensors of a few layers (one for every worker)
-            are
-            held at a time.
+            are held at a time.
         groups: Root space -> what may act.
         roles: The tensors that count (default: all but aliases).
         weights: Role -> weight of its squared distance.
@@ -139,8 +138,7 @@ def match_weights(
         max_sweeps: How many sweeps at most.
         starts: How many starts coupled spaces get, of which the least objective is kept: the first is from the tensors
             anchored in fixed spaces, the second from the same tensors with their spectra evened out, the others from
-            the
-            first with noise.
+            the first with noise.
         seed: Of the noise.
         warm: Descend from where the source stands instead.
         start: An alignment by the same groups that a warm descent goes on from; the result includes it.

@@ -430,8 +430,7 @@ class Folder:
 
         Raises:
             ModelError: It holds NaN or infinity, or no floating-point numbers; a single number (a counter) may be of
-                another
-                kind.
+                another kind.
         """
         entry = self.signature.tensors[role]
         name = entry.name

@@ -86,8 +86,7 @@ def unify(models: Sequence[Folder], source: str | int, base: int, scratch: Path)
     Args:
         models: The folders.
         source: `union` (the base model's tokens, then those that the others have besides, as added tokens), `base`, or
-            the
-            number of a model.
+            the number of a model.
         base: The number of the base model.
         scratch: An existing folder.
 

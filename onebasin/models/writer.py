@@ -48,8 +48,7 @@ def write_model(
     Args:
         out: The folder.
         tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. `LazyTensors` with
-            a
-            cluster are made and written by its tasks, a file each, with the same bytes.
+            a cluster are made and written by its tasks, a file each, with the same bytes.
         like: The model whose config and other files are copied.
         overwrite: Replace a model folder that stands there.
         dtype: Of all floating-point tensors; None keeps what `like` stores under each name.
@@ -66,8 +65,7 @@ def write_model(
 
     Raises:
         ModelError: The output exists, is no model folder or is an input; a tensor is not finite in its dtype; the disk
-            is
-            full.
+            is full.
     """
     limit = bytes_of(shard_size)
     with appearing(out, overwrite, [like.origin.folder, *map(Path, inputs)], placing) as temporary:

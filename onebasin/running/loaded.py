@@ -105,8 +105,7 @@ def loaded_model(
         device: Where it runs.
         attention: The implementation (`eager` gives attention maps).
         experts: Take models whose class stacks the tensors of experts; they run one expert after another, and `parts`
-            says
-            where each tensor lies.
+            says where each tensor lies.
 
     Raises:
         ModelError: The class does not take the tensors as they are.
@@ -131,7 +130,9 @@ def loaded_model(
     places: dict[float, Part] = {}
     for name, tensor in model.named_parameters():
         boxes = observed(name, tensor)
-        if boxes is None or not boxes.keys() <= roles.keys() or not (experts or _whole(tensor, boxes, roles, entries)):
+        # A tensor that the class divides among several parameters is marked alike in all of them.
+        known = boxes is not None and boxes.keys() <= roles.keys() - places.keys()
+        if boxes is None or not known or not (experts or _whole(tensor, boxes, roles, entries)):
             raise ModelError(f"'{checkpoint.name}': {type(model).__name__} keeps '{name}' in another form than "
                                   "the folder, so its activations cannot be followed")  # fmt: skip
         if _whole(tensor, boxes, roles, entries):

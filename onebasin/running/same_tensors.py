@@ -35,8 +35,7 @@ def compare_tensors(
         dtype: Of the comparison.
         device: Where it runs.
         tolerance: Of max |a - b| / max |a| in every tensor; by default half a unit in the last place of the coarser of
-            the
-            stored types, if they differ, and what the maps' rounding explains.
+            the stored types, if they differ, and what the maps' rounding explains.
         workers: How many tensors are compared at a time.
 
     Raises:

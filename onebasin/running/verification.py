@@ -94,8 +94,7 @@ def compare(
     """Compare the outputs of two model folders for the same random inputs.
 
     Everything that is not internal is compared: logits, poolings, and the last hidden state of models without a head.
-    No
-    code from the folders is run.
+    No code from the folders is run.
 
     Args:
         a: A model folder.
@@ -261,8 +260,7 @@ def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: s
     """Return the same without weights, which are read or made when they are used; it is for running alone.
 
     What the class puts together from several tensors is held. Raises DoesNotRun for a class that keeps copies, besides
-    the
-    errors of `load`.
+    the errors of `load`.
     """
     whole, updates = instead or (None, {})
     like = whole.like if whole else {name: folder.read_name(name) for name in folder.files}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from zoo import CASES, build, inputs, named_outputs, save
 
-from onebasin.models import Canonical, Folder
+from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import linear_calls
 
@@ -34,6 +34,16 @@ def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path:
         got = named_outputs(loaded_model(form, dtype=torch.float64).model, given)
         for name, value in wanted.items():
             assert torch.allclose(got[name], value, atol=1e-9), name
+
+
+def test_a_tensor_that_a_class_divides_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    model = CASES["Dinov2ForImageClassification-swiglu"]()
+    if any("weights_in" in name for name, _ in model.named_parameters()):
+        pytest.skip("this version of transformers keeps it whole")
+    checkpoint = Folder(save(model, tmp_path))
+    for experts in (False, True):
+        with pytest.raises(ModelError, match="in another form than the folder"):
+            loaded_model(checkpoint, experts=experts)
 
 
 @pytest.mark.parametrize("case", ["HubertForCTC-batch-norm", "DeepseekV3ForCausalLM"])
