@@ -8,19 +8,28 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from onebasin.symmetry import Alignment, Group, Signature
+from onebasin.symmetry import Alignment, Group, Signature, groups
 from onebasin.symmetry.groups.elements import Element
 
 Tensors = dict[str, Tensor]
 
 
+def all_groups() -> dict[str, Group]:
+    """Every group that the package exports, by name, and every variant of those with variants: nobody lists them."""
+    kinds = [getattr(groups, name) for name in groups.__all__]
+    plain = [kind() for kind in kinds if isinstance(kind, type) and issubclass(kind, Group) and kind is not Group]
+    found = [*plain, groups.Rotary(True), groups.Rotary(rescale="joint"), groups.Rotary(True, "after"),
+             groups.PairSigns(True)]  # fmt: skip
+    return {f"{group.name} {number}": group for number, group in enumerate(found)}
+
+
 def random_alignment(
-    signature: Signature, groups: Mapping[str, Group], seed: int = 0, *, moving: bool = False
+    signature: Signature, acting: Mapping[str, Group], seed: int = 0, *, moving: bool = False
 ) -> Alignment:
     """A random element of every group, in float64. moving: none of them the identity."""
     generator = torch.Generator().manual_seed(seed)
     elements: dict[str, Element] = {}
-    for root, group in groups.items():
+    for root, group in acting.items():
         space = signature.spaces[root]
         batch = tuple(signature.sizes[outer] for outer in space.batch)
         elements[root] = group.random(space.size, batch, generator)

@@ -6,27 +6,21 @@ Groups are found, not listed: a new one is held to these laws without a new test
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from elements import all_groups
 from torch import Tensor
 
-from onebasin.symmetry.groups import Group, Rotary
+from onebasin.symmetry.groups import Group, Moments
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 from onebasin.symmetry.groups.permutation import ORDERS
 from onebasin.symmetry.levels import largest_group
 from onebasin.symmetry.tables.signature import MOVES
 
-
-def found() -> list[Group]:
-    import onebasin.symmetry.groups as room
-
-    kinds = [getattr(room, name) for name in room.__all__]
-    plain = [kind() for kind in kinds if isinstance(kind, type) and issubclass(kind, Group) and kind is not Group]
-    return [*plain, Rotary(True), Rotary(rescale="joint"), Rotary(True, "after")]
-
-
-GROUPS = found()
-every_group = pytest.mark.parametrize("group", GROUPS, ids=[f"{group.name}-{i}" for i, group in enumerate(GROUPS)])
+GROUPS = all_groups()
+every_group = pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 N, BATCH = 6, (3,)
 
 
@@ -70,6 +64,27 @@ def test_an_element_that_left_the_group_is_seen(group: Group) -> None:
         assert departure(group, wrong) > 1e-3
     except ValueError as error:
         assert str(error)
+
+
+@every_group
+def test_a_group_has_as_many_orders_and_signs_as_it_should(group: Group) -> None:
+    """The dimension says nothing of them: n! orders, and 2 signs for every dimension, or every pair of them, that has
+    one. Random elements reach all, products reach no other, and every one that is planted is found again."""
+    n, generator = 4, rng()
+    elements = group.random(n, (20000,), generator)
+    if not isinstance(elements, Monomial):
+        return
+    signs = {"sign": 2**n, "pair sign": 2 ** (n // 2), "next sign": 2 ** (n // 2)}
+    order = math.factorial(n) if group.permutes else 1
+    order *= math.prod(count for move, count in signs.items() if move in group.moves)
+    reached = torch.unique(dense(elements).matrix.sign(), dim=0)
+    assert len(reached) == order
+    products = elements.after(group.random(n, (20000,), generator))
+    assert torch.equal(torch.unique(dense(products).matrix.sign(), dim=0), reached)
+    write, read = torch.randn(2, n, 9, generator=generator, dtype=torch.float64)
+    grams, norms = [x @ x.mT for x in (write, read)], [x.square().sum(-1).expand(order, n) for x in (write, read)]
+    given = Moments(reached @ grams[0], reached @ grams[1], *norms, *(gram.expand(order, n, n) for gram in grams))
+    assert torch.equal(dense(group.nearest(given)).matrix.sign(), reached)
 
 
 @every_group
