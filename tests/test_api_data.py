@@ -77,7 +77,7 @@ def test_a_relaxed_merge_says_that_its_models_are_others(tmp_path):
 
 
 def test_three_models_learn_together_and_go_on_from_a_checkpoint(tmp_path):
-    models = [*folders(tmp_path), *folders(tmp_path / "c", "GPT2LMHeadModel")[1:]]
+    models = folders(tmp_path, count=3, n_layer=1)
     how = dict(match="full", match_with="learned", steps=6, data="self", samples=64, anchor=0)
     whole = onebasin.merge(models, tmp_path / "whole", checkpoint=str(tmp_path / "run"), **how)
     with pytest.raises(ValueError, match="patience 0"):

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import zoo
@@ -12,7 +15,8 @@ from elements import random_alignment
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebasin.models.folder import Folder
+from onebasin.models.folder import Folder, ModelError
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.groups import (
     Factors,
@@ -97,6 +101,26 @@ def run(case: str, folder: Path) -> list[Tensor]:
     """Outputs of the model in a folder, in float64."""
     model = zoo.load(case, folder)
     return zoo.outputs(model, zoo.inputs(model))
+
+
+@lru_cache(maxsize=1)
+def _loaded(folder: Path) -> LoadedModel:
+    return loaded_model(Folder(folder), dtype=torch.float64, experts=True)
+
+
+def outputs_of(checkpoint: Folder, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Outputs in float64 of the model in a folder with these tensors in place of its own; nothing is written.
+
+    A sixth of the time of `write` and `run`, which show for every case that a written folder does the same.
+    """
+    try:
+        loaded = _loaded(checkpoint.folder)
+    except ModelError:  # its class divides a tensor of the folder
+        with TemporaryDirectory() as place:
+            return run(checkpoint.folder.name, write(Path(place) / "model", checkpoint, dict(tensors)))
+    loaded.fill(tensors.__getitem__)
+    loaded.fill_buffers(tensors.__getitem__)
+    return zoo.outputs(loaded.model, zoo.inputs(loaded.model))
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> float:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import zoo
-from folders import difference, read_all, run, write
+from folders import difference, outputs_of, read_all
 from torch import Tensor
 
 from onebasin.models.folder import Folder
@@ -136,13 +135,13 @@ BARE = ("DebertaForTokenClassification-talking", "Llama", "Mistral", "Qwen", "Ph
 
 
 @pytest.mark.parametrize("case", zoo.CASES)
-def test_what_the_notes_call_free_is_free(case: str, saved: Saved, tmp_path: Path) -> None:
+def test_what_the_notes_call_free_is_free(case: str, saved: Saved) -> None:
     checkpoint = saved(case)
-    moved = {role: value.clone() for role, value in read_all(checkpoint).items()}
+    tensors = read_all(checkpoint)
+    moved = {role: value.clone() for role, value in tensors.items()}
     counts = [move(checkpoint.signature, moved) for move in MOVES.values()]
     assert any(counts) or case.startswith(BARE)
-    path = write(tmp_path / "moved", checkpoint, moved)
-    assert difference(run(case, checkpoint.folder), run(case, path)) < 1e-9
+    assert difference(outputs_of(checkpoint, tensors), outputs_of(checkpoint, moved)) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -185,11 +184,10 @@ def test_the_notes_are_where_they_belong(case: str, word: str, count: int, saved
         ("BertForTokenClassification", "encoder.layer.0.attention.self.query.bias"),
     ],
 )
-def test_what_they_leave_out_is_seen(case: str, tensor: str, saved: Saved, tmp_path: Path) -> None:
+def test_what_they_leave_out_is_seen(case: str, tensor: str, saved: Saved) -> None:
     """Relative positions make a key bias visible, since keys meet position queries."""
     checkpoint = saved(case)
-    tensors = read_all(checkpoint)
+    before = read_all(checkpoint)
     assert "invisible" not in checkpoint.signature.tensors[tensor].notes
-    tensors[tensor] = tensors[tensor] + noise(tensors[tensor])
-    path = write(tmp_path / "moved", checkpoint, tensors)
-    assert difference(run(case, checkpoint.folder), run(case, path)) > 1e-4
+    after = {**before, tensor: before[tensor] + noise(before[tensor])}
+    assert difference(outputs_of(checkpoint, before), outputs_of(checkpoint, after)) > 1e-4

@@ -347,7 +347,6 @@ def test_an_interrupted_write_leaves_nothing(
 
 
 @pytest.mark.usefixtures("system")
-@pytest.mark.usefixtures("system")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     like = Folder(bert)
