@@ -22,6 +22,7 @@ from onebasin.cli import app
 from onebasin.fusion import METHODS
 from onebasin.models import Folder
 from onebasin.symmetry import LEVELS, groups
+from onebasin.symmetry.tables import table
 from onebasin.symmetry.tables.signature import MOVES
 
 ROOT = Path(__file__).parents[1]
@@ -84,8 +85,8 @@ def test_blocks_run(page: Path, models: Path, tmp_path: Path, monkeypatch: pytes
 def test_quoted_lines_are_in_the_tables(page: Path) -> None:
     for language, file, text in blocks(page):
         if language == "lines":
-            table = (Path(onebasin.families.__file__).parent / file).read_text("utf-8").splitlines()
-            known = {" ".join(line.split("#")[0].split()) for line in table}
+            found = (Path(onebasin.families.__file__).parent / file).read_text("utf-8").splitlines()
+            known = {" ".join(line.split("#")[0].split()) for line in found}
             assert {" ".join(line.split()) for line in text.splitlines()} <= known
 
 
@@ -152,3 +153,12 @@ def test_concepts_names_every_group_kind_and_level() -> None:
     assert len(names) > 5
     assert {group for group in names if group not in text} <= {"fixed"}
     assert not [word for word in (*MOVES, *LEVELS) if f"`{word}`" not in text]
+
+
+def test_the_notation_names_every_word_that_tables_know() -> None:
+    text = FENCE.sub("", (ROOT / "docs" / "notation.md").read_text("utf-8"))
+    words = [*table.HEADINGS, *table.SECTIONS, *table.NOTES, *table.AUDITED, *table.PROPERTIES, *table.NORMS, *MOVES]
+    said = {word for quoted in re.findall(r"`([^`]+)`", text) for word in (quoted, quoted.split()[0].rstrip(":"))}
+    assert len(words) > 50 and set(words) - said == set()
+    assert {"when", "otherwise", "lacks", "layer<N", "layer>=N", "per layer", "per stage", "act KEY"} <= said
+    assert len(text.splitlines()) < 140  # two screens

@@ -48,11 +48,11 @@ size   head = num_attention_heads
 spaces
     vocab    fixed
     stream   linear         stream
-    head     permutation    attention  layer
-    qk       rotary         attention  layer
-    vo       linear         attention  layer
-    ffn      permutation    ffn        layer
-    lift     factor         ffn        layer
+    head     permutation    attention  per layer
+    qk       rotary         attention  per layer, head
+    vo       linear         attention  per layer, head  passes
+    ffn      permutation    ffn        per layer
+    lift     factor         ffn        per layer, ffn
 
 tensors
     embed_tokens.weight                   vocab stream
@@ -61,7 +61,7 @@ layer layers.{}
     input_layernorm.weight                rmsnorm: stream -> attn_in
     self_attn.q_proj.weight               (head qk) attn_in'
     self_attn.k_proj.weight               (head qk') attn_in'
-    self_attn.v_proj.weight               (head vo) attn_in'       ; passes
+    self_attn.v_proj.weight               (head vo) attn_in'
     self_attn.o_proj.weight               stream (head vo')
     post_attention_layernorm.weight       rmsnorm: stream -> mlp_in
     mlp.gate_proj.weight                  ffn mlp_in'

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table per architecture, as text that people read.
 
-A new family is a new `.txt` file here, in the notation of `onebasin.symmetry.tables.table`, and nothing else: no
+A new family is a new `.txt` file here, in the notation of docs/notation.md, and nothing else: no
 other file knows a model family, and no algorithm lives here. Packages add families by the entry point group
 `onebasin.families`: the name of the family, and an object that is the table's text.
 """

@@ -8,9 +8,10 @@ Nothing here knows a model family, a file format or an algorithm that needs data
 from .alignment import Alignment
 from .groups import Group, Moments
 from .levels import LEVELS, PARTS, RESCALE, acting_groups
+from .tables.conditions import TableError
 from .tables.resolve import resolve
 from .tables.signature import Entry, Norm, Signature, Space
-from .tables.table import Table, TableError, read_table
+from .tables.table import Table, read_table
 
 __all__ = [
     "LEVELS",

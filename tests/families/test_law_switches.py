@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations, product
 from pathlib import Path
 from random import Random
@@ -28,6 +28,7 @@ from onebasin.running.probes import probe
 from onebasin.running.twin import TOLERANCE, TRIES, Scale, _changed, random_model, shrunk
 from onebasin.running.verification import _outputs
 from onebasin.studies.audit import HEADS, TOWERS
+from onebasin.symmetry import Table
 
 TYPES = [kind for table in tables().values() for kind in table.types if kind in CONFIG_MAPPING]
 Config = dict[str, Any]
@@ -78,8 +79,8 @@ def switches(kind: str) -> dict[str, list[Any]]:
              if isinstance(given.get(name), bool) and not ASIDE.search(name)}  # fmt: skip
     found |= {name: [given[name], "gelu" if given[name] == "relu" else "relu"]
               for name in ACTIVATIONS if isinstance(given.get(name), str)}  # fmt: skip
-    for line in table_for(kind).lines:
-        for key, value in re.findall(r"(\w+)!?=([\w|]+)", line.notes.get("when", "")):
+    for said in conditions(table_for(kind)):
+        for key, value in re.findall(r"(\w+)!?=([\w|]+)", said):
             if key not in found and isinstance(given.get(key), (str, bool)) and not ASIDE.search(key):
                 found.setdefault(key, [given[key]])
                 if value not in map(str, found[key]):
@@ -90,6 +91,15 @@ def switches(kind: str) -> dict[str, list[Any]]:
     if "should be used as a decoder model" in source:  # only with `is_decoder`, see the cases called `cross`
         found.pop("add_cross_attention", None)
     return {**found, **MORE.get(kind, {})}
+
+
+def conditions(table: Table) -> Iterator[str]:
+    """All that the lines and notes of a table, and its spaces, ask of a configuration."""
+    whens = [line.when for line in table.lines]
+    whens += [note.when for line in table.lines for note in line.clauses]
+    whens += [when for declared in table.spaces.values() for when, _ in declared.other]
+    whens += [when for *_, when in table.same]
+    yield from (condition.text for when in whens for condition in when)
 
 
 def tried(options: dict[str, list[Any]], run: Callable[[Config], str]) -> list[tuple[Config, str]]:

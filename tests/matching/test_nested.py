@@ -19,8 +19,8 @@ size   expert = experts
 spaces
     vocab   fixed
     expert  permutation ffn
-    ffn     permutation ffn
-    lift    factor      ffn
+    ffn     permutation ffn  per expert
+    lift    factor      ffn  per expert, ffn
 tensors
     router  expert vocab'
     gate    (expert ffn) vocab'

@@ -24,15 +24,15 @@ size   deep = deep
 spaces
     vocab   fixed
     stream  linear       stream
-    head    permutation  attention  layer
-    qk      linear       attention  layer
-    vo      linear       attention  layer
-    kv      permutation  attention  layer
-    group   permutation  attention  layer
-    gqk     linear       attention  layer
-    gvo     linear       attention  layer
-    deep    linear       attention  layer
-    ffn     relu         ffn        layer
+    head    permutation  attention  per layer
+    qk      linear       attention  per layer, head
+    vo      linear       attention  per layer, head
+    kv      permutation  attention  per layer
+    group   permutation  attention  per layer, kv
+    gqk     linear       attention  per layer, kv
+    gvo     linear       attention  per layer, kv
+    deep    linear       attention  per layer, kv, group
+    ffn     relu         ffn        per layer
 
 tensors
     embed           vocab stream

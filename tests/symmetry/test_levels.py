@@ -15,10 +15,10 @@ spaces
     position  rows
     label     labels
     stream    linear       stream
-    head      permutation  attention  layer
-    qk        linear       attention  layer
-    vo        linear       attention  layer
-    ffn       act act      ffn        layer
+    head      permutation  attention  per layer
+    qk        linear       attention  per layer, head
+    vo        linear       attention  per layer, head
+    ffn       act act      ffn        per layer
     pooled    odd          head
 
 tensors

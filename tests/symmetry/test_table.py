@@ -17,10 +17,10 @@ ignore l.{}.mask
 spaces
     vocab   fixed
     stream  linear       stream
-    head    permutation  attention  layer
-    qk      linear       attention  layer
-    vo      linear       attention  layer
-    ffn     act act      ffn        layer
+    head    permutation  attention  per layer
+    qk      linear       attention  per layer, head
+    vo      linear       attention  per layer, head
+    ffn     act act      ffn        per layer
 
 tensors
     embed.weight                vocab stream
@@ -34,7 +34,7 @@ layer l.{}
     up                          ffn inner'                              ; when gated=True
     gate                        ffn inner'                              ; when gated=True
     down                        stream ffn'
-    bias?                       stream                                  ; part ffn
+    bias?                       stream
 
 heads
     lm.weight?                  vocab final'                            ; tied embed.weight
@@ -72,7 +72,7 @@ def without(*names):
         ),
         ("vocab stream\n", "vocab (stream\n", 17, "axes 'vocab (stream'"),
         ("stream (head vo')", "stream (head | vo')", 23, "'|' belongs inside brackets"),
-        ("; part ffn", "; belongs ffn", 28, "'belongs' is no note"),
+        ("; tied embed.weight", "; belongs ffn", 31, "'belongs' is no note"),
     ],
 )
 def test_errors_name_the_file_and_the_line(old, new, line, complaint):
@@ -192,11 +192,12 @@ layers depth
 spaces
     vocab   fixed
     stream  linear  stream
-    ffn     permutation  ffn  layer
+    ffn     permutation  ffn  per layer
+    mid = stream ; when lacks norm
 tensors
     embed   vocab stream
 layer l.{}
-    norm    rmsnorm: stream -> mid  ; from 1 ; else mid = stream
+    norm    rmsnorm: stream -> mid  ; when layer>=1
     up      ffn mid'
     down    stream ffn'
 """
@@ -220,7 +221,7 @@ size band = bands
 spaces
     sound   fixed
     band    permutation  stream
-    inside  permutation  stream
+    inside  permutation  stream  per band
 tensors
     write   (band inside) sound
     conv    (band inside) inside' 3
@@ -235,8 +236,8 @@ size   head = heads
 spaces
     vocab  fixed
     head   permutation
-    rot    rotary
-    pass   linear
+    rot    rotary  per head
+    pass   linear  per head
 tensors
     q.weight     (head [rot | pass]) vocab
     norm.weight  layernorm: [rot | pass] -> (head [rot | pass])

@@ -14,9 +14,9 @@ size   head = heads
 spaces
     pixel   fixed
     label   labels
-    stream  linear       stream     stage
-    head    permutation  attention  layer
-    vo      linear       attention  layer
+    stream  linear       stream     per stage
+    head    permutation  attention  per layer
+    vo      linear       attention  per layer, head
 tensors
     first          stream.first pixel'
 layer stage.{}.block.{}
@@ -76,16 +76,18 @@ family layers
 still  {|model.}tower.
 spaces
     stream  linear       stream
-    ffn     permutation  ffn     layer
-    head    permutation  attention  layer
-    vo      linear       attention  layer
+    ffn     permutation  ffn     per layer
+    head    permutation  attention  per layer
+    vo      linear       attention  per layer, head
 layer layer.{}
-    v          stream' head vo        ; over head
-    o          stream head vo'        ; over head
+    v          stream' head vo
+    o          stream head vo'
     scale      stream                 ; scales o
-    up         ffn stream'            ; until dense
-    down       stream ffn'            ; until dense
-    experts    ffn stream'   ; from dense
+    when layer<dense
+        up         ffn stream'
+        down       stream ffn'
+    otherwise
+        experts    ffn stream'
 heads
     /head      4 stream'
 """

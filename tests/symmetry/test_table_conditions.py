@@ -17,19 +17,22 @@ refuse mirrored=True its halves are one another's image
 spaces
     vocab   fixed
     stream  linear       stream
-    stream  ones ; when plain=True
-    ffn     permutation  ffn     layer
-    gate    permutation  ffn     layer
+    stream  ones         stream ; when plain=True
+    ffn     permutation  ffn     per layer
+    gate    permutation  ffn     per layer
+    inner = stream ; when lacks norm.weight
 
 tensors
     embed.weight    vocab stream
 
 layer layers.{}
-    norm.weight?    layernorm: stream -> inner   ; else inner = stream
-    up.weight       ffn inner'                   ; instead gate.weight
-    down.weight     stream ffn'                  ; instead gate.weight
-    gate.weight     gate inner'                  ; instead up.weight
-    out.weight      stream gate'                 ; instead up.weight
+    norm.weight?    layernorm: stream -> inner
+    when lacks gate.weight
+        up.weight       ffn inner'
+        down.weight     stream ffn'
+    when lacks up.weight
+        gate.weight     gate inner'
+        out.weight      stream gate'
 
 tensors ; when memory=True
     memory.weight   vocab stream'
@@ -75,7 +78,7 @@ def test_a_layer_of_neither_kind_or_of_both_is_named(layer: dict[str, tuple[int,
 def test_a_space_has_another_kind_where_its_condition_holds() -> None:
     assert fit(shapes(UP, UP, norms=False)).kinds["stream"] == "linear"
     assert fit(shapes(UP, UP, norms=False), plain=True).kinds["stream"] == "ones"
-    signs = TABLE.replace("stream  ones ;", "stream  pair signs ;")  # a kind of two words
+    signs = TABLE.replace("stream  ones         stream ;", "stream  pair signs   stream ;")  # a kind of two words
     signature = resolve(read_table(signs), shapes(UP, UP, norms=False), {"depth": 2, "plain": True})
     assert signature.kinds["stream"] == "pair signs"
 
@@ -96,7 +99,7 @@ spaces
     vocab   fixed
     stream  linear
     ffn     act hidden_act
-    lift    factor
+    lift    factor     per ffn
 tensors
     embed  vocab stream
     gate   ffn stream'
@@ -111,8 +114,9 @@ tensors
 
 def test_a_norm_without_numbers_is_a_norm() -> None:
     """Its readers read what it puts out; the stream rotates as it does under norms whose weights fold away."""
-    table = TABLE.replace("norm.weight?    layernorm: stream -> inner   ; else inner = stream",
-                          "norm.weight     layernorm: stream -> inner   ; bare")  # fmt: skip
+    table = TABLE.replace(
+        "norm.weight?    layernorm: stream -> inner", "norm.weight     layernorm: stream -> inner   ; bare"
+    )
     signature = resolve(read_table(table), shapes(UP, UP, norms=False), {"depth": 2})
     assert list(signature.absent) == ["layers.0.norm.weight", "layers.1.norm.weight"]
     assert signature.absent["layers.1.norm.weight"].notes["bare"] == "layers.1.up.weight"
@@ -148,14 +152,15 @@ def test_what_enters_from_outside_stays() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("    other   ones ; when plain=True", "write 'other KIND PART' first"),
-        ("    stream  ones ; plainly", "write 'stream KIND PART' first"),
+        ("    other   ones ; when plain=True", "declare 'other' first without a condition"),
+        ("    stream  ones ; plainly", "'plainly' is no note"),
+        ("    stream  ones ; softmax", "'softmax' is no note of a space"),
         ("refuse mirrored it is so", "write 'refuse KEY=VALUE reason'"),
-        ("layer layers.{} ; unless plain=True", "'unless plain=True' is no note of a block"),
+        ("layer layers.{} ; unless plain=True", "'unless' is no note"),
     ],
 )
 def test_a_condition_that_cannot_be_read_is_named_with_its_line(line: str, message: str) -> None:
-    at = "    ffn     permutation  ffn     layer\n"
+    at = "    ffn     permutation  ffn     per layer\n"
     with pytest.raises(TableError, match=f"line .*{message}"):
         read_table(TABLE.replace(at, f"{at}{line}\n"))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -52,6 +53,7 @@ Axis = Leaf | Flat | Cat
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)?'?|\d+|[()\[\]|])")
 
 
+@cache
 def parse(expression: str) -> tuple[Axis, ...]:
     """Read an expression such as `(head qk) stream'` into one axis per tensor dimension.
 

@@ -1,11 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a model's configuration for a table: values by key, and conditions `KEY=VALUE`."""
+"""Reading a model's configuration for a table: values by key, and the conditions of `when`.
+
+    KEY=VALUE, KEY!=VALUE     the config says so, or does not; of a list: a part of one of its items
+    layer<N, layer>=N         this is one of the first N layers, or a later one (N: a number, or a config key)
+    lacks NAME                this block, or the model, has no such tensor
+
+Several with commas hold together.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
+
+
+class TableError(ValueError):
+    """A table that cannot be read, or a checkpoint that does not fit its table."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What follows a `when`, or (wanted: False) its `otherwise`."""
+
+    text: str
+    wanted: bool = True
+
+    def of(self, layer: int | None = None, lacks: Callable[[str], bool] | None = None) -> bool | None:
+        """Return whether it holds, or None where it depends on what is not given. The config must be settled."""
+        found = [_found(part, layer, lacks) for part in _parts(self.text)]
+        return None if None in found and False not in found else (False not in found) == self.wanted
+
+    @property
+    def lacking(self) -> list[str]:
+        """The tensors that it asks after."""
+        return [found[1] for part in _parts(self.text) if (found := _LACKS.match(part))]
+
+
+def condition(text: str) -> Condition:
+    """Read what follows a `when`. Raises TableError where a part of it is no condition."""
+    for part in _parts(text):
+        if not (_LAYER.match(part) or _LACKS.match(part) or re.match(r"[\w.]+!?=\S", part)):
+            raise TableError(f"'{part}' is no condition; write 'when KEY=VALUE', 'layer<N' or 'lacks NAME'")
+    return Condition(text)
+
+
+def settled(when: Iterable[Condition], config: Mapping[str, Any]) -> tuple[Condition, ...] | None:
+    """Return what layers and other tensors have yet to decide, numbers filled in, or None where the config says no.
+
+    Raises TableError where the config lacks a number of layers.
+    """
+    found: list[Condition] = []
+    for each in when:
+        parts = _parts(each.text)
+        of_config = [part for part in parts if not (_LAYER.match(part) or _LACKS.match(part))]
+        so = all(holds(part, config) for part in of_config)
+        if so and len(of_config) < len(parts):
+            found.append(replace(each, text=", ".join(_counted(p, config) for p in parts if p not in of_config)))
+        elif so != each.wanted:
+            return None
+    return tuple(found)
+
+
+_LAYER = re.compile(r"layer(<|>=)(\S+)$")
+_LACKS = re.compile(r"lacks\s+(\S+)$")
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _counted(part: str, config: Mapping[str, Any]) -> str:
+    if not (found := _LAYER.match(part)):
+        return part
+    if not isinstance(number := lookup(config, [found[2]]), int):
+        raise TableError(f"the config lacks '{found[2]}' (which layers have a tensor)")
+    return f"layer{found[1]}{number}"
+
+
+def _found(part: str, layer: int | None, lacks: Callable[[str], bool] | None) -> bool | None:
+    if found := _LAYER.match(part):
+        return None if layer is None else (layer < int(found[2])) == (found[1] == "<")
+    return None if lacks is None else lacks(part.removeprefix("lacks ").strip())
 
 
 def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
@@ -37,11 +114,11 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
 
 
 def holds(condition: str, config: Mapping[str, Any]) -> bool:
-    """Whether a `when KEY=VALUE` or `when KEY!=VALUE` is true of a config; of several, with commas, all."""
+    """Whether a `KEY=VALUE` or `KEY!=VALUE` is true of a config; of several, with commas, all."""
     if not condition:
         return True
     if "," in condition:
-        return all(holds(part.strip(), config) for part in condition.split(","))
+        return all(holds(part, config) for part in _parts(condition))
     key, _, value = condition.partition("=")
     given = setting(config, key.removesuffix("!").strip())
     value = value.strip()

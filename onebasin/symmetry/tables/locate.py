@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
 from .axes import leaves
-from .conditions import lookup
-from .table import Line, Table, TableError
+from .conditions import TableError, lookup
+from .table import Line, Table, spelled
 
 Place = tuple[str, Line, tuple[str, ...]]  # name on disk, line, indices
 
@@ -31,13 +32,7 @@ def regex(pattern: str) -> re.Pattern[str]:
 
 def role_of(pattern: str, indices: tuple[str, ...]) -> str:
     """The first spelling of a pattern, its layer indices filled in."""
-    given = iter(indices)
-    return re.sub(r"\{([^}]*)\}", lambda found: _spelled(found[1]) if found[1] else next(given), pattern)
-
-
-def _spelled(choices: str) -> str:
-    """The first of several spellings; an index such as `{expert}` stands for itself."""
-    return choices.split("|")[0] if "|" in choices else "{" + choices + "}"
+    return spelled(pattern).replace("{}", "%s") % indices if indices else spelled(pattern)
 
 
 @dataclass
@@ -143,10 +138,11 @@ def require(
         if line.head or "bare" in line.notes:
             continue
         where = numbers[line.heading] if line.heading else [()]
-        other = {indices for indices in where if _instead(line, indices) in found}
-        both = next((role for indices in other if (role := role_of(line.full, indices)) in found), None)
+        other = {i for i in where if line.when and _excluded(table, found, line, i)}
+        both = next((role for i in other if (role := role_of(line.full, i)) in found), None)
         if both:
-            raise TableError(f"{table.family}: a layer has either '{both}' or '{line.notes['instead']}', not both")
+            named = next(name for asked in line.when for name in asked.lacking)
+            raise TableError(f"{table.family}: a layer has either '{both}' or '{named}', not both")
         roles = [role_of(line.full, i) for i in where if not _lacks(line, i) and i not in other]
         absent = [role if line.absolute else prefix + role for role in roles if role not in found]
         if not line.optional or len(absent) < len(roles):
@@ -155,38 +151,34 @@ def require(
         raise TableError(f"{table.family}: the weights lack {_some(missing)}")
 
 
-def _instead(line: Line, indices: tuple[str, ...]) -> str | None:
-    """The role that a layer has where it lacks this one."""
-    return role_of(f"{line.heading}.{line.notes['instead']}", indices) if "instead" in line.notes else None
+def _excluded(table: Table, found: Container[str], line: Line, indices: tuple[str, ...]) -> bool:
+    """Whether the layer has other tensors instead."""
+    lacks = partial(lacking, table, found, line.heading, indices)
+    return any(asked.of(lacks=lacks) is False for asked in line.when)
 
 
 def _lacks(line: Line, indices: tuple[str, ...]) -> bool:
     """Whether this layer comes before the first that has the tensor, or after the last."""
-    if not indices:
-        return False
-    layer = int(indices[-1])
-    return layer < int(line.notes.get("from", 0)) or layer >= int(line.notes.get("until", layer + 1))
+    return bool(indices) and any(asked.of(layer=int(indices[-1])) is False for asked in line.when)
 
 
-def spared(table: Table, found: Mapping[str, object]) -> dict[str, str]:
-    """Spaces that are others here, since the tensor between them is absent: the notes `else A = B, C = D`."""
-    able = (line for line in table.lines if not line.heading and "else" in line.notes)
-    absent = (line for line in able if role_of(line.full, ()) not in found)
-    return {space: other for line in absent for space, other in _otherwise(line)}
+def lacking(table: Table, found: Container[str], heading: str, indices: tuple[str, ...], name: str) -> bool:
+    """Whether a tensor that the table has in this block, or outside of blocks, is absent."""
+    if heading and f"{spelled(heading)}.{name}" in table.names:
+        return role_of(f"{heading}.{name}", indices) not in found
+    return name in table.names and role_of(name, ()) not in found
 
 
-def spared_here(table: Table, found: Mapping[str, object], heading: str, indices: tuple[str, ...]) -> dict[str, str]:
-    """The same for a layer."""
-    able = (line for line in table.lines if heading and line.heading == heading and "else" in line.notes)
-    absent = (line for line in able if role_of(line.full, indices) not in found)
-    return {space: other for line in absent for space, other in _otherwise(line)}
+def same_here(table: Table, found: Container[str], heading: str = "", indices: tuple[str, ...] = ()) -> dict[str, str]:
+    """Spaces that are others in this block, as the lines `A = B` say."""
+    lacks = partial(lacking, table, found, heading, indices)
+    layer = int(indices[-1]) if indices else None
+    same = {a: b for a, b, when in table.same if all(asked.of(layer, lacks) for asked in when)}
+    return {a: _last(same, b) for a, b in same.items()}
 
 
-def _otherwise(line: Line) -> Iterator[tuple[str, str]]:
-    """The pairs of a note `else A = B, C = D`."""
-    for pair in filter(None, line.notes.get("else", "").split(",")):
-        space, _, other = pair.partition("=")
-        yield space.strip(), other.strip()
+def _last(same: Mapping[str, str], space: str) -> str:
+    return _last(same, same[space]) if space in same else space
 
 
 def _some(names: list[str]) -> str:

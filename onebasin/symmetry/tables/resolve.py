@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .axes import Leaf, leaves, nesting, rename
-from .conditions import holds, lookup, setting
-from .locate import joined, layer_numbers, located, regex, require, role_of, spared, spared_here
-from .signature import Entry, Signature, Space, batches
+from .conditions import TableError, holds, lookup, setting, settled
+from .locate import joined, layer_numbers, located, regex, require, role_of, same_here
+from .signature import Entry, Signature, Space
 from .sizes import Placed, solved
-from .table import Declared, Line, Table, TableError
+from .table import Declared, Line, Table
 
 
 def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Signature:
@@ -27,9 +27,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
             asked = dict.fromkeys(part.partition("=")[0].rstrip("!") for part in condition.split(","))
             given = ", ".join(f"{key} = {setting(config, key)}" for key in asked)
             raise TableError(f"{table.family}: models with {given} have no table yet: {reason}")
-    lines = [_bent(_counted(line, config), config) for line in table.lines
-             if holds(line.notes.get("when", ""), config)]  # fmt: skip
-    table = replace(table, lines=lines)
+    table = _settled(table, config)
     entries, shapes = _kept(table, shapes)
     shapes, pieces = joined(table, shapes)
     prefix = next((p for p in table.prefixes if any(name.startswith(p) for name in shapes)), "")
@@ -40,40 +38,38 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     found |= {role_of(line.full, where): ("", line, where) for line in table.lines if "bare" in line.notes
               for where in (numbers[line.heading] if line.heading else [()])}  # fmt: skip
     found = dict(sorted(found.items(), key=lambda item: _order(table, *item[1][1:])))
-    same = spared(table, found)
     stages = 1 + max((int(indices[0]) for _, _, indices in found.values() if indices), default=0)
     placed: dict[str, Placed] = {}
     following = dict(zip(found, [*list(found)[1:], ""], strict=True))
+    blocks: dict[tuple[str, tuple[str, ...]], _Block] = {}
     for role, (name, line, indices) in found.items():
         layer = numbers[line.heading][indices] if line.heading else None
-        here = same | spared_here(table, found, line.heading, indices)
-        keys = {}
-        norm = line.norm
+        if (line.heading, indices) not in blocks:
+            same = same_here(table, found, line.heading, indices)
+            blocks[line.heading, indices] = _Block(table, line.heading, indices, layer, stages, same)
+        block, norm = blocks[line.heading, indices], line.norm
         mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list(norm.over if norm else ())
-        for space in dict.fromkeys(mentioned):
-            word, _, which = here.get(space, space).partition(".")
-            declaration, stage = table.spaces[word], int(indices[0]) if indices else 0
-            if declaration.per_stage:
-                stage = {"": stage, "next": stage + 1, "first": 0, "last": stages - 1}[which]
-                keys[space], where = f"{word}.{stage}", None
-            elif declaration.per_layer and line.heading:
-                keys[space], where = f"{role_of(line.heading, indices)}.{word}", layer
-            else:
-                keys[space], where = word, None
-            placed[keys[space]] = Placed(word, declaration, where, stage)
+        here = {space: block.place(space) for space in mentioned}
+        keys = {space: place.key for space, place in here.items()}
+        placed |= {place.key: place for place in here.values()}
         if norm:
             over, beside = (tuple(keys[space] for space in spaces) for spaces in (norm.over, norm.beside))
             norm = replace(norm, source=keys[norm.source], target=keys[norm.target], over=over, beside=beside)
-        notes = dict(line.notes)
+        stated = {note.word: note.text for note in line.clauses if all(of.of(layer) is not False for of in note.when)}
+        notes = {**_implied(stated, line, here), **stated}
         for word in {"scales", "constant", "against"} & notes.keys():  # in the same block
             notes[word] = " ".join(f"{role_of(line.heading, indices)}.{other}" for other in notes[word].split())
-        if "over" in notes:
-            notes["over"] = keys[notes["over"]]
         if "bare" in notes:
             notes["bare"] = following[role]
         entries[role] = Entry(role, name, tuple(shapes.get(name, ())), tuple(rename(axis, keys) for axis in line.axes),
                               layer, norm, None, line.head, notes, stored="bare" not in notes)  # fmt: skip
 
+    for role, entry in entries.items():
+        bias = entries.get(role.removesuffix("weight") + "bias")
+        if bias and entry.norm and entry.norm.writes_back and not entry.head and "stays" not in bias.notes:
+            place = placed[entry.norm.source]
+            if "post-norm" in place.declared.properties:
+                entries[bias.role] = replace(bias, notes={**bias.notes, "passes": place.name})
     bare = {role: entry for role, entry in entries.items() if not entry.stored}
     entries = {role: entry for role, entry in entries.items() if entry.stored}
     sizes = solved(entries, placed, table, config)
@@ -84,6 +80,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
         assert entry.norm is not None
         length = sizes.setdefault(entry.norm.target, sizes[entry.norm.source])
         bare[role] = replace(entry, name=role, shape=(length,))
+    same = same_here(table, found)
     absent = bare | _absent(table, entries, same, placed, config, prefix)
     root, aliases = _unite(entries, absent, list(placed), config)
     for role, entry in entries.items():
@@ -97,35 +94,100 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
                               entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
 
     written = _written([*entries.values(), *absent.values()], root)
-    kind = {
-        key: _kind(place.declared, config) if sizes[key] and root[key] in written else "fixed"
-        for key, place in placed.items()
-    }
-    outputs = _outputs(table, [*entries.values(), *absent.values()], same)
-    batch = batches(entries, root)
+    batch = _batches(entries, root, placed)
+    outputs = _outputs(table, [*entries.values(), *absent.values()], same, batch)
     spaces = {
-        key: Space(
-            key, at.name, sizes[key], kind[key], at.declared.part, at.layer, batch.get(root[key], ()), key in outputs
-        )
+        key: Space(key, at.name, sizes[key], at.declared.kind if sizes[key] and root[key] in written else "fixed",
+                   at.declared.part, at.layer, batch.get(root[key], ()), key in outputs)
         for key, at in placed.items()
-    }
+    }  # fmt: skip
     return Signature(table.family, entries, spaces, root, absent, table.temperature, table.eps)
 
 
-def _counted(line: Line, config: Mapping[str, Any]) -> Line:
-    """The line with the numbers that its notes `from` and `until` take from the config."""
-    numbers = {word: lookup(config, [line.notes[word]]) for word in ("from", "until") if word in line.notes}
-    lacking = next((word for word, number in numbers.items() if not isinstance(number, int)), None)
-    if lacking:
-        raise TableError(f"the config lacks '{line.notes[lacking]}' (which layers have '{line.full}')")
-    return replace(line, notes={**line.notes, **{word: str(number) for word, number in numbers.items()}})
+def _settled(table: Table, config: Mapping[str, Any]) -> Table:
+    """The table with the declarations, lines and notes that hold for a config; layers and tensors decide the rest."""
+    lines = []
+    for line in table.lines:
+        if (when := settled(line.when, config)) is not None:
+            notes = ((note, settled(note.when, config)) for note in line.clauses)
+            clauses = tuple(replace(note, when=left) for note, left in notes if left is not None)
+            lines.append(replace(line, when=when, clauses=clauses, notes={note.word: note.text for note in clauses}))
+    spaces = {}
+    for name, declared in table.spaces.items():
+        for when, other in declared.other:
+            declared = other if settled(when, config) is not None else declared
+        spaces[name] = replace(declared, kind=_kind(declared, config))
+    same = [(name, other, still) for name, other, when in table.same if (still := settled(when, config)) is not None]
+    return replace(table, lines=lines, spaces=spaces, same=same)
 
 
-def _bent(line: Line, config: Mapping[str, Any]) -> Line:
-    """The line without the note `nonlinear`, where that has a condition that does not hold."""
-    condition = line.notes.get("nonlinear", "").removeprefix("when ")
-    notes = {word: text for word, text in line.notes.items() if word != "nonlinear" or holds(condition, config)}
-    return replace(line, notes=notes)
+@dataclass
+class _Block:
+    """What the names of spaces mean in a layer, or outside of all: `same` are those that are others here."""
+
+    table: Table
+    heading: str
+    indices: tuple[str, ...]
+    layer: int | None
+    stages: int
+    same: Mapping[str, str]
+    places: dict[str, Placed] = field(default_factory=dict)
+
+    def place(self, space: str) -> Placed:
+        if space in self.places:
+            return self.places[space]
+        word, _, which = self.same.get(space, space).partition(".")
+        declared, stage = self.table.spaces[word], int(self.indices[0]) if self.indices else 0
+        key, layer = word, None
+        if "stage" in declared.per:
+            stage = {"": stage, "next": stage + 1, "first": 0, "last": self.stages - 1}[which]
+            key = f"{word}.{stage}"
+        elif "layer" in declared.per and self.heading:
+            key, layer = f"{role_of(self.heading, self.indices)}.{word}", self.layer
+        per = frozenset(self.place(outer).key for outer in declared.per if outer not in ("layer", "stage"))
+        self.places[space] = found = Placed(key, word, declared, layer, stage, per)
+        return found
+
+
+def _implied(stated: Mapping[str, str], line: Line, here: Mapping[str, Placed]) -> dict[str, str]:
+    """The notes `passes` and `invisible` of a constant, or of a weight that makes one of what it reads: they are
+    properties of the space that it is in."""
+    if "stays" in stated or (len(line.axes) > 1 and not line.pattern.endswith("weight")):
+        return {}
+    found = {}
+    for leaf in leaves(line.axes):
+        for word in here[leaf.space].declared.properties if not leaf.constant else ():
+            if word != "post-norm" and leaf.dual == (word == "invisible"):
+                found[word] = here[leaf.space].name + "'" * leaf.dual
+    return found
+
+
+def _batches(
+    entries: Mapping[str, Entry], root: Mapping[str, str], placed: Mapping[str, Placed]
+) -> dict[str, tuple[str, ...]]:
+    """The batch of every root space: those of the spaces that it is `per` that stand before it, on its axis or an
+    earlier one.
+
+    A grouped convolution `(band inside) inside'` reads the band that it writes. A norm's weight does not count: one
+    weight for all heads leaves each head the signs of its own.
+    """
+    per = {key: {root[outer] for outer in placed[root[key]].per if outer in root} for key in placed}
+    found: dict[str, tuple[str, ...]] = {}
+    for entry in entries.values():
+        before: tuple[str, ...] = ()
+        for axis in entry.axes if entry.norm is None else ():
+            for leaf, outer in nesting((axis,)):
+                if not leaf.constant:
+                    key = root[leaf.space]
+                    here = tuple(
+                        root[name] for name in dict.fromkeys((*before, *outer)) if root[name] in per[leaf.space]
+                    )
+                    if found.setdefault(key, here) != here:
+                        apart = " and ".join(placed[one].name for one in sorted({*found[key]} ^ {*here}))
+                        where = "this tensor" if len(here) > len(found[key]) else "other tensors"
+                        raise TableError(f"'{entry.name}': '{placed[key].name}' is per {apart} in {where} alone")
+            before += tuple(leaf.space for leaf in leaves(axis) if not leaf.constant)
+    return found
 
 
 def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Entry], dict[str, tuple[int, ...]]]:
@@ -195,10 +257,12 @@ def _absent(
     return found
 
 
-def _outputs(table: Table, entries: list[Entry], same: Mapping[str, str]) -> set[str]:
+def _outputs(
+    table: Table, entries: list[Entry], same: Mapping[str, str], batch: Mapping[str, tuple[str, ...]]
+) -> set[str]:
     """Spaces that leave the model: nothing reads them, or only a head would and there is none."""
     inner = {name for entry in entries for _, outer in nesting(entry.axes) for name in outer}
-    inner |= {entry.notes["over"] for entry in entries if "over" in entry.notes}
+    inner |= {name for outer in batch.values() for name in outer}
     written = {leaf.space for entry in entries for leaf in leaves(entry.axes)}
     found = written - inner - _read(entries)
     if not any(entry.head for entry in entries):
@@ -246,8 +310,7 @@ def _unite(
 
 
 def _kind(declared: Declared, config: Mapping[str, Any]) -> str:
-    kind = next((kind for condition, kind in declared.other if holds(condition, config)), declared.kind)
-    if not kind.startswith("act "):
-        return kind
-    activation = str(lookup(config, kind.removeprefix("act ").split("|")))
+    if not declared.kind.startswith("act "):
+        return declared.kind
+    activation = str(lookup(config, declared.kind.removeprefix("act ").split("|")))
     return {"relu": "relu", "tanh": "odd"}.get(activation, "permutation")

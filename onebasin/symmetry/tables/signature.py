@@ -13,7 +13,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from .axes import Axis, Leaf, blocks, leaves, nesting
+from .axes import Axis, Leaf, blocks, leaves
 
 # What may act on a space is the intersection of what everything that touches it allows. A kind is the set of
 # moves it allows; `ones` rotates the complement of the all-ones vector only. `pair` moves treat the two dimensions of a
@@ -241,12 +241,17 @@ class Signature:
                     yield block.permute(*front, *rest), leaf, roots
 
     def part(self, entry: Entry) -> str:
-        """Which part of the model a tensor belongs to: attention, ffn, norm, embedding, head or other."""
-        parts = {self.spaces[leaf.space].part for leaf in self.leaves(entry)}
+        """Which part of the model a tensor belongs to: attention, ffn, norm, embedding, head or other.
+
+        A bias belongs to that of its weight, a factor per channel to that of what it multiplies.
+        """
         if entry.head:
             return "head"
+        made = [entry.role.removesuffix("bias") + "weight"] if entry.role.endswith("bias") else entry.scaled
+        entries = (entry, *(self.tensors[role] for role in made if role in self.tensors))
+        parts = {self.spaces[leaf.space].part for one in entries for leaf in self.leaves(one)}
         for part in ("attention", "ffn"):
-            if part in parts or entry.notes.get("part") == part:
+            if part in parts:
                 return part
         if entry.norm is not None or entry.role.removesuffix(".bias") + ".weight" in self._norm_roles:
             return "norm"
@@ -256,30 +261,3 @@ class Signature:
     @cached_property
     def _norm_roles(self) -> frozenset[str]:
         return frozenset(role for role, entry in self.tensors.items() if entry.norm is not None)
-
-
-def batches(entries: Mapping[str, Entry], root: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The batch of every root space: what stands before it in *every* flattened axis it occurs in.
-
-    A space that a tensor has on two axes stands on both in what comes before it on either: a grouped convolution
-    `(band inside) inside'` reads the band that it writes. A norm's weight does not count: one weight for all heads
-    leaves each head the signs of its own.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for entry in entries.values():
-        if entry.norm is not None:
-            continue
-        inside: dict[str, tuple[str, ...]] = {}
-        over: tuple[str, ...] = ()
-        for axis in entry.axes:
-            here: dict[str, tuple[str, ...]] = {}
-            for leaf, outer in nesting((axis,)):
-                if not leaf.constant:
-                    key, before = root[leaf.space], tuple(root[name] for name in (*over, *outer))
-                    here[key] = tuple(name for name in here.get(key, before) if name in before)
-            inside |= {key: max(before, inside.get(key, ()), key=len) for key, before in here.items()}
-            over += tuple(leaf.space for leaf in leaves(axis) if leaf.space == entry.notes.get("over"))
-        for key, before in inside.items():
-            known = found.get(key, before)
-            found[key] = tuple(name for name in known if name in before)
-    return found

@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from .axes import Axis, leaves, show, size
-from .conditions import lookup
+from .conditions import TableError, lookup
 from .signature import Entry
-from .table import Declared, Table, TableError
+from .table import Declared, Table
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A space of the model: its name in the table, its declaration, the layer it belongs to and the stage it is in."""
+    """A space of the model: its key, its name and declaration in the table, its layer and its stage.
 
+    per: the spaces for each of whose entries it may have a map.
+    """
+
+    key: str
     name: str
     declared: Declared
     layer: int | None
     stage: int
+    per: frozenset[str]
 
 
 def solved(

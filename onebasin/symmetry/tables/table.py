@@ -1,138 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Family tables: the text that says which spaces a model's axes live in, and its meeting with a checkpoint.
+"""Family tables: the text that says which spaces a model's axes live in.
 
-A table has a header, a list of spaces, and one line per tensor:
-
-    family gpt2
-    types  gpt2                           config.json's model_type
-    prefix transformer.                   optional base-model prefix(es)
-    include bert                          takes over another table's spaces and tensors (not its types, prefixes and
-                                          heads); what this table names itself replaces what it took over
-    layers n_layer                        config key that counts the layers (checked); `a * b` multiplies
-    size   head = n_head                  sizes that shapes alone do not tell; `a | b` tries keys in turn, `a * b / c`
-                                          rounds down, `even a` up to an even number, `a.b` looks inside, `a when
-                                          KEY=VALUE` asks first
-
-    temperature qk                        attention divides logits by the root of this space's size
-    eps    layer_norm_epsilon             config key of the norms' eps
-
-    still  vision_tower.                  names that begin so are kept, and nothing acts on them
-    refuse KEY=VALUE reason               models with such a config have no table, for this reason
-
-    spaces                                name, kind, part, `layer` where every layer has its own, or `stage`
-        vocab   fixed
-        stream  linear       stream
-        head    permutation  attention  layer
-        qk      linear       attention  layer
-
-    tensors                               name (`?` may be absent), axes, notes
-        wte.weight                        vocab stream
-    layer h.{}
-        attn.c_attn.weight                attn_in' [(head qk) | (head qk') | (head vo)]
-        attn.c_proj.bias                  stream                        ; part attention
-    tensors
-        ln_f.weight                       layernorm: stream -> final
-        ln_f.bias                         final
-    heads                                 never carry the base-model prefix
-        lm_head.weight?                   vocab final'                  ; tied wte.weight
-
-A second line `stream  ones ; when KEY=VALUE` gives a space another kind for such configs. `layer h.{} ; when
-KEY=VALUE` and `tensors ; when KEY=VALUE` speak of all lines below.
-
-A space of every `stage` belongs to the first index of a block `layer stages.{}.blocks.{}`. There `stream` is the
-stage's own and `stream.next` that of the next; elsewhere are `stream.first` and `stream.last`. A size that the config
-lists is that of each stage. A name that begins with `/` is given in full, without the prefix.
-
-`{a|b}` in a name are spellings of one tensor; the first is its role. A kind `act KEY` reads the activation
-function's name from the config (relu -> relu, tanh -> odd, else permutation). A space that stands before others inside
-parentheses is at most permuted. Spaces that occur only as the target of a norm need no declaration. `ignore PATTERN`
-names buffers that hold no parameters.
-
-`experts.{expert}.w1.weight  (expert ffn) mlp_in'` stands for a tensor of every expert, joined along the axis in
-which `expert` stands, before all but what groups experts. `rmsnorm: qk -> qk` normalizes inside every head, with one
-weight for all heads; `rmsnorm: (head qk) -> (head qk)` all heads at once; `layernorm: [rot | pass] -> (head [rot |
-pass])` inside every head, with a weight for each; `layernorm: (4 stream) -> (4 merged)` four vectors side by side as
-one. A part of a concatenated axis may be empty.
-
-Notes after `;`
-    tied ROLE            holds the same numbers as ROLE when the config ties embeddings
-    part NAME            counts to this part of the model (for a bias whose axes do not say)
-    when KEY=VALUE, ...  the line holds only for such configs (`!=` for all others; for a list: a part of an item)
-    from N, until N      the first N layers lack this tensor, or no others have it (a number, or a config key); lines of
-                         one name may share the layers between them
-    else A = B           where this tensor is absent, space A is space B (a projection that equal sizes spare)
-    instead NAME         a layer has either this tensor or NAME, of its block
-    invisible [SPACE]    no output depends on this tensor (or its block in SPACE): a key bias under softmax
-    softmax [A B, C]     a softmax over the first axis follows, which does not see what all its entries share; or each
-                         of several lists of parts of that axis
-    passes [SPACE]       a constant that attention passes on unchanged: a value bias
-    into ROLE ...        what all rows share can move into each ROLE: summed embedding tables
-    rows ROLE ...        except the first rows: one each for the ROLEs that are there (class token)
-
-    unused [SPACE|N]     the model reads these numbers (or the first N rows) only through what is tied to them, or never
-    idle A ...           the last layer of a model with a head does not use these parts of the first axis
-    beside ROLE          where this tensor is, so is ROLE, even where a tie leaves it out of the file
-    biases ROLE          the bias of ROLE, which a `.bias` of the same name is without being said; it is `beside` ROLE
-    nonlinear            a nonlinearity stands between this tensor and the space that it writes or reads; or does so
-                         `when KEY=VALUE`
-    unscaled SPACE       no output depends on its scale, for each entry of SPACE by itself: a norm over time follows
-    over SPACE           what stands on the axes after that of SPACE has a map for each of its entries, as in `( )`
-    constant ROLE ...    what this tensor makes of a constant can stand in each of these vectors of its block instead
-    against ROLE         this vector only ever meets differences between the rows of that tensor of its block
-    chooses              decides which experts are taken, and nothing else
-    batch ROLE           with the `.bias`, `.running_mean` and `.running_var` beside it a batch norm, which ROLE reads
-    glu                  a convolution over time, between zeros; one half of its channels is multiplied by the sigmoid
-                         of the other
-    bare                 this norm has no numbers, so no file holds a tensor of this name
-    scales NAME ...      multiplies channel by channel what these tensors of its block write (LayerScale)
-    padded               zeros may stand beside what this norm puts out, so its bias cannot move into what reads it
-
-The lines stand in the order of execution: a tensor's place among the norms says which of them its output meets.
+A table has a header, a list of spaces, and one line per tensor, in the order of execution: a tensor's place among the
+norms says which of them its output meets. The notation is described, with every word that is read here, in
+docs/notation.md.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from .axes import Axis, Flat, Leaf, leaves, nesting, parse, show
+from .conditions import Condition, TableError, condition
 from .signature import MOVES, Norm
 
+When = tuple[Condition, ...]  # all of them must hold
 
-class TableError(ValueError):
-    """A table that cannot be read, or a checkpoint that does not fit its table."""
+HEADINGS = ("family", "types", "prefix", "include", "layers", "size", "temperature", "eps", "ignore", "still", "refuse")
+SECTIONS = ("spaces", "tensors", "layer", "heads", "audit")
+NOTES = ("tied", "beside", "biases", "bare", "nonlinear", "scales", "softmax", "into", "rows", "padded", "against",
+         "glu", "passes", "invisible", "stays")  # fmt: skip
+AUDITED = ("unused", "chooses", "constant", "idle", "unscaled", "batch")  # notes that only an audit asks for
+PROPERTIES = ("passes", "invisible", "post-norm")  # of a space
+NORMS = ("layernorm", "rmsnorm1p", "rmsnorm")
 
 
 @dataclass(frozen=True)
 class Declared:
+    """A space as a table declares it.
+
+    per: `layer` or `stage`, and the spaces for each of whose entries it has a map. other: declarations that count
+    instead where a condition holds, the last such.
+    """
+
     kind: str
     part: str = ""
-    per_layer: bool = False
-    per_stage: bool = False
-    other: tuple[tuple[str, str], ...] = ()  # a condition, and the kind where it holds
+    per: tuple[str, ...] = ()
+    properties: tuple[str, ...] = ()
+    other: tuple[tuple[When, Declared], ...] = ()
+
+
+@dataclass(frozen=True)
+class Note:
+    word: str
+    text: str
+    when: When = ()
 
 
 @dataclass(frozen=True)
 class Line:
-    """One tensor line. `heading` is the pattern of the enclosing `layer` block, or empty."""
+    """One tensor line. `heading` is the pattern of the enclosing `layer` block, or empty.
+
+    notes: what `clauses` come to for a config, which `resolve` knows.
+    """
 
     pattern: str
     optional: bool
     axes: tuple[Axis, ...]
     norm: Norm | None  # of spaces as the table names them
-    notes: Mapping[str, str]
+    clauses: tuple[Note, ...]
+    when: When
     heading: str
     head: bool
     absolute: bool = False  # given in full
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def full(self) -> str:
         return f"{self.heading}.{self.pattern}" if self.heading else self.pattern
 
 
+def spelled(pattern: str) -> str:
+    """The first of several spellings, `{a|b}`; an index such as `{expert}` stands for itself."""
+    return re.sub(r"\{([^}|]*)\|[^}]*\}", r"\1", pattern)
+
+
 @dataclass
 class Table:
+    """A table as it was read.
+
+    same: a space, another that it is where the conditions hold, and these. names: of all lines, in full.
+    """
+
     family: str = ""
     types: list[str] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)
@@ -145,13 +96,9 @@ class Table:
     temperature: tuple[str, ...] = ()
     eps: str = ""
     spaces: dict[str, Declared] = field(default_factory=dict)
+    same: list[tuple[str, str, When]] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
-
-
-_NORM = re.compile(r"(layernorm|rmsnorm1p|rmsnorm):\s*(.+?)\s*->\s*(.+)$")
-_NOTES = {"tied", "part", "invisible", "passes", "into", "rows", "nonlinear", "beside", "unused", "when", "else",
-          "from", "until", "scales", "padded", "over", "softmax", "chooses", "biases",
-          "constant", "against", "idle", "unscaled", "instead", "bare", "batch", "glu"}  # fmt: skip
+    names: frozenset[str] = frozenset()
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
@@ -160,24 +107,34 @@ def read_table(text: str, origin: str = "table", named: Callable[[str], Table] |
     Raises TableError naming `origin` and the line that cannot be read.
     """
     table = Table()
-    section, heading, condition = "", "", ""
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.split("#")[0].rstrip()
-        if not line:
-            continue
+    section, heading = "", ""
+    blocks = [_Block()]
+    for number, line, opens in _lines(text):
+        word, _, rest = (piece.strip() for piece in line.strip().partition(" "))
+        indent = len(line) - len(line.lstrip())
         try:
-            word, _, rest = line.strip().partition(" ")
-            rest = rest.strip()
-            if not line[0].isspace():
-                if word in ("spaces", "tensors", "heads", "layer"):
-                    section = "tensors" if word == "layer" else word
-                    heading, condition = _section(rest)
-                else:
-                    _header(table, word, rest)
+            if not indent and word in SECTIONS:
+                section = "tensors" if word == "layer" else word
+                heading, _, notes = (piece.strip() for piece in rest.partition(";"))
+                blocks = [_Block().within(notes)]
+                continue
+            if not indent:
+                _header(table, word, rest)
+                continue
+            last = None
+            while len(blocks) > 1 and blocks[-1].indent >= indent:
+                last = blocks.pop()
+            if opens and word != "otherwise" and word not in ("when", *NOTES):
+                raise TableError(f"'{word}' has lines of its own below it, as only 'when', 'otherwise' and notes do")
+            if opens:
+                inner = blocks[-1].beside(last) if word == "otherwise" else blocks[-1].within(line)
+                blocks.append(replace(inner, indent=indent))
             elif section == "spaces":
-                _space(table, word, rest.split())
-            elif section in ("tensors", "heads"):
-                table.lines.append(_tensor(word, rest, heading, condition, section == "heads"))
+                _space(table, line, blocks[-1])
+            elif section == "audit":
+                _audited(table, f"{heading}.{word}" if heading else word, blocks[-1].within(rest))
+            elif section:
+                table.lines += _tensors(word, rest, heading, blocks[-1], section == "heads")
             else:
                 raise TableError("an indented line before 'spaces' or 'tensors'")
         except ValueError as error:
@@ -188,16 +145,56 @@ def read_table(text: str, origin: str = "table", named: Callable[[str], Table] |
         if named is None:
             raise TableError(f"{origin}: there is no table '{table.included}' to include")
         table = _inherit(table, named(table.included))
-    _declare_norm_targets(table, origin)
+    _checked(table, origin)
     return table
 
 
-def _section(rest: str) -> tuple[str, str]:
-    """The pattern of a block, and the condition of all its lines: `layers.{} ; when KEY=VALUE`."""
-    heading, _, note = (part.strip() for part in rest.partition(";"))
-    if note and not note.startswith("when "):
-        raise TableError(f"'{note}' is no note of a block; write 'when KEY=VALUE'")
-    return heading, note.removeprefix("when ")
+def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Number and text of every line that says something, and whether lines of its own follow, further indented."""
+    numbered = ((number, line.split("#")[0].rstrip()) for number, line in enumerate(text.splitlines(), 1))
+    said = [(number, line) for number, line in numbered if line]
+    indents = [len(line) - len(line.lstrip()) for _, line in said]
+    for (number, line), indent, following in zip(said, indents, [*indents, 0][1:], strict=True):
+        yield number, line, 0 < indent < following
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What all lines of a block have in common. own: the last condition, if it begins with `when`."""
+
+    indent: int = 0
+    when: When = ()
+    notes: tuple[Note, ...] = ()
+    own: Condition | None = None
+
+    def within(self, text: str) -> _Block:
+        """A block inside this one that begins with `text`: clauses as after a `;`."""
+        if not text:
+            return self
+        when, notes = _clauses(text)
+        return _Block(0, (*self.when, *when), (*self.notes, *notes), when[-1] if when else None)
+
+    def beside(self, other: _Block | None) -> _Block:
+        """The block where the condition of the other, before it, does not hold."""
+        if other is None or other.own is None:
+            raise TableError("'otherwise' follows a block that begins with 'when'")
+        negated = replace(other.own, wanted=False)
+        return _Block(0, (*self.when, negated), self.notes, negated)
+
+
+def _clauses(text: str) -> tuple[When, tuple[Note, ...]]:
+    """Read `when CONDITION ; NOTE ; NOTE when CONDITION`."""
+    when, notes = [], []
+    for clause in filter(None, (piece.strip() for piece in text.split(";"))):
+        word, _, rest = clause.partition(" ")
+        if word == "when":
+            when.append(condition(rest.strip()))
+        elif word not in (*NOTES, *AUDITED):
+            raise TableError(f"'{word}' is no note; known are {', '.join(sorted((*NOTES, *AUDITED)))}")
+        else:
+            argument, _, asked = f" {rest}".partition(" when ")
+            notes.append(Note(word, argument.strip(), (condition(asked),) if asked else ()))
+    return tuple(when), tuple(notes)
 
 
 def _header(table: Table, word: str, rest: str) -> None:
@@ -216,10 +213,10 @@ def _header(table: Table, word: str, rest: str) -> None:
     elif word == "still":
         table.still += rest.split()
     elif word == "refuse":
-        condition, _, reason = rest.partition(" ")
-        if "=" not in condition or not reason.strip():
+        asked, _, reason = rest.partition(" ")
+        if "=" not in asked or not reason.strip():
             raise TableError("write 'refuse KEY=VALUE reason'")
-        table.refused.append((condition, reason.strip()))
+        table.refused.append((asked, reason.strip()))
     elif word == "temperature":
         table.temperature = tuple(rest.split())
     elif word == "eps":
@@ -228,8 +225,7 @@ def _header(table: Table, word: str, rest: str) -> None:
         name, _, keys = rest.partition("=")
         table.sizes[name.strip()] = _keys(keys)
     else:
-        raise TableError(f"'{word}' is no heading; known are family, types, prefix, include, layers, size, "
-                         "temperature, eps, ignore, still, refuse, spaces, tensors, layer, heads")  # fmt: skip
+        raise TableError(f"'{word}' is no heading; known are {', '.join([*HEADINGS, *SECTIONS])}")
 
 
 def _keys(text: str) -> list[str]:
@@ -258,49 +254,89 @@ def _inherit(table: Table, base: Table) -> Table:
         temperature=table.temperature or base.temperature,
         eps=table.eps or base.eps,
         spaces={**base.spaces, **table.spaces},
+        same=base.same + table.same,
         lines=lines,
     )
 
 
-def _space(table: Table, name: str, words: list[str]) -> None:
-    if not words:
-        raise TableError(f"space '{name}' needs a kind: one of {', '.join(MOVES)} or 'act KEY'")
-    kind = words.pop(0)
-    if kind == "act" and words:
-        kind = f"act {words.pop(0)}"
-    elif words and f"{kind} {words[0]}" in MOVES:
-        kind = f"{kind} {words.pop(0)}"
-    elif kind not in MOVES:
-        raise TableError(f"'{kind}' is no kind of space; known are {', '.join(MOVES)} and 'act KEY'")
-    if ";" in words:
-        if name not in table.spaces or words[:2] != [";", "when"]:
-            raise TableError(f"write '{name} KIND PART' first, then '{name} KIND ; when KEY=VALUE'")
-        known = table.spaces[name]
-        table.spaces[name] = replace(known, other=(*known.other, (" ".join(words[2:]), kind)))
+def _space(table: Table, text: str, block: _Block) -> None:
+    """Read `NAME ... KIND PART per NAME, ... PROPERTY ...`, or `NAME ... = OTHER`."""
+    said, *clauses = text.split(";")
+    inner = block.within(";".join(clauses))
+    if inner.notes:
+        raise TableError(f"'{inner.notes[0].word}' is no note of a space; write 'when KEY=VALUE'")
+    words = said.split()
+    if "=" in words:
+        if words.index("=") in (0, len(words) - 1) or words[-2] != "=" or not inner.when:
+            raise TableError("write 'NAME = OTHER ; when CONDITION'")
+        table.same += [(name, words[-1], inner.when) for name in words[:-2]]
         return
-    per_layer, per_stage = "layer" in words, "stage" in words
-    parts = [word for word in words if word not in ("layer", "stage")]
-    if name in table.spaces:
-        raise TableError(f"space '{name}' is declared twice")
-    table.spaces[name] = Declared(kind, parts[0] if parts else "", per_layer, per_stage)
+    kinds = (i for i in range(1, len(words)) if words[i] in ("act", *MOVES) or " ".join(words[i : i + 2]) in MOVES)
+    at = next(kinds, None)
+    if at is None:
+        known = f"{', '.join(MOVES)} and 'act KEY'"
+        raise TableError(f"'{words[1]}' is no kind of space; known are {known}" if words[1:] else
+                         f"space '{words[0]}' needs a kind: one of {known}")  # fmt: skip
+    two = words[at] == "act" or " ".join(words[at : at + 2]) in MOVES
+    declared = _declared(" ".join(words[at : at + 1 + two]), words[at + 1 + two :])
+    for name in words[:at]:
+        if not inner.when and name in table.spaces:
+            raise TableError(f"space '{name}' is declared twice")
+        if inner.when and name not in table.spaces:
+            raise TableError(f"declare '{name}' first without a condition, then as it is 'when KEY=VALUE'")
+        base = table.spaces.get(name)
+        table.spaces[name] = replace(base, other=(*base.other, (inner.when, declared))) if base else declared
 
 
-def _tensor(name: str, rest: str, heading: str, condition: str, head: bool) -> Line:
-    expression, *clauses = (piece.strip() for piece in rest.split(";"))
-    notes = {}
-    for clause in clauses:
-        word, _, argument = clause.partition(" ")
-        if word not in _NOTES:
-            raise TableError(f"'{word}' is no note; known are {', '.join(sorted(_NOTES))}")
-        notes[word] = argument.strip()
-    if condition:
-        notes["when"] = ", ".join(filter(None, (condition, notes.get("when"))))
+def _declared(kind: str, words: list[str]) -> Declared:
+    """Read what stands after a kind: `attention per layer, head passes`."""
+    part = words.pop(0) if words and words[0] not in ("per", *PROPERTIES) else ""
+    per: list[str] = []
+    if words[:1] == ["per"]:
+        words.pop(0)
+        while words and (not per or per[-1].endswith(",")):
+            per.append(words.pop(0))
+    wrong = next((word for word in words if word not in PROPERTIES), None)
+    if wrong:
+        raise TableError(f"'{wrong}' is no property of a space; known are per, {', '.join(PROPERTIES)}")
+    return Declared(kind, part, tuple(name.rstrip(",") for name in per), tuple(words))
+
+
+_NORM = re.compile(rf"({'|'.join(NORMS)}):\s*(.+?)\s*->\s*(.+)$")
+_SEVERAL = re.compile(r"\{([^{}]*,[^{}]*)\}(\??)$")
+
+
+def _tensors(name: str, rest: str, heading: str, block: _Block, head: bool) -> Iterator[Line]:
+    """The line, or the two of `NAME.{weight,bias}`: the bias has the axis of the weight that is written to (of two that
+    are read, as keys are, the first)."""
+    expression, _, clauses = (piece.strip() for piece in rest.partition(";"))
+    inner = block.within(clauses)
     norm = _NORM.match(expression)
     axes = parse(norm[3] if norm else expression)
     through = _through(norm[1], parse(norm[2]), axes) if norm else None
     absolute = head or name.startswith("/")
-    pattern = name.removesuffix("?").removeprefix("/")
-    return Line(pattern, name.endswith("?"), axes, through, notes, heading, head, absolute)
+    several = _SEVERAL.search(name)
+    endings = [f"{one.strip()}{several[2]}" for one in several[1].split(",")] if several else [""]
+    stem = name[: several.start()] if several else name
+    for number, ending in enumerate(endings):
+        spelled = ending.rstrip("?")
+        pattern = (stem + (f"{{{spelled}}}" if "|" in spelled else spelled)).removeprefix("/")
+        optional = (ending or name).endswith("?")
+        if number == 1:
+            read = [[leaf.dual for leaf in leaves(axis)][-1] for axis in axes]
+            axes, through = (axes[-1:] if read[0] and not read[-1] else axes[:1]), None
+        yield Line(pattern.removesuffix("?"), optional, axes, through, inner.notes, inner.when, heading, head, absolute)
+
+
+def _audited(table: Table, name: str, block: _Block) -> None:
+    """Add notes to the lines above that have this name."""
+    found = [i for i, line in enumerate(table.lines) if spelled(line.full) == spelled(name)]
+    if not found:
+        raise TableError(f"'{name}' is no tensor of the lines above")
+    if wrong := next((note.word for note in block.notes if note.word not in AUDITED), None):
+        raise TableError(f"'{wrong}' stands after its tensor's axes: not an audit alone reads it")
+    for i in found:
+        table.lines[i] = replace(table.lines[i], clauses=(*table.lines[i].clauses, *block.notes))
 
 
 def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> Norm:
@@ -315,17 +351,32 @@ def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> N
     return Norm(kind, over[-1], [leaf.space for leaf in leaves(target)][-1], copies, tuple(over), beside)
 
 
-def _declare_norm_targets(table: Table, origin: str) -> None:
-    """A space that is only ever the target of a norm is linear, and per layer where its norm is."""
+def _checked(table: Table, origin: str) -> None:
+    """Declare the spaces that are only ever the target of a norm (linear, and per layer where the norm is), and raise
+    TableError where a name is that of nothing."""
     for line in table.lines:
         if line.norm and line.norm.target.partition(".")[0] not in table.spaces:
-            table.spaces[line.norm.target] = Declared("linear", "", bool(line.heading))
+            table.spaces[line.norm.target] = Declared("linear", per=("layer",) if line.heading else ())
+    simple = {name for name, declared in table.spaces.items() if "stage" not in declared.per}
     for line in table.lines:
         for leaf in leaves(line.axes):
-            name, _, which = leaf.space.partition(".")
+            if leaf.constant or leaf.space in simple:
+                continue
             where = f"{origin}: '{line.full}  {show(line.axes)}'"
-            if not leaf.constant and name not in table.spaces:
+            name, _, which = leaf.space.partition(".")
+            if name not in table.spaces:
                 raise TableError(f"{where} names the undeclared space '{name}'")
-            known = ("first", "last", *(["next", ""] if line.heading else []))
-            if not leaf.constant and which not in (known if table.spaces[name].per_stage else ("",)):
+            if name in simple or which not in ("first", "last", *(["next", ""] if line.heading else [])):
                 raise TableError(f"{where}: '{leaf.space}' is of no stage here; see 'stage'")
+    for name, other, _ in table.same:
+        for space in {name, other} - table.spaces.keys():
+            raise TableError(f"{origin}: '{name} = {other}' names the undeclared space '{space}'")
+    for name, declared in table.spaces.items():
+        for space in set(declared.per) - {"layer", "stage"} - table.spaces.keys():
+            raise TableError(f"{origin}: '{name}' is per '{space}', which is no space")
+    table.names = frozenset(spelled(line.full) for line in table.lines)
+    names = table.names | {spelled(line.pattern) for line in table.lines}
+    whens = [*(line.when for line in table.lines), *(when for *_, when in table.same)]
+    for lacking in (name for when in whens for asked in when for name in asked.lacking):
+        if lacking not in names:
+            raise TableError(f"{origin}: 'lacks {lacking}' names no tensor of the table")
