@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import models
 import torch
 import transformers
+import zoo
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedModel
@@ -72,7 +72,7 @@ def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor], typical: bool
 def explained(model: PreTrainedModel, given: dict[str, Tensor], unit: float, typical: bool) -> float:
     """Return what one rounding of the weights changes: the largest of a few draws, each weight moved by up to `unit`
     times the larger of itself and its tensor's root mean square."""
-    own = models.named_outputs(model, given)
+    own = zoo.named_outputs(model, given)
     kept = {name: parameter.clone() for name, parameter in model.named_parameters()}
     generator = torch.Generator().manual_seed(0)
     found = 0.0
@@ -81,7 +81,7 @@ def explained(model: PreTrainedModel, given: dict[str, Tensor], unit: float, typ
             noise = 2 * torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype) - 1
             size = torch.maximum(kept[name].abs(), kept[name].square().mean().sqrt()) if parameter.numel() else 0.0
             parameter.copy_(kept[name] + unit * size * noise)
-        found = max(found, difference(own, models.named_outputs(model, given), typical))
+        found = max(found, difference(own, zoo.named_outputs(model, given), typical))
     for name, parameter in model.named_parameters():
         parameter.copy_(kept[name])
     return found
@@ -100,6 +100,18 @@ def refuse_difference(source: Path, copy: Path, told: Sequence[object]) -> float
     if found > allowed * explained:
         raise Finding(f"wrong function: {copy.name} differs by {found:.3g}, one rounding explains {explained:.3g}")
     return found / explained if explained else 0.0
+
+
+def one_rounding(folder: Path) -> float:
+    """Return what one rounding to float32 of a model's weights changes, relative to its outputs."""
+    with one_by_one():
+        model = load(folder)
+        return explained(model, zoo.inputs(model), UNIT[torch.float32], routes(model))
+
+
+def routes(model: PreTrainedModel) -> bool:
+    """Return whether the model has a router, which sends a row elsewhere, or does not."""
+    return any("router" in name or name.endswith("gate.weight") for name, _ in model.named_parameters())
 
 
 def unit(folder: Path) -> float:
@@ -124,7 +136,7 @@ def one_by_one() -> Iterator[None]:
 
 
 def _compared(ours: PreTrainedModel, theirs: PreTrainedModel, unit: float) -> tuple[float, float]:
-    given = models.inputs(ours)
-    typical = any("router" in name or name.endswith("gate.weight") for name, _ in ours.named_parameters())
-    found = difference(models.named_outputs(ours, given), models.named_outputs(theirs, given), typical)
-    return found, explained(ours, given, unit, typical)
+    given = zoo.inputs(ours)
+    routed = routes(ours)
+    found = difference(zoo.named_outputs(ours, given), zoo.named_outputs(theirs, given), routed)
+    return found, explained(ours, given, unit, routed)

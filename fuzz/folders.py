@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import torch
-from models import CASES, GPT2, ROTARY, TEXT, build, save
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
+from zoo import CASES, GPT2, ROTARY, TEXT, build, save
 
 BASES = {
     "bert": ("BertForSequenceClassification", TEXT),
