@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write what the code already knows into the documentation: `python docs/generate.py`.
 
-docs/commands.md comes from the command line's own definitions and the text below, the table of families in README.md
-and docs/families.md from the tables, the latter also from the audits that `python docs/audits.py` has recorded. A test
-fails when any of them is not current.
+docs/commands.md comes from the command line's own definitions and the text below, docs/families.md from the tables and
+from the audits that `python docs/audits.py` has recorded. A test fails when one of them is not current.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from onebasin.cli import LATE, app, loaded
 from onebasin.families import NOT_YET, tables
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- families: python docs/generate.py -->", "<!-- end of families -->"
 
 INTRODUCTION = """\
 # Commands
@@ -232,15 +229,6 @@ def _metavar(param: Any) -> str:
     return str(param.metavar or param.name.upper())
 
 
-def families() -> str:
-    """The README's table of families, as Markdown."""
-    lines = ["| family | `model_type` | spaces that can move |", "|---|---|---|"]
-    for name, table in tables().items():
-        spaces = [key for key, space in table.spaces.items() if space.part]
-        lines.append(f"| {name} | {', '.join(table.types)} | {', '.join(spaces)} |")
-    return "\n".join(lines)
-
-
 FAMILIES = """\
 # Families
 
@@ -309,13 +297,6 @@ def _counts(found: dict[str, Any]) -> str:
     return " | ".join(str(found.get(key, "")) for key in ("parameters", "nullity", "dimension"))
 
 
-def readme() -> str:
-    """README.md with a current table of families."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{families()}\n{END}", text, flags=re.DOTALL)
-
-
 if __name__ == "__main__":
     (ROOT / "docs" / "commands.md").write_text(commands(), "utf-8")
-    (ROOT / "README.md").write_text(readme(), "utf-8")
     (ROOT / "docs" / "families.md").write_text(family_page(), "utf-8")

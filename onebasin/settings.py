@@ -25,6 +25,7 @@ Factor = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Rate = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10)]  # of learning
 Strength = Annotated[float, Field(allow_inf_nan=False, ge=0, le=10**6)]  # of noise, of entropy, of a tensor in a sum
 Temperature = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**6)]
+Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**7)]
 Weight = Annotated[float, Field(allow_inf_nan=False, ge=-(10**6), le=10**6)]  # of a model in a sum
 
 MOST_VALUES = 100_000  # of a YAML file
@@ -168,6 +169,18 @@ def refuse_left(given: Mapping[str, Any], *kinds: type[Settings]) -> None:
         near = get_close_matches(name, known, 1, 0.5)
         hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
         raise ValueError(f"unknown setting '{name}'; {hint}")
+
+
+def duration(text: str | float) -> float:
+    """Return the seconds that a time such as 30s, 5m, 2h or 1.5m stands for; a bare number is seconds.
+
+    Raises:
+        ValueError: for what is no time.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) *(s|m|h)?", str(text).strip())
+    if found is None or not 0 < (seconds := float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]) <= 10**7:
+        raise ValueError(f"'{text}' is no time; write it such as 30s, 5m or 2h")
+    return seconds
 
 
 def read_yaml(path: str | Path) -> tuple[Any, str]:

@@ -53,7 +53,6 @@ def test_one_model_given_twice_is_itself(tmp_path):
     [
         ("GPT2LMHeadModel", dict(method="progressive"), "calibration data are missing"),
         ("GPT2LMHeadModel", dict(match_with="activations"), "calibration data are missing"),
-        ("BertForMaskedLM", dict(method="progressive", data="self"), "writes no text of its own"),
         ("GPT2LMHeadModel", dict(match_with="smells", data="self"), "choose one of weights, activations, learned"),
         ("BertModel", dict(method="progressive", data="rows.jsonl"), "say --task"),
     ],

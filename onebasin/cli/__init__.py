@@ -30,7 +30,7 @@ from .common import exits_with_2
 # with them, and only when the command is asked for. Name -> what `onebasin --help` says of it; a test compares.
 LATE = {
     "match": "Bring SOURCE as close to ANCHOR as it gets with its function unchanged.",
-    "merge": "Match models to one of them and merge all into one.",
+    "merge": "Merge models into one, matched first where that helps, and say whether the result works.",
     "refine": "Distil a merged model for some steps from the models that it was made of. This is training, not "
     "alignment.",
     "statistics": "Measure on data what fisher and regmean need to know of a model, and keep it in a file.",

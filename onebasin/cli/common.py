@@ -69,7 +69,7 @@ Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after it
 Seed = Annotated[int, typer.Option(help="Seed of whatever is drawn: starts after the first, labels, random merges.")]
 Quality = Annotated[
     str | None,
-    typer.Option(help="Choose matching and method by what they cost and bring: fast, balanced or best."),
+    typer.Option(help="A name for a budget: fast (30s), balanced (5m) or best (30m)."),
 ]
 Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
 Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]

@@ -47,15 +47,15 @@ def _table(results: dict[str, Any]) -> Table:
     for level, merge in results["pair"].items():
         distance = f"{merge['distance_after'][0]:.2f}"
         table.add_row(
-            f"average of 0 and 1, {_matched(level)}",
+            f"0 and 1, {_matched(level)}",
             *_scores(merge),
-            f"{merge['barrier']:.3f}",
+            f"{merge['barrier']:.3f}" if "barrier" in merge else "",
             distance,
         )
     table.add_section()
     for level, merge in results["all"].items():
         table.add_row(
-            f"average of all {len(results['models'])}, {_matched(level)}",
+            f"all {len(results['models'])}, {_matched(level)}",
             *_scores(merge),
             "",
             "",
@@ -68,4 +68,5 @@ def _scores(entry: dict[str, Any]) -> tuple[str, str]:
 
 
 def _matched(level: str) -> str:
-    return "as they are" if level == "none" else f"matched: {level}"
+    words = {"none": "average as they are", "best": "best merge on images without labels"}
+    return words.get(level, f"average matched: {level}")

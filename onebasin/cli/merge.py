@@ -16,10 +16,11 @@ from .fields import methods_options, typed
 
 BESIDE_CONFIG = {"config", "output", "seed", "device", "precision", "family", "overwrite", "verify", "no_verify",
                  "json", "quiet", "verbose", "shard_size", "copy_tokenizer", "write_model_card",
-                 "push_to_hub"}  # fmt: skip
+                 "push_to_hub", "require", "no_verdict"}  # fmt: skip
 
-OWN = ("method", "quality", "weights", "match", "anchor", "heads_from", "soft", "tokenizer_source", "layers",
-       "validation", "metric", "config", "output", "push_to_hub", "json", "quiet", "verbose")  # fmt: skip
+OWN = ("method", "budget", "quality", "require", "no_verdict", "weights", "match", "anchor", "heads_from", "soft",
+       "tokenizer_source", "layers", "validation", "metric", "config", "output", "push_to_hub", "json", "quiet",
+       "verbose")  # fmt: skip
 
 
 KINDS = loadable()
@@ -44,10 +45,22 @@ def merge(
     config: Annotated[
         str | None, typer.Option(help="A file in mergekit's schema, instead of MODEL... and how to merge them.")
     ] = None,
-    method: Annotated[str, typer.Option(help=f"How to merge: {', '.join(METHODS)}.")] = "average",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Search for the best way so long, such as 30s, 5m or 2h: closed forms first, then learning, then "
+            "distilling; Ctrl-C ends it early [default: closed forms where the models were trained apart]."
+        ),
+    ] = None,
     quality: c.Quality = None,
+    method: Annotated[
+        str | None, typer.Option(help=f"How to merge: {', '.join(METHODS)} [default: what the models need].")
+    ] = None,
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
-    match: Annotated[str, typer.Option(help=f"Match first, at this level: none, {c.LEVELS}.")] = "paper",
+    match: Annotated[
+        str | None,
+        typer.Option(help=f"Match first, at this level: none, {c.LEVELS} [default: what the models need]."),
+    ] = None,
     anchor: Annotated[
         str, typer.Option(help="The model that the others are matched to, from 0, or auto: nearest to the mean.")
     ] = "auto",
@@ -70,6 +83,13 @@ def merge(
     metric: Annotated[
         str, typer.Option(help="layers auto: loss, accuracy, macro-f1, or another metric of onebasin evaluate.")
     ] = "loss",
+    require: Annotated[
+        float | None,
+        typer.Option(help="Exit with 1 where the result agrees with a source on less than this share of predictions."),
+    ] = None,
+    no_verdict: Annotated[
+        bool, typer.Option("--no-verdict", help="Do not compare the result's predictions with its sources'.")
+    ] = False,
     *,
     settings: dict[str, Any],
     matching: dict[str, Any],
@@ -79,7 +99,11 @@ def merge(
     quiet: c.Quiet = False,
     verbose: c.Verbose = 0,
 ) -> None:
-    """Match models to one of them and merge all into one."""
+    """Merge models into one, matched first where that helps, and say whether the result works.
+
+    Examples: onebasin merge A B -o merged; onebasin merge A B -o merged --budget 10m --data texts.jsonl; onebasin merge
+    A B -o merged --match full --method regmean --data texts.jsonl
+    """
     import onebasin
 
     look = {**written, "command": c.command_line()}
@@ -92,9 +116,11 @@ def merge(
             beside = ("device", "precision", "family", "overwrite", "verify")
             means = {name: matching[name] for name in beside if name in matching}
             means["seed"] = matching["seed"] if "seed" in given else None
+            means |= {"verdict": not no_verdict, "require": require}
             result = onebasin.merge_config(config, output, tell=tell, **means, **look)
             c.push(output, push_to_hub, result, tell)
         _print(result, result["models"], json, quiet)
+        _fail_below(require, result)
         return
     models = models or []
     if anchor != "auto" and not anchor.isdigit():
@@ -105,12 +131,19 @@ def merge(
         job, chosen = onebasin.merge_best_layers, {"validation": validation, "metric": metric}
     with c.progress(quiet, verbose) as tell:
         result = job(
-            models, output, method=method, quality=quality, weights=c.weights(weights), match=match, anchor=anchor,
-            heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, **chosen, **settings, **matching,
-            **look, tell=tell,
+            models, output, method=method, budget=budget, quality=quality, weights=c.weights(weights), match=match,
+            anchor=anchor, heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, require=require,
+            verdict=not no_verdict, **chosen, **settings, **matching, **look, tell=tell,
         )  # fmt: skip
         c.push(output, push_to_hub, result, tell)
     _print(result, models, json, quiet)
+    _fail_below(require, result)
+
+
+def _fail_below(require: float | None, result: dict[str, Any]) -> None:
+    if result.get("required") is False:
+        c.console.print(f"the result agrees with a source on less than {require} of predictions, which was required")
+        raise typer.Exit(1)
 
 
 def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: bool) -> None:

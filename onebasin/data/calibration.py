@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +19,24 @@ from torch.nn.functional import pad
 
 from onebasin.engine import Means, Tell
 from onebasin.models import Model
-from onebasin.running import loaded_model
 from onebasin.settings import Context, Count, Index, Indices, Seeded, Settings, Share, Strength, checked, setting
 
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows
+from .made import LENGTH, SEVERAL, made
 from .models import configured
 from .tasks import Task, load_task
 from .teaching import HELD_OUT, split_held_out
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 Batch = dict[str, Tensor]
-WRITTEN_AT_ONCE = 256  # sequences
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
 NOISY_COPIES = 8  # of every example
+JUDGED, FEW = 128, 16  # examples to judge a model on; those of a large one, and their tokens
+LARGE = 10**8  # numbers of a model
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,13 @@ class Reading(Settings):
 class Calibration(Reading, Seeded):
     """The calibration data that a job looks at.
 
-    data: `self` (causal language models write them) or a file, or several of these.
+    data: `self` (the models make them, see `onebasin.data.made`) or a file, or several of these.
     """
 
     data: str | Sequence[str] | None = setting(
         None,
-        "Calibration data: self (causal language models write them), or what onebasin evaluate takes; labels are "
-        "not needed. Several, separated by commas, share the samples, or are each model's own (fisher, regmean).",
+        "Calibration data: self (the models make them), or what onebasin evaluate takes; labels are not needed. "
+        "Several, separated by commas, share the samples, or are each model's own (fisher, regmean).",
     )
     samples: Count = setting(256, "Calibration sequences or images.")
     task: str | None = setting(None, "What the calibration data are for [default: by the model's class].")
@@ -101,13 +103,34 @@ class Data:
     def refuse_none(self) -> None:
         """Raise ValueError where no data are named."""
         if not self.given.data:
-            raise ValueError("calibration data are missing: --data self for causal language models, else --data FILE")
+            raise ValueError("calibration data are missing: --data FILE, or --data self, which the models make")
 
     @cached_property
     def batches(self) -> list[Batch]:
         """All batches. Raises ValueError as `calibration` does."""
         self.refuse_none()
         return calibration(self.models, self.given, self.means, self.tell, self.labels)
+
+    @cached_property
+    def judged(self) -> list[Batch]:
+        """Inputs to judge a merged model on, which nothing was fitted on: the data after those that are fitted on, or
+        where there are none, the last of these, which are held out everywhere; without data a few that the models make.
+        """
+        first = self.models[0]
+        large = sum(prod(entry.shape) for entry in first.signature.tensors.values()) > LARGE
+        count, length = (FEW, FEW) if large else (JUDGED, LENGTH)
+        length = self.given.context or min(length, first.config.get("max_position_embeddings") or length)
+        opt = replace(self.given, seed=self.given.seed + 1)
+        if self.given.data is None:
+            opt = replace(opt, data="self", samples=count, context=length)
+        elif self.given.data == "self":
+            opt = replace(opt, samples=count)
+        else:
+            opt = replace(opt, samples=self.given.samples + count * len(self.given.datasets))
+        found = calibration(self.models, opt, self.means, self.tell)
+        if "self" in opt.datasets:
+            return found[len(found) // 2 :] if "pixel_values" in found[0] else found  # what is imagined stands last
+        return recut(found, SEVERAL)[-(-self.given.samples // SEVERAL) :] or found[-1:]
 
     @cached_property
     def split(self) -> tuple[list[Batch], list[Batch] | None]:
@@ -123,7 +146,7 @@ class Data:
 def calibration(
     models: Sequence[Model], given: Calibration, means: Means, tell: Tell | None = None, labels: bool = False
 ) -> list[Batch]:
-    """Return inputs to measure on: what the models write themselves, or files, each with its share of the samples.
+    """Return inputs to measure on: what the models make themselves, or files, each with its share of the samples.
 
     Masked language models always keep their labels, which the text itself has: they tell where something was hidden.
 
@@ -143,9 +166,12 @@ def calibration(
     found: list[Sequence[Batch]] = []
     for file in given.datasets:
         if file == "self":
-            writers = [loaded_model(model, device=means.device).model for model in models]
-            written = self_generated(writers, share, given.context, given.seed)
-            found.append([{**batch, "labels": batch["input_ids"]} for batch in written] if labels else written)
+            written = made(
+                models, share, length=given.context, seed=given.seed, mask_id=given.mask_id,
+                mask_share=given.mask_share, maskable=given.maskable, means=means,
+            )  # fmt: skip
+            found.append([{**batch, "labels": batch["input_ids"]} if labels and "labels" not in batch else batch
+                          for batch in written])  # fmt: skip
         else:
             task = given.task or task_of(models[0])
             size = max(1, min(32, int(HELD_OUT * share)))  # so that a sixteenth can be held out of few examples, too
@@ -203,67 +229,6 @@ def is_for(model: Model, task: str) -> bool:
         return task_of(model) == task
     except ValueError:
         return False
-
-
-@torch.no_grad()
-def self_generated(
-    models: Sequence[PreTrainedModel], count: int = 256, length: int | None = None, seed: int = 0, batch: int = 32
-) -> list[Batch]:
-    """Return sequences that causal language models write themselves, in batches {"input_ids": (batch, length)}.
-
-    The first token is drawn uniformly from the vocabulary, all others from the model's own prediction at temperature
-    1. The models take turns, so each writes its share of every batch; which sequences come out depends on the numbers
-    below alone.
-
-    Args:
-        models: The writers.
-        count: How many sequences.
-        length: In tokens (default: what the models take, at most 512).
-        seed: Of the draws.
-        batch: Sequences in a batch.
-
-    Raises:
-        ValueError: A model is no causal language model, or the models' vocabularies differ.
-    """
-    longest = min(min(getattr(model.config, "max_position_embeddings", None) or 512, 512) for model in models)
-    length = longest if length is None else length
-    if count < 1 or batch < 1 or not 2 <= length <= longest:
-        raise ValueError(f"self-generated data need count and batch of 1 or more, and a length from 2 to {longest}")
-    for model in models:
-        _causal(model)
-    vocabulary = models[0].config.vocab_size
-    if any(model.config.vocab_size != vocabulary for model in models):
-        raise ValueError("the models have different vocabularies, so they cannot read what the other writes")
-    generator = torch.Generator().manual_seed(seed)
-    first = torch.randint(vocabulary, (count, 1), generator=generator)
-    whole = torch.empty(count, length, dtype=torch.long)
-    for turn, model in enumerate(models):
-        rows = torch.arange(turn, count, len(models))
-        for some in torch.split(rows, WRITTEN_AT_ONCE):
-            whole[some] = _continued(model, first[some], length, generator)
-    return [{"input_ids": ids} for ids in torch.split(whole, batch)]
-
-
-def _continued(model: PreTrainedModel, ids: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    cache: Any = None
-    while ids.shape[1] < length:
-        output = model(input_ids=ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        chances = output.logits[:, -1].float().softmax(-1).cpu()
-        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], 1)
-    return ids
-
-
-def _causal(model: PreTrainedModel) -> None:
-    """Raises ValueError unless the model predicts each token from those before it, and from nothing else."""
-    kind = f"{type(model).__name__} writes no text of its own; give unlabelled data for it (a file, or a builtin set)"
-    if model.main_input_name != "input_ids" or not model.can_generate():
-        raise ValueError(kind)
-    size = model.config.vocab_size
-    pair = torch.tensor([[0, 0], [0, size - 1]], device=model.device)
-    logits = getattr(model(input_ids=pair, use_cache=False), "logits", None)
-    if logits is None or logits.shape != (2, 2, size) or not torch.allclose(logits[0, 0], logits[1, 0], atol=1e-4):
-        raise ValueError(kind)
 
 
 def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int = 0) -> list[Batch]:

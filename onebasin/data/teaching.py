@@ -106,7 +106,7 @@ def _mean_over_outputs(
         others = [outputs[name] for outputs in theirs if name in outputs and outputs[name].shape == mine.shape]
         if name == "loss" or len(others) < len(theirs):
             continue
-        counted = _counted(mine, batch)
+        counted = where_counted(mine, batch)
         if counted is not None:
             mine, others = mine[counted], [other[counted] for other in others]
         if "logits" in name and mine.shape[-1] > 1:  # one number alone is a regression, no choice
@@ -118,7 +118,7 @@ def _mean_over_outputs(
     return torch.cat(terms).mean()
 
 
-def _counted(output: Tensor, batch: Batch) -> Tensor | None:
+def where_counted(output: Tensor, batch: Batch) -> Tensor | None:
     """The positions of an output (..., classes) that count, (...) bool; None where all do."""
     labels, mask = batch.get("labels"), batch.get("attention_mask")
     if labels is not None and labels.shape == output.shape[:-1]:
@@ -169,7 +169,7 @@ class Teachers:
 
 
 def _packed(output: Tensor, batch: Batch) -> Kept:
-    counted = _counted(output, batch)
+    counted = where_counted(output, batch)
     return (output, None) if counted is None else (output[counted], counted)
 
 

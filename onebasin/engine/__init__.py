@@ -11,7 +11,7 @@ from collections.abc import Callable
 from .cluster import on_ray
 from .descent import Descent
 from .means import Means, refuse_device
-from .memory import peak_memory
+from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
 from .placing import Appeared, Placing, appearing_file, clearly, placed_by
 from .store import Store, kept
@@ -26,6 +26,7 @@ __all__ = [
     "Store",
     "Tell",
     "appearing_file",
+    "available_memory",
     "behind",
     "clearly",
     "in_order",

@@ -7,6 +7,7 @@ Learned matching and distillation both descend so.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,17 @@ class Descent:
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
     turns, so that each can have a loss of its own: see `moves_scores`.
 
-    looks: at the held-out loss in one run. settings: what else makes the run, compared where a saved one is taken up
-    again. losses: step -> held-out loss; step 0 is the start.
+    looks: at the held-out loss in one run. seconds: how long a run takes, instead of `steps`; the learning rate falls
+    with the time then, and Ctrl-C ends the run early. settings: what else makes the run, compared where a
+    saved one is taken up again. losses: step -> held-out loss; step 0 is the start.
     """
 
     def __init__(
-        self, free: list[Tensor], scores: Sequence[Tensor] = (), *, steps: int, lr: float, looks: int, **settings: Any
-    ) -> None:
-        self.free, self.scores, self.steps, self.lr = free, scores, steps, lr
-        self.every = max(1, steps // looks)
+        self, free: list[Tensor], scores: Sequence[Tensor] = (), *, steps: int, lr: float, looks: int,
+        seconds: float | None = None, **settings: Any
+    ) -> None:  # fmt: skip
+        self.free, self.scores, self.steps, self.lr, self.seconds = free, scores, steps, lr, seconds
+        self.looks = looks
         self.settings = {"steps": steps, "lr": lr, **settings, "shapes": [list(t.shape) for t in free]}
         kinds = ([t for t in free if all(t is not score for score in scores)], list(scores))
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -78,22 +81,40 @@ class Descent:
         begun = self._resume(checkpoint) if checkpoint is not None else 0
         if begun:
             moved()
-        for step in range(begun + 1, self.steps + 1):
-            if not self.free or (patience is not None and self.since >= patience):
-                break
-            loss = loss_at(step)
-            self._move(loss, self.lr * learning_rate(step, self.steps), self.moves_scores(step))
-            moved()
-            if progress:
-                progress(f"step {step} of {self.steps}", float(loss.detach()))
-            if step % self.every == 0 or step == self.steps:
-                self._look(step, held_out_loss())
-                if checkpoint is not None:
-                    self._save(Path(checkpoint), step)
+        started, looked = time.perf_counter(), 0
+        try:
+            for step in range(begun + 1, self.steps + 1):
+                if not self.free or (patience is not None and self.since >= patience):
+                    break
+                gone = (step - 1) / max(self.steps - 1, 1)
+                if self.seconds is not None:
+                    gone = (time.perf_counter() - started) / self.seconds
+                if gone > 1:
+                    break
+                loss = loss_at(step)
+                self._move(loss, self.lr * learning_rate(step, gone), self.moves_scores(step))
+                moved()
+                if progress:
+                    total = self.steps if self.seconds is None else "as many as there is time for"
+                    progress(f"step {step} of {total}", float(loss.detach()))
+                if self._due(step, gone, looked):
+                    looked += 1
+                    self._look(step, held_out_loss())
+                    if checkpoint is not None:
+                        self._save(Path(checkpoint), step)
+        except KeyboardInterrupt:
+            if self.seconds is None:
+                raise
         with torch.no_grad():
             for numbers, best in zip(self.free, self.best, strict=True):
                 numbers.copy_(best)
         moved()
+
+    def _due(self, step: int, gone: float, looked: int) -> bool:
+        """Whether a look at the held-out loss is due: after equal shares of the steps, or of the time."""
+        if self.seconds is not None:
+            return gone * self.looks > looked + 1
+        return step % max(1, self.steps // self.looks) == 0 or step == self.steps
 
     def _move(self, loss: Tensor, lr: float, scores: bool) -> None:
         optimizer = self.optimizers[-1 if scores else 0]
@@ -146,6 +167,7 @@ class Descent:
         return step
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Share of the learning rate at a step, counted from 1: linear warm-up, linear decay."""
-    return min(step / WARM_UP, 1 - (1 - LAST) * (step - 1) / max(steps - 1, 1))
+def learning_rate(step: int, gone: float) -> float:
+    """Share of the learning rate at a step, counted from 1: linear warm-up, then linear decay with the share of the run
+    that is gone."""
+    return min(step / WARM_UP, 1 - (1 - LAST) * gone)

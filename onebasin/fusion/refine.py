@@ -29,7 +29,7 @@ from onebasin.data.teaching import (
     split_held_out,
 )
 from onebasin.engine import Descent
-from onebasin.models import Folder
+from onebasin.models import Model
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
 from onebasin.settings import Count, Rate, Weight, checked
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOOKS = 10  # at the held-out loss in one run
+MOST_STEPS = 10**5  # of a run that is bounded by time
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ class Refined:
 
 
 def refine(
-    merged: Folder,
-    teachers: Sequence[Folder],
+    merged: Model,
+    teachers: Sequence[Model],
     batches: Sequence[Batch],
     *,
     held_out: Sequence[Batch] | None = None,
+    start: Mapping[str, Tensor] | None = None,
     steps: int = 200,
+    seconds: float | None = None,
     lr: float = 1e-3,
     weights: Sequence[float] | None = None,
     seed: int = 0,
@@ -78,7 +81,9 @@ def refine(
         batches: Inputs.
         held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one; they then teach
             nothing).
+        start: Role -> tensor, instead of those of `merged`.
         steps: How many.
+        seconds: How long it takes, instead of `steps`.
         lr: The largest learning rate.
         weights: Of the teachers' predictions (default: equal).
         seed: Of the order of batches.
@@ -86,8 +91,7 @@ def refine(
         dtype: Of the weights and their updates.
         device: Where it runs.
         mixed: Products of matrices in bfloat16, which graphics cards and recent processors do faster (Micikevicius et
-            al.,
-            2018); on processors with attention maps held whole.
+            al., 2018); on processors with attention maps held whole.
         checkpoint: As in `Descent`; it holds four numbers for each of the model's.
         progress: As in `Descent`.
 
@@ -104,6 +108,10 @@ def refine(
     # On processors the gradient of torch's fused attention multiplies many small blocks, each at a cost of its own.
     attention = "eager" if mixed and torch.device(device).type == "cpu" else None
     student = loaded_model(merged, dtype=dtype, device=device, attention=attention)
+    if start is not None:
+        student.fill(start.__getitem__)
+        student.fill_buffers(start.__getitem__)
+    steps = MOST_STEPS if seconds else steps
     forward = function_of(student)
     free = student.parameter
     for parameter in free.values():
@@ -117,8 +125,8 @@ def refine(
         batch = fit[order[step - 1]]
         return loss(forward(free, batch), answers(batch), shares, batch)
 
-    run = Descent(list(free.values()), steps=steps, lr=lr, looks=LOOKS, seed=seed, batches=len(fit), weights=shares,
-                  mixed=mixed)  # fmt: skip
+    run = Descent(list(free.values()), steps=steps, lr=lr, looks=LOOKS, seconds=seconds, seed=seed,
+                  batches=len(fit), weights=shares, mixed=mixed)  # fmt: skip
     run.descend(loss_at, held_out_loss, checkpoint=checkpoint, progress=progress)
     for parameter in free.values():
         parameter.requires_grad_(False)

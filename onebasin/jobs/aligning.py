@@ -238,7 +238,8 @@ def learn(
         [alignments[i] for i in others], groups_of(models[centre], opt), forward,
         recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_out=held_out,
         steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=LOSSES[opt.loss],
-        permutations=opt.permutations, patience=opt.patience, checkpoint=opt.checkpoint, progress=shown,
+        permutations=opt.permutations, patience=opt.patience, seconds=opt.seconds,
+        checkpoint=opt.checkpoint, progress=shown,
     )  # fmt: skip
 
 

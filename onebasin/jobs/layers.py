@@ -58,12 +58,12 @@ def merge_best_layers(
     or the models' class. metric: `loss`, `accuracy`, or another of the task's. options: of `merge`, but layers.
 
     Returns as `merge`, with `layers` and `tried` (layers -> score). Raises ValueError as `merge` does, for validation
-    data that are missing, and where no matching or `quality` leaves nothing to choose.
+    data that are missing, and where no matching or a budget leaves nothing to choose.
     """
     if validation is None:
         raise ValueError("layers auto chooses by validation data, which are missing: --validation FILE")
-    if options.get("match") == "none" or options.get("quality") is not None:
-        raise ValueError("layers auto chooses what is matched: it does not go with --match none or --quality")
+    if options.get("match") == "none" or options.get("quality") or options.get("budget"):
+        raise ValueError("layers auto chooses what is matched: it does not go with --match none or --budget")
     device = options.get("device", "cpu")
     refuse_device(device)
     data, split = split_off(validation)
@@ -77,7 +77,8 @@ def merge_best_layers(
     def measure(some: list[int]) -> float:
         if tell:
             tell(f"matching layers {', '.join(map(str, some))}")
-        model = merge(models, layers=some, verify=False, **options)["model"].to(device)
+        model = merge(models, layers=some, **{**options, "verify": False, "verdict": False, "require": None})["model"]
+        model.to(device)
         found: float = getattr(evaluate(model, task), metric.replace("-", "_"))
         return found
 

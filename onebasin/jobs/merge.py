@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,31 @@ from onebasin.engine import peak_memory
 from onebasin.fusion import loadable, method_of, name_of
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Method, Sources
+from onebasin.matching.learned import Learning
+from onebasin.matching.weights import Weights
 from onebasin.models import Model, Rewritten, of_one_width, write_model
+from onebasin.models.kinship import APART, Kinship, kinship
 from onebasin.models.outputs import Output
 from onebasin.running import load_model
-from onebasin.settings import Temperature, checked, refuse_left, taken
+from onebasin.settings import Factor, Temperature, checked, duration, refuse_left, taken
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
 from .aligning import Aligned, align_all, softened
 from .folders import numel, one_vocabulary, opened, refuse_places, together, unit_folder, workplace
 from .frame import Frame, in_one_frame
-from .options import ModelSource, Options, Tell, Written, refuse_out_of_range, shares_of, stored_dtype
-from .quality import LEVEL, Chosen, choose, refuse_settled
+from .options import (
+    Matching,
+    ModelSource,
+    Options,
+    Tell,
+    Written,
+    refuse_out_of_range,
+    shares_of,
+    stored_dtype,
+)
+from .search import LEVEL, QUALITIES, Chosen, Search, choose, judged_on
+from .verdict import verdict_on
 from .writing import Record, hashed, ready_to_verify
 
 
@@ -34,10 +47,11 @@ def merge(
     models: Sequence[ModelSource],
     output: str | Path | None = None,
     *,
-    method: str | Method = "average",
+    method: str | Method | None = None,
+    budget: str | float | None = None,
     quality: str | None = None,
     weights: Sequence[float] | None = None,
-    match: str = "paper",
+    match: str | None = None,
     anchor: int | str = "auto",
     heads_from: int | None = None,
     soft: float | None = None,
@@ -45,19 +59,26 @@ def merge(
     dtype: str | None = None,
     overwrite: bool = False,
     verify: bool | str = "outputs",
+    verdict: bool = True,
+    require: float | None = None,
     tell: Tell | None = None,
     command: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Match every model to an anchor, then merge them into one.
+    """Merge models into one, and judge whether the result predicts what they do.
+
+    Where nothing is said of how, the weights decide: models of one base are averaged as they are, models that were
+    trained apart are merged in the best of several ways, see `onebasin.jobs.search`.
 
     Args:
         models: two or more.
         output: the folder to write (None: the result holds the merged `model`).
         method: one of `onebasin.METHODS`, or one with its settings, such as `RegMean(shrink=0.5)`.
-        quality: fast, balanced or best, which choose level, matching and method, see `onebasin.jobs.quality`.
+        budget: how long to search for the best way, such as "5m" or seconds: closed forms first, then learning, then
+            distilling.
+        quality: a name for a budget: fast (30 s), balanced (5 m) or best (30 m).
         weights: one per model (default: equal); they are used as given.
-        match: "none" or a level of symmetry.
+        match: "none" or a level of symmetry (default with a method or another setting of matching: paper).
         anchor: the model that stays as it is, counted from 0, or "auto": the one nearest to the mean of all.
         heads_from: the model whose task head, labels and configuration the result takes (default: the anchor).
         soft: temperature of a coupling that mixes FFN neurons after matching (semi-permutations; the mixed models are
@@ -67,6 +88,8 @@ def merge(
         dtype: of the weights written (default: the template's).
         overwrite: whether to replace the output where it exists.
         verify: check that every matched model still computes its source's function, as in `match`.
+        verdict: whether to compare the result's predictions with its sources', see `onebasin.jobs.verdict`.
+        require: the least agreement with every source that counts as a success; the result says `required`.
         tell: called with a sentence at every step.
         command: what the model card says made the model.
         settings: those of the method, and the fields of `Options` and `Written`.
@@ -79,19 +102,22 @@ def merge(
     """
     started = time.perf_counter()
     stored = stored_dtype(dtype)
-    if quality is not None:
-        refuse_settled(quality, method=method, match=match, match_with=settings.get("match_with", "weights"),
-                       soft=soft, spread=settings.get("spread", False))  # fmt: skip
-        match = LEVEL
     if "symmetry" in settings:
         raise ValueError("symmetry: the level of a merge is its argument match")
-    way = taken(method_of(method), settings) if isinstance(method, str) else method
+    require = checked(Factor | None, "require", require)
+    way = method if isinstance(method, Method) else taken(method_of(method or "average"), settings)
     look = taken(Written, settings)
-    opt = replace(taken(Options, settings), symmetry="paper" if match == "none" else match)
+    opt = taken(Options, settings)
     refuse_other_settings(settings, way)
+    said = [*said_of_matching(opt), *(name for name, value in (("method", method), ("match", match), ("soft", soft),
+            ("tokenizer_source", tokenizer_source)) if value is not None)]  # fmt: skip
+    seconds = seconds_of(budget, quality, said)
+    searches = seconds is not None or not said
+    level = LEVEL if searches else match or "paper"
+    opt = replace(opt, symmetry="paper" if level == "none" else level)
     centre = None if anchor == "auto" else int(anchor)
-    plan = Plan(way, quality, match, shares_of(weights, len(models)), centre, heads_from, soft)
-    if tokenizer_source is not None and (quality is not None or way.fitted):
+    plan = Plan(way, searches, seconds, level, shares_of(weights, len(models)), centre, heads_from, soft)
+    if tokenizer_source is not None and way.fitted:
         raise ValueError("--tokenizer-source: models of different vocabularies can be averaged, not fitted")
     if opt.permutations == "sinkhorn" and (soft is not None or way.fitted):
         raise ValueError(
@@ -106,25 +132,32 @@ def merge(
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(folders))
         given, unified = stack.enter_context(one_vocabulary(folders, tokenizer_source, centre or 0))
+        kin = None
+        if plan.searches:
+            kin = kinship(given, workers=opt.workers)
+            plan = plan.for_kin(kin, opt)
         sized, plan = of_one_size(given, plan, opt, tell)
-        frame = in_one_frame(sized, plan.anchor, match, opt, tell, shares=plan.shares, verify=verify)
+        frame = in_one_frame(sized, plan.anchor, plan.match, opt, tell, shares=plan.shares, verify=verify)
         data = Data(frame.models, opt, opt, tell, opt.labels)
         template = frame.centre if heads_from is None else heads_from
-        chosen = aligned(frame, plan, opt, data, template)
+        chosen = aligned(frame, plan, opt, data, template, kin, started)
         mixed = softly(plan, frame, chosen.aligned, opt)
         sources = Sources(mixed if unified is None else unified.filled(mixed, opt.dtype), plan.shares, frame.centre,
                           template)  # fmt: skip
         merged = chosen.merged or chosen.method.merge(sources, data, opt, tell)
         told = {
             "output": None if output is None else str(output),
-            **facts_of(plan, chosen, frame),
-            "notes": notes_of(plan, frame, chosen, template),
+            **facts_of(plan, chosen, frame, kin),
+            "notes": notes_of(plan, frame, chosen, template, kin),
         }
 
         def complete(folder: Path) -> dict[str, Any]:
             """Before anyone sees the folder."""
             differences = frame.differences(chosen.aligned.models, opt, tell)
             result = {**told, **merged.facts, "max_output_difference": differences}
+            if verdict:
+                found = verdict_on(folder, given, lambda: chosen.held or data.judged, chosen.judged_on, opt, tell)
+                result = {**result, **found.facts(require), "notes": [*result["notes"], found.sentence]}
             record = Record("merge", command, folders, opt, result, chosen.aligned.found, sha256)
             record.write(folder, look.write_model_card)
             return result
@@ -147,11 +180,13 @@ def merge(
 class Plan:
     """What `merge` was asked for. Raises ValueError for what does not go together.
 
-    anchor: None for auto. carried: whether the models were brought to one width by the method already.
+    searches: whether it chooses how to merge by itself. budget: its seconds, None for closed forms alone. anchor: None
+    for auto. carried: whether the models were brought to one width by the method already.
     """
 
     method: Method
-    quality: str | None
+    searches: bool
+    budget: float | None
     match: str
     shares: list[float]
     anchor: int | None
@@ -175,6 +210,13 @@ class Plan:
         """That of the method."""
         return name_of(type(self.method))
 
+    def for_kin(self, kin: Kinship, opt: Options) -> Plan:
+        """Return what to do for models that are related so: those of one base stay as they are, and without data there
+        is nothing to choose."""
+        if kin.kind == APART:
+            return self
+        return replace(self, match="none", searches=opt.data is not None or self.budget is not None)
+
 
 def refuse_other_settings(left: Mapping[str, Any], method: Method) -> None:
     """Raise ValueError for keyword arguments that nobody took, naming the methods that they are settings of."""
@@ -194,15 +236,39 @@ def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | N
     return carried, replace(plan, anchor=anchor, carried=True)
 
 
-def aligned(frame: Frame, plan: Plan, opt: Options, data: Data, template: int) -> Chosen:
-    """Return the models of a frame, aligned; merged already where the quality tries several ways."""
-    if plan.quality is not None:
-        return choose(plan.quality, frame.models, frame.centre, template, plan.shares, opt, data.tell)
+def said_of_matching(opt: Options) -> list[str]:
+    """Return the settings of matching that are not as usual: who sets them says how to merge."""
+    usual = Options()
+    names = [name for kind in (Matching, Weights, Learning) for name in kind.names() if name != "seed"]
+    return [name for name in names if getattr(opt, name) != getattr(usual, name)]
+
+
+def seconds_of(budget: str | float | None, quality: str | None, said: Sequence[str]) -> float | None:
+    """Return the seconds of a budget or quality, None for neither. Raises ValueError for what it settles by itself."""
+    if quality is not None and quality not in QUALITIES:
+        raise ValueError(f"quality '{quality}': choose one of {', '.join(QUALITIES)}")
+    if quality is not None and budget is not None:
+        raise ValueError("quality is a name for a budget; leave one of the two out")
+    if budget is None and quality is None:
+        return None
+    if said:
+        raise ValueError(f"a budget chooses {said[0].replace('_', '-')} by itself; leave one of the two out")
+    return QUALITIES[quality] if quality is not None else duration(budget or "")
+
+
+def aligned(
+    frame: Frame, plan: Plan, opt: Options, data: Data, template: int, kin: Kinship | None, started: float
+) -> Chosen:
+    """Return the models of a frame, aligned; merged already where several ways were tried."""
+    if plan.searches and kin is not None:
+        return choose(
+            Search(frame.models, frame.centre, template, plan.shares, kin, opt, plan.budget, started, data.tell)
+        )
     if plan.method.needs_data:
         data.refuse_none()
     batches, held = data.split if plan.match != "none" and opt.measures else (None, None)
     found = align_all(frame.models, frame.centre, plan.match, opt, data.tell, batches, held)
-    return Chosen(found, Average() if plan.carried else plan.method, None, {}, [])
+    return Chosen(found, Average() if plan.carried else plan.method, judged_on=judged_on(opt))
 
 
 def softly(plan: Plan, frame: Frame, aligned: Aligned, opt: Options) -> list[Model]:
@@ -217,9 +283,9 @@ def softly(plan: Plan, frame: Frame, aligned: Aligned, opt: Options) -> list[Mod
     return models
 
 
-def facts_of(plan: Plan, chosen: Chosen, frame: Frame) -> dict[str, Any]:
+def facts_of(plan: Plan, chosen: Chosen, frame: Frame, kin: Kinship | None) -> dict[str, Any]:
     """Return what the result says of the models and of how they were merged."""
-    found, method = chosen.aligned.found, plan.method if plan.quality is None else chosen.method
+    found, method = chosen.aligned.found, chosen.method if plan.searches else plan.method
     return {
         "anchor": frame.centre,
         "method": name_of(type(method)),
@@ -229,13 +295,18 @@ def facts_of(plan: Plan, chosen: Chosen, frame: Frame) -> dict[str, Any]:
         "distance_after": [item.after.distance for item in found],
         "objective": found[0].objective,
         **({"settings": method.told()} if method.told() else {}),
-        **({"quality": chosen.report} if chosen.report else {}),
+        **({"kinship": asdict(kin)} if kin else {}),
+        **({"search": chosen.report} if chosen.report else {}),
     }
 
 
-def notes_of(plan: Plan, frame: Frame, chosen: Chosen, template: int) -> list[str]:
+def notes_of(plan: Plan, frame: Frame, chosen: Chosen, template: int, kin: Kinship | None) -> list[str]:
     """Return what the user should know about the result, each once."""
-    notes = [*frame.models[template].notes, *(note for item in chosen.aligned.found for note in item.notes)]
+    notes = [
+        *([f"the models: {kin.sentence}"] if kin else []),
+        *frame.models[template].notes,
+        *(note for item in chosen.aligned.found for note in item.notes),
+    ]
     if frame.common.differing:
         notes.append(f"copied from model {template} ({frame.given[template].name}), since the models differ there: "
                      + ", ".join(frame.common.differing))  # fmt: skip

@@ -26,7 +26,7 @@ from torch import Tensor
 from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, mean_loss, split_held_out
 from onebasin.engine import Descent
 from onebasin.running.trace import Batch
-from onebasin.settings import Count, Rate, Seeded, checked, setting
+from onebasin.settings import Count, Rate, Seconds, Seeded, checked, setting
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts
@@ -35,6 +35,7 @@ from .latents import PERMUTATIONS, Latent, blend, finished, zeros
 
 LOOKS = 20  # at the held-out loss in one run
 LEAN = 0.1  # weight of all sources together where orders are learned
+MOST_STEPS = 10**5  # of a run that is bounded by time
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Learning(Seeded):
         "fixed",
         "In learning: fixed as they start; straight-through learns them, too; sinkhorn (merge only) mixes "
         "neurons, and the averaged models are then no longer the same functions as their sources.",
+    )
+    seconds: Seconds | None = setting(
+        None, "Learn for so many seconds instead of a number of steps [default: all steps]."
     )
     checkpoint: str | None = setting(None, "Save learning in this file as it goes, and continue from it.")
 
@@ -92,6 +96,7 @@ def match_learned(
     loss: Loss | None = None,
     permutations: str = "fixed",
     patience: int | None = None,
+    seconds: float | None = None,
     checkpoint: str | Path | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Learned:
@@ -115,6 +120,7 @@ def match_learned(
             neurons to doubly stochastic couplings, after which the sources are no longer the same functions.
         patience: Stop after this many looks at the held-out loss without improvement (there are 20); None: run all
             steps.
+        seconds: How long to learn, instead of `steps`.
         checkpoint: A file that the run is saved in at every look, and continued from where it exists; a continued run
             ends as an undisturbed one does.
         progress: Called with a text and the loss.
@@ -142,6 +148,7 @@ def match_learned(
     def held_out_loss() -> float:
         return mean_loss(loss, partial(forward, merged(equal)), answers, equal, held)
 
+    steps = MOST_STEPS if seconds else steps
     order, weights = descent_plan(seed, steps, len(fit), len(sources) + 1)
 
     def loss_at(step: int) -> Tensor:
@@ -150,8 +157,8 @@ def match_learned(
             shares = leaning(shares)
         return loss(forward(merged(shares), batch), answers(batch), shares, batch)
 
-    run = Descent(moving.free, moving.scores, steps=steps, lr=lr, looks=LOOKS, seed=seed, batches=len(fit),
-                  sources=len(sources), permutations=permutations)  # fmt: skip
+    run = Descent(moving.free, moving.scores, steps=steps, seconds=seconds, lr=lr, looks=LOOKS, seed=seed,
+                  batches=len(fit), sources=len(sources), permutations=permutations)  # fmt: skip
     run.descend(loss_at, held_out_loss, moved=moving.forget, patience=patience, checkpoint=checkpoint,
                 progress=progress)  # fmt: skip
     found = [finished(signature, groups, *pair) for pair in zip(starts, moving.latents, strict=True)]

@@ -31,6 +31,7 @@ from onebasin.settings import Few, Seed, checked
 
 RESULTS = "results.json"
 LEVELS = ("paper", "full")
+BEST = "best"  # what `onebasin merge` chooses by itself, on images without labels
 WIDTH, HEADS = 48, 4
 EPOCHS = 30
 BATCH = 64
@@ -96,7 +97,8 @@ def demo(
     started = time.perf_counter()
     folder = Path(output)
     settings = ("none", *levels)
-    steps = models + len(settings) * (2 if models == 2 else 3)  # models to train, merges, curves
+    groups = 1 if models == 2 else 2  # of models that are merged: the first two, and all
+    steps = models + len(settings) * (groups + 1) + groups  # models to train, merges and curves, the best merges
     done = 0
 
     def next_step(what: str) -> None:
@@ -141,6 +143,10 @@ def demo(
         results["pair"][level]["barrier"] = results["curves"][level]["barrier"]
         results["pair"][level]["curve_seconds"] = _seconds(start)
 
+    for group, some in (("pair", folders[:2]), ("all", folders)):
+        if group == "pair" or models > 2:
+            next_step(f"the best merge of {len(some)} models")
+            results[group][BEST] = _merged(some, folder / f"merged-{group}-{BEST}", BEST, task)
     results["picture"] = None
     if find_spec("matplotlib") is not None:
         names = {level: SETTINGS.get(level, level) for level in settings}
@@ -190,7 +196,9 @@ def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageCla
 
 
 def _merged(folders: Sequence[Path], output: Path, level: str, task: Task) -> dict[str, Any]:
-    found = onebasin.merge(folders, output, match=level, anchor=0, overwrite=True)
+    """Merge at a level, or, as `BEST`, in the best way that is found with training images, without labels."""
+    how: dict[str, Any] = {"data": "builtin:digits"} if level == BEST else {"match": level, "verdict": False}
+    found = onebasin.merge(folders, output, anchor=0, overwrite=True, **how)
     keys = ("distance_before", "distance_after", "max_output_difference", "seconds")
     return {"folder": str(output), **_scores(output, task), **{key: found[key] for key in keys}}
 

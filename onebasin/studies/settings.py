@@ -63,7 +63,7 @@ def merged(
     data = [split_off(corpus.calibration)[0] for corpus in corpora if corpus.calibration]
     options: dict[str, Any] = {"data": data[0] if len(data) == 1 else data} if data else {}
     found = onebasin.merge(
-        list(folders), match="none", anchor=0, verify=False, samples=config.samples, task=config.task,
+        list(folders), match="none", anchor=0, verify=False, verdict=False, samples=config.samples, task=config.task,
         **how, **options, **{key: value for key, value in config.options.items() if key in ("context", "vocabulary")},
     )  # fmt: skip
     model: PreTrainedModel = found["model"]

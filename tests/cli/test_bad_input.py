@@ -110,8 +110,8 @@ def test_models_that_cannot_be_paired(
     refused: Any, a: Path, tmp_path: Path, kind: str, config: dict[str, Any], words: list[str]
 ) -> None:
     other = folder(tmp_path / "other", kind, **config)
-    for command in (("match", a, other, "-o", tmp_path / "out"), ("merge", a, other, "-o", tmp_path / "out"),
-                    ("distance", a, other)):  # fmt: skip
+    for command in (("match", a, other, "-o", tmp_path / "out"), ("distance", a, other),
+                    ("merge", a, other, "-o", tmp_path / "out", "--match", "paper")):  # fmt: skip
         line = refused(*command)
         assert all(word in line for word in [*words, str(a), str(other)])
 
@@ -268,7 +268,7 @@ def test_statistics_that_are_not_there_are_missed_before_matching(
 def test_an_output_that_exists(refused: Any, a: Path, b: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    for command in (("match", b, a), ("merge", a, b), ("canonical", a)):
+    for command in (("match", b, a), ("merge", a, b, "--match", "paper"), ("canonical", a)):
         assert "--overwrite" in refused(*command, "-o", tmp_path / "out")
         assert "not a model folder" in refused(*command, "-o", tmp_path / "out", "--overwrite")
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
@@ -327,7 +327,7 @@ def test_a_full_disk(run: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: py
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     new = tmp_path / "new"
-    for command in (("match", b, a), ("merge", a, b), ("canonical", a)):
+    for command in (("match", b, a), ("merge", a, b, "--match", "paper"), ("canonical", a)):
         with monkeypatch.context() as full:
             full.setattr(Shard, "add", add)
             failed = run(*command, "-o", new / "out")
@@ -355,9 +355,10 @@ def test_a_model_that_differs_is_refused(
         return out * 1.5 if role == "encoder.layer.1.attention.self.value.weight" and self.alignment.elements else out
 
     monkeypatch.setattr(Rewritten, "read", wrong)
-    line = refused(job, b, a, "-o", tmp_path / "out")
+    paper = ["--match", "paper"] if job == "merge" else []
+    line = refused(job, b, a, "-o", tmp_path / "out", *paper)
     assert "differs from the original by" in line and "nothing was written" in line
-    run(job, b, a, "-o", tmp_path / "out", "--no-verify")
+    run(job, b, a, "-o", tmp_path / "out", "--no-verify", *paper)
     assert (tmp_path / "out").is_dir()
 
 
@@ -426,7 +427,7 @@ def test_names_are_printed_as_they_are(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(a, f"./{name}")
     for words in (("inspect", f"./{name}"), ("match", f"./{name}", b, "-o", tmp_path / "out"),
-                  ("merge", a, f"./{name}", "-o", tmp_path / "merged", "-v")):  # fmt: skip
+                  ("merge", a, f"./{name}", "-o", tmp_path / "merged", "-v", "--match", "paper")):  # fmt: skip
         result = run(*words)
         assert result.exit_code == 0, result.stderr
         assert words[0] != "merge" or f"verifying ./{shown}" in result.stderr

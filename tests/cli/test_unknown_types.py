@@ -62,7 +62,7 @@ def test_a_scrambled_copy_is_recovered(own: bool, ask: Any, mine: Path, table: P
     assert found["max_output_difference"] is None
     assert ask("distance", tmp_path / "out", mine, *which)["relative"] < 1e-5
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "my-bert"
-    ask("merge", source, mine, "-o", tmp_path / "merged", *which, "--anchor", 1, "--no-verify")
+    ask("merge", source, mine, "-o", tmp_path / "merged", *which, "--anchor", 1, "--no-verify", "--match", "paper")
     assert ask("distance", tmp_path / "merged", mine, *which)["relative"] < 1e-5
 
 
@@ -76,7 +76,12 @@ def test_verifying_needs_a_class_and_says_so_before_any_work(
     monkeypatch.setattr("onebasin.jobs.units.solve", worked)
     for place in ("folders", "canonical"):
         monkeypatch.setattr(f"onebasin.jobs.{place}.Canonical", worked)
-    jobs = (("match", mine, a), ("merge", a, mine), ("match", mine, a, "--symmetry", "full"), ("canonical", mine))
+    jobs = (
+        ("match", mine, a),
+        ("merge", a, mine, "--match", "paper"),
+        ("match", mine, a, "--symmetry", "full"),
+        ("canonical", mine),
+    )
     for words in jobs:
         line = refused(*words, "-o", tmp_path / "out", "--family", "bert")
         assert f"'{mine}' is of type 'my-bert', which transformers has no class for" in line and "--no-verify" in line

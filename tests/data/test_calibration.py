@@ -9,7 +9,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from zoo import CASES, GPT2, save
 
 from onebasin.data import load_task
-from onebasin.data.calibration import NOISY_COPIES, from_file, noisy, recut, self_generated
+from onebasin.data.calibration import NOISY_COPIES, from_file, noisy, recut
+from onebasin.data.made import self_generated
 
 
 def certain(seed: int) -> PreTrainedModel:

@@ -28,6 +28,7 @@ from ..folders import one_vocabulary, opened, refuse_damaged, together, workplac
 from ..frame import in_one_frame
 from ..merge import merge
 from ..options import Options, Tell, Written
+from ..verdict import verdict_on
 from ..writing import Record, hashed, tensors_of
 from .run import merge_in_mergekit, parameters_of
 from .schema import Recipe, Reference, parameter_names, read_recipe
@@ -43,6 +44,8 @@ def merge_config(
     family: str | None = None,
     overwrite: bool = False,
     verify: bool | str = "outputs",
+    verdict: bool = True,
+    require: float | None = None,
     seed: int | None = None,
     tell: Tell | None = None,
     command: str | None = None,
@@ -80,7 +83,7 @@ def merge_config(
         base = names.index(str(recipe.base_model)) if recipe.base_model else 0
         if recipe.merge_method in METHODS:
             result = merge(sources, output, **_whole(recipe, names, base), **common, **vars(look), overwrite=overwrite,
-                           verify=verify, tell=tell, command=command)  # fmt: skip
+                           verify=verify, verdict=verdict, require=require, tell=tell, command=command)  # fmt: skip
             return {**result, "models": names}
         align = recipe.align if recipe.align and recipe.align.symmetry != "none" else None
         opt = Options(**(align.options() if align else {}), **common)
@@ -110,6 +113,14 @@ def merge_config(
         result["notes"] = list(dict.fromkeys(note for item in found for note in item.notes))
         layout = models[base]
         record = Record("merge", command, sources, opt, result, found, sha256)
+
+        def finish(folder: Path) -> None:
+            if verdict and not recipe.slices:  # layers that are stacked make a model of its own
+                judged = verdict_on(folder, sources, list, "", opt, tell)
+                result.update(judged.facts(require))
+                result["notes"].append(judged.sentence)
+            record.write(folder, look.write_model_card)
+
         if tell:
             tell(recipe.merge_method if ours else f"{recipe.merge_method}, in mergekit")
         with together(opt) as placing:
@@ -128,7 +139,7 @@ def merge_config(
                     ):
                         if roles:
                             result["notes"].append(f"{words}: {', '.join(roles)}")
-                    record.write(folder, look.write_model_card)
+                    finish(folder)
 
                 dtype = recipe.out_dtype or recipe.dtype
                 view = View(layout, updates=config_of(recipe, by_name, layout))
@@ -143,7 +154,7 @@ def merge_config(
                 merge_in_mergekit(recipe, dict(zip(names, places, strict=True)), target, layout=places[base],
                                   device=device, seed=seed, unified=unified is not None, overwrite=overwrite,
                                   look=look, placing=placing,
-                                  complete=lambda folder: record.write(folder, look.write_model_card))  # fmt: skip
+                                  complete=finish)  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that need no dataset: the models make them.
+
+    causal language models   write: each token is drawn from the model's own prediction
+    masked language models   write by Gibbs sampling: all is hidden first, then tokens are drawn anew, some at a time
+    encoder-decoders         answer: the decoder writes to a random source
+    image classifiers        look at textures, and imagine: textures are changed until the models see a class
+    all others               look at textures, or read lines of the standard library's documentation (random tokens
+                             where there is no tokenizer)
+
+What models write lies where they were trained, so it tells nearly as much of them as their data do. Textures do not,
+and tell less; what models imagine stands last, since it is better to choose and to judge by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from onebasin.engine import Means
+from onebasin.models import Model
+from onebasin.running import loaded_model
+from onebasin.running.probes import POSITIONS, probe
+
+from .batches import IGNORED, TOKENIZER_FILES
+from .models import quiet
+from .text import stdlib_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Batch = dict[str, Tensor]
+WRITTEN_AT_ONCE = 256  # sequences
+LENGTH = 64  # tokens, where sequences are written by many passes over them
+REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw some of it anew
+FEWEST_WORDS = 5  # of a line that is taken for written language
+DECODED = 32  # tokens that a decoder writes
+IMAGINED, STRIDE = 20, 0.1  # steps towards pictures that the models see classes in, and their length
+SEVERAL = 32  # examples in a batch
+
+
+def made(models: Sequence[Model], count: int, *, length: int | None = None, seed: int = 0, mask_id: int | None = None,
+         mask_share: float = 0.15, maskable: Sequence[int] | None = None, batch: int | None = None,
+         means: Means | None = None) -> list[Batch]:  # fmt: skip
+    """Return inputs that models of one kind make themselves, for measuring on.
+
+    Args:
+        models: whose inputs they are; they take turns in writing.
+        count: of examples.
+        length: of sequences, in tokens (default: what the models take, at most 512, or 64 where writing takes many
+            passes).
+        seed: of all that is drawn.
+        mask_id, mask_share, maskable: of masked language models, as in `load_task` (default: the tokenizer's mask, or
+            see `hidden_token`).
+        batch: examples in a batch (default: 32, fewer where these made less than eight batches).
+        means: the device of the arithmetic.
+
+    Returns:
+        Batches of what the models take; those of masked language models have `labels`.
+
+    Raises:
+        ValueError: for models that do not take each other's inputs.
+    """
+    device, batch = (means or Means()).device, batch or max(1, min(SEVERAL, count // 8))
+    stock = [loaded_model(model, device=device).model for model in models]
+    if writes(stock[0]):
+        return self_generated(stock, count, length, seed, batch)
+    generator = torch.Generator().manual_seed(seed)
+    tokenizer = _tokenizer(models[0].origin.folder)
+    if type(stock[0]).__name__.endswith("MaskedLM"):
+        before, after, own = _framing(tokenizer)
+        mask = mask_id if mask_id is not None else own
+        mask = hidden_token(stock, generator) if mask is None else mask
+        whole = gibbs(stock, count, length or _longest(stock, LENGTH), mask, before, after, generator)
+        return [masked(ids, mask, mask_share, maskable, len(before), len(after), generator)
+                for ids in torch.split(whole, batch)]  # fmt: skip
+    found = []
+    for number, start in enumerate(range(0, count, batch)):
+        some = min(batch, count - start)
+        given = probe(stock[0], stock[-1], some, length or LENGTH, seed + number)
+        if tokenizer is not None and given.keys() >= {"input_ids", "attention_mask"} and given["input_ids"].dim() == 2:
+            given |= sentences(tokenizer, some, given["input_ids"].shape[1], generator)
+        for name in ("pixel_values", "input_features"):
+            if name in given:
+                given[name] = pictures(given[name].shape, generator).to(given[name])
+        if "decoder_input_ids" in given and hasattr(stock[0], "get_encoder"):
+            given["decoder_input_ids"] = decoded(stock[number % len(stock)], given, generator)
+            given.pop("decoder_attention_mask", None)
+        if given.keys() == {"pixel_values"} and 2 * (start + some) > count:
+            given = imagined(stock, given, generator)
+        found.append({name: value.cpu() for name, value in given.items()})
+    return found
+
+
+def _longest(models: Sequence[PreTrainedModel], most: int) -> int:
+    """The longest sequence that all models take, at most `most`."""
+    return min(min(getattr(model.config, "max_position_embeddings", None) or most, most) for model in models)
+
+
+# --- text -------------------------------------------------------------------------------------------------------
+
+
+def writes(model: PreTrainedModel) -> bool:
+    """Whether a model is a causal language model, by what it does."""
+    try:
+        _refuse_not_causal(model)
+    except ValueError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def self_generated(
+    models: Sequence[PreTrainedModel], count: int = 256, length: int | None = None, seed: int = 0, batch: int = 32
+) -> list[Batch]:
+    """Return sequences that causal language models write themselves, in batches {"input_ids": (batch, length)}.
+
+    The first token is drawn uniformly from the vocabulary, all others from the model's own prediction at temperature
+    1. The models take turns, so each writes its share of every batch; which sequences come out depends on the numbers
+    below alone.
+
+    Args:
+        models: The writers.
+        count: How many sequences.
+        length: In tokens (default: what the models take, at most 512).
+        seed: Of the draws.
+        batch: Sequences in a batch.
+
+    Raises:
+        ValueError: A model is no causal language model, or the models' vocabularies differ.
+    """
+    longest = min(min(getattr(model.config, "max_position_embeddings", None) or 512, 512) for model in models)
+    length = longest if length is None else length
+    if count < 1 or batch < 1 or not 2 <= length <= longest:
+        raise ValueError(f"self-generated data need count and batch of 1 or more, and a length from 2 to {longest}")
+    for model in models:
+        _refuse_not_causal(model)
+    vocabulary = models[0].config.vocab_size
+    if any(model.config.vocab_size != vocabulary for model in models):
+        raise ValueError("the models have different vocabularies, so they cannot read what the other writes")
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(vocabulary, (count, 1), generator=generator)
+    whole = torch.empty(count, length, dtype=torch.long)
+    for turn, model in enumerate(models):
+        rows = torch.arange(turn, count, len(models))
+        for some in torch.split(rows, WRITTEN_AT_ONCE):
+            whole[some] = _continued(model, first[some], length, generator)
+    return [{"input_ids": ids} for ids in torch.split(whole, batch)]
+
+
+def _continued(model: PreTrainedModel, ids: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    cache: Any = None
+    while ids.shape[1] < length:
+        output = model(input_ids=ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        chances = output.logits[:, -1].float().softmax(-1).cpu()
+        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], 1)
+    return ids
+
+
+def _refuse_not_causal(model: PreTrainedModel) -> None:
+    """Raises ValueError unless the model predicts each token from those before it, and from nothing else."""
+    kind = f"{type(model).__name__} writes no text of its own; give unlabelled data for it (a file, or a builtin set)"
+    if model.main_input_name != "input_ids" or not model.can_generate():
+        raise ValueError(kind)
+    size = model.config.vocab_size
+    pair = torch.tensor([[0, 0], [0, size - 1]], device=model.device)
+    logits = getattr(model(input_ids=pair, use_cache=False), "logits", None)
+    if logits is None or logits.shape != (2, 2, size) or not torch.allclose(logits[0, 0], logits[1, 0], atol=1e-4):
+        raise ValueError(kind)
+
+
+def _tokenizer(folder: Path) -> Any:
+    """A folder's tokenizer; None where there is none that works."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer  # slow to load
+
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer("a", return_special_tokens_mask=True)
+    except Exception:  # a tokenizer fails in its own way; then the models make do without
+        return None
+    return tokenizer
+
+
+def _framing(tokenizer: Any) -> tuple[list[int], list[int], int | None]:
+    """The special tokens that stand before and after a text, and the mask token's id."""
+    if tokenizer is None:
+        return [], [], None
+    ids, special = (
+        tokenizer("a", return_special_tokens_mask=True)[key] for key in ("input_ids", "special_tokens_mask")
+    )
+    plain = [i for i, value in enumerate(special) if not value] or [len(ids)]
+    return ids[: plain[0]], ids[plain[-1] + 1 :], tokenizer.mask_token_id
+
+
+def sentences(tokenizer: Any, count: int, length: int, generator: torch.Generator) -> Batch:
+    """Return lines of the Python standard library that hold a few words, mostly of its documentation, as a tokenizer
+    reads them: what every machine has of written language."""
+    chosen = torch.randint(len(_lines()), (count,), generator=generator).tolist()
+    given = tokenizer([_lines()[i] for i in chosen], truncation=True, max_length=length, padding="max_length",
+                      return_tensors="pt")  # fmt: skip
+    return dict(given)
+
+
+@lru_cache(maxsize=1)
+def _lines() -> list[str]:
+    lines = (line.strip() for line in stdlib_text().splitlines())
+    return [line for line in lines if sum(word.isalpha() for word in line.split()) >= FEWEST_WORDS]
+
+
+@torch.no_grad()
+def hidden_token(models: Sequence[PreTrainedModel], generator: torch.Generator) -> int:
+    """Return the token that stands for hidden ones, where no tokenizer names it.
+
+    It is the one about which the models say the least of itself and agree the most: every other token was seen as
+    itself, or never.
+    """
+    size = min(model.config.vocab_size for model in models)
+    length = _longest(models, 16)
+    found = torch.zeros(size, dtype=torch.float64)
+    for tokens in torch.split(torch.arange(size), WRITTEN_AT_ONCE):
+        ids = tokens[:, None].expand(-1, length).clone()
+        logs = [_logits(model, ids).log_softmax(-1) for model in models]
+        said = torch.stack([log.exp().mean(1) for log in logs])  # (models, tokens, vocabulary)
+        itself = said[:, torch.arange(len(tokens)), tokens].mean(0)
+        common = said.prod(0).pow(1 / len(models)).sum(-1)  # the models' Bhattacharyya coefficient, for two
+        found[tokens] = (common * (1 - itself)).double()
+    return int(found.argmax())
+
+
+def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=ids.to(model.device)).logits.float().cpu()
+    return logits
+
+
+@torch.no_grad()
+def gibbs(
+    models: Sequence[PreTrainedModel],
+    count: int,
+    length: int,
+    mask: int,
+    before: Sequence[int],
+    after: Sequence[int],
+    generator: torch.Generator,
+) -> Tensor:
+    """Return sequences that masked language models write, (count, length): token ids.
+
+    All tokens are hidden at first and drawn from the models' predictions in random order, a share of them in every
+    pass; then some are hidden and drawn again (Wang and Cho, 2019). before, after: tokens that stay.
+    """
+    ids = torch.full((count, length), mask)
+    ids[:, : len(before)] = torch.tensor(before, dtype=torch.long)
+    ids[:, length - len(after) :] = torch.tensor(after, dtype=torch.long)
+    free = torch.arange(len(before), length - len(after))
+    order = torch.rand(count, len(free), generator=generator).argsort(1)
+    for turn in range(REVEALED + RESAMPLED):
+        if turn < REVEALED:  # the next ones in the order
+            chosen = (order * REVEALED) // len(free) == turn
+        else:
+            chosen = torch.rand(count, len(free), generator=generator) < 1 / REVEALED
+            ids[:, free] = torch.where(chosen, mask, ids[:, free])
+        for number, rows in enumerate(torch.split(torch.arange(count), SEVERAL)):
+            logits = _logits(models[(number + turn) % len(models)], ids[rows])[:, free]
+            logits[..., mask] = -torch.inf
+            drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
+            ids[rows[:, None], free] = torch.where(chosen[rows], drawn.view(len(rows), -1), ids[rows][:, free])
+    return ids
+
+
+def masked(
+    ids: Tensor,
+    mask: int,
+    share: float,
+    maskable: Sequence[int] | None,
+    before: int,
+    after: int,
+    generator: torch.Generator,
+) -> Batch:
+    """Return sequences with a share of their tokens hidden, and these as labels. before, after: tokens that stay."""
+    hidden = torch.rand(ids.shape, generator=generator) < share
+    hidden[:, :before] = False
+    hidden[:, ids.shape[1] - after :] = False
+    if maskable is not None:
+        hidden &= torch.isin(ids, torch.tensor(list(maskable)))
+    if not hidden.any():
+        hidden[:, before] = True
+    return {"input_ids": torch.where(hidden, mask, ids), "labels": torch.where(hidden, ids, IGNORED)}
+
+
+@torch.no_grad()
+def decoded(model: PreTrainedModel, given: Batch, generator: torch.Generator) -> Tensor:
+    """Return what a decoder writes to a source, (examples, tokens): each token is drawn from its own prediction."""
+    source = {name: value for name, value in given.items() if not name.startswith("decoder")}
+    config: Any = model.config
+    ids = torch.full((len(next(iter(source.values()))), 1), config.decoder_start_token_id or 0, device=model.device)
+    encoded: Any = None
+    most = min(getattr(config.get_text_config(decoder=True), name, None) or DECODED for name in POSITIONS)
+    for _ in range(min(DECODED, most) - 1):
+        inputs = source if encoded is None else {**source, "encoder_outputs": encoded}
+        output = model(**inputs, decoder_input_ids=ids, use_cache=False, return_dict=True)
+        encoded = (output.encoder_last_hidden_state,)
+        chances = output.logits[:, -1].float().softmax(-1).cpu()
+        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator).to(ids)], 1)
+    return ids
+
+
+# --- images and sounds --------------------------------------------------------------------------------------------
+
+
+def pictures(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Return random textures of every coarseness, contrast and brightness, (examples, ..., height, width) in [-1, 1].
+
+    The amplitude of frequency f is f^-a, with a drawn for each picture between 0 (noise) and 2 (clouds): natural images
+    have about 1 (Field, 1987).
+    """
+    height, width = shape[-2:]
+    one = (shape[0], *[1] * (len(shape) - 1))
+    fall, contrast, light = (scale * torch.rand(one, generator=generator) + least
+                             for scale, least in ((2, 0), (1.5, 0), (2, -1)))  # fmt: skip
+    noise = torch.fft.rfft2(torch.randn(tuple(shape), generator=generator))
+    down, across = torch.fft.fftfreq(height), torch.fft.rfftfreq(width)
+    frequency = (down[:, None].square() + across.square()).sqrt().clamp_min(1 / max(height, width))
+    found = torch.fft.irfft2(noise * frequency**-fall, s=(height, width))
+    axes = tuple(range(1, found.dim()))
+    found = (found - found.mean(axes, keepdim=True)) / found.std(axes, keepdim=True).clamp_min(1e-6)
+    clamped: Tensor = (contrast * found + light).clamp(-1, 1)
+    return clamped
+
+
+def imagined(models: Sequence[PreTrainedModel], given: Batch, generator: torch.Generator) -> Batch:
+    """Return pictures that all models see a class in, which is drawn for each: textures after `IMAGINED` steps of Adam
+    on the models' cross-entropies (as in DeepInversion, Yin et al., 2020, without its prior). What is no classifier
+    keeps the textures."""
+    pixels = given["pixel_values"].detach().clone().requires_grad_()
+    logits = getattr(models[0](pixel_values=pixels[:1]), "logits", None)
+    if logits is None or logits.dim() != 2 or logits.shape[-1] < 2:
+        return given
+    classes = torch.randint(logits.shape[-1], (len(pixels),), generator=generator).to(pixels.device)
+    descent = torch.optim.Adam([pixels], lr=STRIDE)
+    for _ in range(IMAGINED):
+        descent.zero_grad()
+        losses = [cross_entropy(model(pixel_values=pixels).logits, classes) for model in models]
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        descent.step()
+        with torch.no_grad():
+            pixels.clamp_(-1, 1)
+    return {"pixel_values": pixels.detach()}

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing how to merge: candidates in the order of what they cost, while time lasts; data held out decide.
+
+    closed forms     the average of models matched by weights, then by activations, and of models as they are;
+                     each with progressive merging after it, and the best of them with `spread`
+    learning         matching learned at level `invertible`, from the best start
+    distilling       the best so far, taught by the models
+
+The first line is the default for models that were trained apart; `--budget` goes on with the others. Models of one base
+stay as they are, averaged; with data, progressive merging is a candidate, too.
+
+The candidate is taken whose predictions have the least KL divergence from the mixture of the models', on a quarter of
+the data on which nothing was fitted. No family has a rule of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from onebasin.data.calibration import Data, noisy, recut
+from onebasin.data.made import LENGTH
+from onebasin.data.teaching import (
+    Forward,
+    Teachers,
+    divergence,
+    example_losses,
+    forward_of,
+    predictions,
+    split_held_out,
+)
+from onebasin.engine import Tell, available_memory
+from onebasin.fusion.average import Average
+from onebasin.fusion.method import Merged, Method, Sources
+from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
+from onebasin.fusion.refine import refine
+from onebasin.models import Model, ModelError
+from onebasin.models.folder import one_line
+from onebasin.models.kinship import APART, Kinship
+from onebasin.running import loaded_model
+from onebasin.running.probes import probe
+from onebasin.running.trace import Batch, run
+from onebasin.running.verification import runnable
+
+from .aligning import Aligned, align_all
+from .folders import numel
+from .options import Options
+
+QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
+USUAL = 300.0  # seconds that closed forms may take where no budget is given
+LEVEL, LEARNED_LEVEL = "full", "invertible"
+CHOOSING = 1 / 4  # share of the data that are held out to choose by, and to judge by at the end
+LEARNING = 1 / 3  # share of what is left of a budget that matching is learned in
+SHORTEST = 5.0  # seconds that a descent is worth beginning for
+PASSES, IMAGINING = 8, 20  # over the data by each model: of all closed forms, and to imagine pictures
+SPEED = 2e10  # operations a second, of two processor cores
+COPIES = 1e-4  # relative distance of matched models that are copies of one another
+FEWEST = 32  # examples that are made whatever they cost
+SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # times as many inputs are made as samples are asked for, being cheap
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The best candidate, and what to say about it.
+
+    merged: None where the method has not run yet. held: the data that nothing was fitted on, empty where nothing was
+    tried. judged_on: what they are.
+    """
+
+    aligned: Aligned
+    method: Method
+    merged: Merged | None = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    held: Sequence[Batch] = ()
+    judged_on: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A merged model. tensors: by role. losses: divergence on every example held out, (examples,)."""
+
+    name: str
+    aligned: Aligned
+    method: Method
+    tensors: Mapping[str, Tensor]
+    losses: Tensor
+    facts: Mapping[str, Any]
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+
+@dataclass(frozen=True)
+class Search:
+    """What candidates are made of.
+
+    models: in canonical form where they are matched. shares: one per model. budget: seconds after `started`, None for
+    closed forms alone.
+    """
+
+    models: Sequence[Model]
+    centre: int
+    template: int
+    shares: Sequence[float]
+    kin: Kinship
+    opt: Options
+    budget: float | None
+    started: float
+    tell: Tell | None
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self.started + (self.budget or USUAL) - time.perf_counter()
+
+    def has_time(self, seconds: float) -> bool:
+        """Whether so many seconds are left."""
+        return self.left >= seconds
+
+    @cached_property
+    def data(self) -> Data:
+        """What the candidates are fitted on and chosen by."""
+        opt = self.opt
+        if not opt.data or opt.samples == Options().samples:
+            opt = replace(opt, data=opt.data or "self", samples=self.affordable())
+        return Data(self.models, opt, opt, self.tell, opt.labels)
+
+    def affordable(self) -> int:
+        """How many examples to make: as many as were asked for, and held out besides, more of what is
+        cheap; fewer where a machine of `SPEED` could not try all candidates on them in time."""
+        stock = loaded_model(self.models[self.centre], dtype=self.opt.dtype, device=self.opt.device)
+        example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
+        with FlopCounterMode(display=False) as counter:
+            run(stock, example)
+        kind = next((name for name in SYNTHETIC if name in example), None)
+        wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
+        passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" else 0))
+        seconds = passes * counter.get_total_flops() / SPEED
+        return round(min(wanted, max((self.budget or USUAL) / 2 / seconds, FEWEST))) if seconds else round(wanted)
+
+    @cached_property
+    def split(self) -> tuple[list[Batch], list[Batch]]:
+        """The batches to fit on, and those to choose by."""
+        fit, held = split_held_out(self.data.batches, None, CHOOSING)
+        if self.opt.noise:
+            fit, held = [*noisy(fit, self.opt.noise, self.opt.seed)], [*noisy(held, self.opt.noise, self.opt.seed + 1)]
+        return fit, held
+
+    @cached_property
+    def answers(self) -> Teachers:
+        teachers = [loaded_model(model, dtype=self.opt.dtype, device=self.opt.device) for model in self.models]
+        return Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
+
+    @cached_property
+    def forward(self) -> Forward:
+        return forward_of(loaded_model(self.models[self.template], dtype=self.opt.dtype, device=self.opt.device))
+
+    def sources(self, aligned: Aligned) -> Sources:
+        return Sources(aligned.models, self.shares, self.centre, self.template)
+
+    def aligned(self, level: str, **how: Any) -> Aligned:
+        how["symmetry"] = self.opt.symmetry if level == "none" else level
+        return align_all(self.models, self.centre, level, replace(self.opt, **how), self.tell, *self.split)
+
+    def candidate(
+        self, name: str, aligned: Aligned, method: Method, tensors: Mapping[str, Tensor], **facts: Any
+    ) -> Candidate:
+        parts = [share / sum(self.shares) for share in self.shares]
+        model = partial(self.forward, tensors)
+        losses = example_losses(divergence, model, self.answers, parts, self.split[1])
+        return Candidate(name, aligned, method, tensors, losses, facts)
+
+    def closed(self, name: str, aligned: Aligned, spread: bool = False) -> Candidate:
+        """The average of aligned models, or their progressive merge where that is better."""
+        found = merge_progressively(self.sources(aligned), *self.split, spread=spread, means=self.opt, tell=self.tell)
+        method = ProgressiveMerge(spread=spread) if found.fitted else Average()
+        facts = {"ridges": found.ridges, "held_out_losses": found.losses}
+        name = f"{name}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
+        return self.candidate(name, aligned, method, found.tensors, **facts)
+
+    def matched(self, start: str) -> Candidate:
+        """The best closed form after matching by weights or activations."""
+        return self.closed(start, self.aligned(LEVEL, match_with=start))
+
+    def learned(self, start: str, seconds: float) -> Candidate:
+        """The average after learned matching, or its progressive merge."""
+        aligned = self.aligned(LEARNED_LEVEL, match_with="learned", start=start, seconds=seconds)
+        return self.closed(f"learned from {start}", aligned)
+
+    def distilled(self, best: Candidate, seconds: float) -> Candidate:
+        """The best so far after some steps of distillation."""
+        fit, held = self.split
+        found = refine(
+            self.models[self.template], self.models, recut(fit, DISTILLED), held_out=held, start=best.tensors,
+            weights=self.shares, seed=self.opt.seed, dtype=self.opt.dtype, device=self.opt.device, seconds=seconds,
+            progress=self.tell and (lambda text, loss: self._say(f"distilling: {text}, loss {loss:.4g}")),
+        )  # fmt: skip
+        return self.candidate(f"{best.name}, distilled", best.aligned, best.method, found.tensors,
+                              **best.facts, distilled=found.step)  # fmt: skip
+
+    def _say(self, text: str) -> None:
+        if self.tell:
+            self.tell(text)
+
+
+DISTILLED = 32  # examples of a step
+
+
+def choose(search: Search) -> Chosen:
+    """Align and merge models in every way that there is time for, and keep the best; by weights alone where they make
+    no inputs for one another.
+
+    Raises:
+        ValueError: for given data that do not fit the models, and for models without an output in common.
+    """
+    opt, notes, found = search.opt, list[str](), list[Candidate]()
+    if too_large(search.models, opt):
+        return by_weights(search, "the models are too large for this machine's memory to try anything on data")
+    seconds: dict[str, float] = {}
+
+    def consider(name: str, make: Callable[[], Candidate], needed: float = 0.0) -> None:
+        if found and not search.has_time(needed):
+            notes.append(f"no time for a candidate: {name}")
+            return
+        begun = time.perf_counter()
+        try:
+            one = make()
+        except ModelError as error:
+            notes.append(f"no candidate: {name} ({error})")
+            return
+        found.append(one)
+        seconds[one.name] = time.perf_counter() - begun
+
+    def longest() -> float:
+        return max(seconds.values(), default=0.0)
+
+    try:
+        for model in search.models:
+            runnable(model.origin)
+        if not comparable(search.models, search.split[1][0], opt):
+            raise ValueError("the models predict nothing that can be compared: their heads have no output in common")
+    except (ValueError, RuntimeError) as error:  # torch's errors are the latter
+        if opt.data:
+            raise
+        return by_weights(search, f"nothing could be tried on inputs that the models make ({one_line(error)})")
+    try:
+        for start in ("weights", "activations") if search.kin.kind == APART else ():
+            consider(start, partial(search.matched, start), longest())
+            if found and max(pair.after.relative for pair in found[0].aligned.found) < COPIES:
+                notes.append("matching finds that the models are one function, written differently")
+                break
+        else:
+            consider("unmatched", lambda: search.closed("unmatched", search.aligned("none")), longest())
+        if not found:
+            return by_weights(search, "; ".join(notes))
+        best = min(found, key=lambda one: one.loss)
+        if isinstance(best.method, ProgressiveMerge):
+            name = best.name.split(",")[0]
+            consider(f"{name}, spread", lambda: search.closed(name, best.aligned, spread=True), seconds[best.name])
+        if search.budget is not None:
+            if search.kin.kind == APART and one_shape(search.models) and search.left * LEARNING > SHORTEST:
+                start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
+                consider("learned", lambda: search.learned(start, search.left * LEARNING))
+            best = min(found, key=lambda one: one.loss)
+            if search.left > SHORTEST:
+                consider("distilled", lambda: search.distilled(best, search.left))
+    except KeyboardInterrupt:
+        if search.budget is None or not found:
+            raise
+        notes.append("stopped by Ctrl-C: the best so far is written")
+    best = min(found, key=lambda one: one.loss)
+    sources = search.sources(best.aligned)
+    entries = sources.signature.tensors.items()
+    pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(best.tensors[role]))
+    report = {
+        "budget": search.budget,
+        "chosen": best.name,
+        "candidates": {one.name: {"loss": one.loss, "seconds": round(seconds[one.name], 1)} for one in found},
+        "data": opt.data or "self",
+        "held_out": len(best.losses),
+    }
+    losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(found, key=lambda one: one.loss))
+    notes = [f"chosen by KL divergence on {len(best.losses)} examples held out: {losses}", *notes]
+    return Chosen(best.aligned, best.method, Merged(pairs, best.facts), report, notes, search.split[1], judged_on(opt))
+
+
+def judged_on(opt: Options) -> str:
+    """Return what a verdict says of its inputs."""
+    return "inputs that the models made" if opt.data in (None, "self") else "data held out"
+
+
+def too_large(models: Sequence[Model], opt: Options) -> bool:
+    """Whether the models, the merged one, and two copies of a model do not fit in memory together."""
+    room = available_memory()
+    return room is not None and opt.device == "cpu" and (
+        opt.dtype.itemsize * sum(map(numel, [*models, *models, models[0], models[0]])) > room
+    )  # fmt: skip
+
+
+def by_weights(search: Search, why: str) -> Chosen:
+    """Return what needs no data: the average of models matched by their weights; those of one base stay as they are."""
+    level = LEVEL if search.kin.kind == APART else "none"
+    aligned = align_all(search.models, search.centre, level, search.opt, search.tell)
+    return Chosen(aligned, Average(), notes=[f"{why}: averaged by weights alone"])
+
+
+def comparable(models: Sequence[Model], batch: Batch, opt: Options) -> bool:
+    """Whether the models have an output in common, unlike those with classes of different tasks."""
+    example = {name: value[:1] for name, value in batch.items() if name != "labels"}
+    shapes = []
+    for model in models:
+        stock = loaded_model(model, dtype=opt.dtype, device=opt.device)
+        shapes.append({(name, value.shape) for name, value in predictions(run(stock, example)).items()})
+    return bool(set.intersection(*shapes))
+
+
+def one_shape(models: Sequence[Model]) -> bool:
+    """Whether all tensors of the models have one shape, which learning needs."""
+    shapes = [{role: entry.shape for role, entry in model.signature.tensors.items()} for model in models]
+    return all(shape == shapes[0] for shape in shapes)

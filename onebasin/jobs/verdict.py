@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on a merge: does the merged model still predict what its sources predict? No labels are needed.
+
+On inputs that nothing was fitted on, the merged model's first choice is compared with each source's, and the sources'
+with each other. A merge of two models that agree on a share s of their predictions cannot be asked to agree with each
+more often than they do with each other, and one that broke agrees about as often as chance. Chance is what two models
+with the same shares of every class would agree on (Cohen, 1960, kappa), so
+
+    kappa(a, b) = (agreement - chance) / (1 - chance),     works:  mean_i kappa(merged, i) >= PART * mean_ij kappa(i, j)
+
+Models without classes are asked for the order in which they put examples: a regression whether the next one has more,
+an encoder without a head which other example is nearest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from onebasin.data.teaching import predictions, where_counted
+from onebasin.engine import Tell
+from onebasin.models import Folder, ModelError
+from onebasin.models.folder import one_line
+from onebasin.running.expert_layout import running_experts
+from onebasin.running.float64 import throughout
+from onebasin.running.probes import probe, unpadded
+from onebasin.running.trace import Batch
+from onebasin.running.verification import held, streamed, takes_cache
+
+from .folders import numel
+from .options import Options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PART = 0.85  # of the sources' own agreement beyond chance, from which on a merge works
+LEAST = 0.1  # agreement of the sources beyond chance, below which their predictions say nothing
+HELD = 2**29  # numbers of a model that is held in memory to be judged
+MOST = 1024  # predictions that are compared, evenly spread over the inputs
+
+Run = Callable[[Batch], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    works: None where nothing could be told. agreement: share of equal predictions, merged with each source (None where
+    they have no output in common). sources_agree: the mean of all pairs of sources. divergence: KL(source || merged) in
+    nats for each source, None without classes. sources_diverge: the mean of all pairs, both ways. judged_on: what the
+    inputs were. predictions: how many were compared.
+    """
+
+    works: bool | None
+    agreement: list[float | None]
+    sources_agree: float | None
+    divergence: list[float | None]
+    sources_diverge: float | None
+    judged_on: str
+    predictions: int
+
+    def told(self) -> dict[str, Any]:
+        """Return the verdict as JSON takes it."""
+        return asdict(self)
+
+    def facts(self, require: float | None) -> dict[str, Any]:
+        """Return what a result says of it: `verdict`, and `required`, whether the merged model agrees with every source
+        on at least a share `require` of predictions."""
+        if require is None:
+            return {"verdict": self.told()}
+        return {
+            "verdict": self.told(),
+            "required": all(one is not None and one >= require for one in self.agreement),
+        }
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdict in one line."""
+        if not self.predictions:
+            return f"not judged: {self.judged_on}"
+        if self.sources_agree is None or all(one is None for one in self.agreement):
+            return "not judged: the models have no output in common"
+        shares = [f"with {chr(65 + i)} on {_percent(one)}" for i, one in enumerate(self.agreement) if one is not None]
+        told = (
+            f"agrees {', '.join(shares)} of predictions (the sources: {_percent(self.sources_agree)}; {self.judged_on})"
+        )
+        if self.works is None:
+            return (
+                f"not judged: the sources hardly agree on {self.judged_on} ({_percent(self.sources_agree)}); "
+                "give --data FILE"
+            )
+        return f"works: {told}" if self.works else f"BROKEN: {told}; give --data FILE, or more time by --budget 10m"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def judge(merged: Run, sources: Sequence[Run], batches: Sequence[Batch], judged_on: str) -> Verdict:
+    """Compare what a merged model predicts with what its sources predict.
+
+    Args:
+        merged, sources: a batch -> a model's output. Each runs over all batches before the next one does.
+        batches: inputs that nothing was fitted on.
+        judged_on: what they are, in words.
+    """
+    asked = [_answers(run, batches) for run in (merged, *sources)]
+    mine, theirs = asked[0], asked[1:]
+    pairs = [_compared(a, b) for a, b in combinations(theirs, 2)]
+    own = [_compared(mine, one) for one in theirs]
+    between = [pair for pair in pairs if pair is not None]
+    known = [pair for pair in own if pair is not None]
+    works = None
+    if between and known:
+        usual = sum(pair.kappa for pair in between) / len(between)
+        own_mean = sum(pair.agreement for pair in known) / len(known)
+        as_good = own_mean >= sum(pair.agreement for pair in between) / len(between)  # where chance is nearly all
+        works = as_good or sum(pair.kappa for pair in known) / len(known) >= PART * usual if usual >= LEAST else None
+    apart = [pair.divergence for pair in between if pair.divergence is not None]
+    return Verdict(
+        works,
+        [None if pair is None else pair.agreement for pair in own],
+        sum(pair.agreement for pair in between) / len(between) if between else None,
+        [None if pair is None else pair.divergence for pair in own],
+        sum(apart) / len(apart) if apart else None,
+        judged_on,
+        max((pair.count for pair in known), default=0),
+    )
+
+
+def verdict_on(
+    folder: Path,
+    sources: Sequence[Folder],
+    inputs: Callable[[], Sequence[Batch]],
+    judged_on: str,
+    opt: Options,
+    tell: Tell | None,
+) -> Verdict:
+    """Judge a merged model on disk beside its sources; one that cannot be run is not judged.
+
+    Args:
+        folder: the merged model.
+        sources: the models that it was merged from.
+        inputs: makes the inputs; where there are none, random ones that the models take serve.
+        judged_on: what they are, in words.
+    """
+    if tell:
+        tell("judging the merged model")
+    models = [Folder(folder, sources[0]._family), *sources]
+    runners = [_runner(model, opt) for model in models]
+    try:
+        batches = inputs()
+    except (ModelError, ValueError, RuntimeError):  # they make none for one another, such as of different vocabularies
+        batches = []
+    try:
+        if not batches:
+            batches, judged_on = random_inputs(models, opt), "random inputs"
+        return judge(runners[0], runners[1:], batches, judged_on)
+    except (ModelError, ValueError, RuntimeError) as error:
+        return Verdict(None, [None] * len(sources), None, [None] * len(sources), None, one_line(error), 0)
+
+
+def _runner(folder: Folder, opt: Options) -> Run:
+    """What runs a model, held where it is small and with weights that are read as they are used else."""
+    loaded: list[PreTrainedModel] = []
+
+    def answer(batch: Batch) -> Mapping[str, Any]:
+        if not loaded:
+            prepare = held if numel(folder) <= HELD else streamed
+            loaded.append(prepare(folder, None, opt.dtype, opt.device)[0])
+        model = loaded[0]
+        given = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
+        cache = {"use_cache": False} if takes_cache(model) else {}
+        with running_experts(model), throughout(model.dtype):
+            return model(**given, **cache, return_dict=True)  # type: ignore[no-any-return]
+
+    return answer
+
+
+def random_inputs(models: Sequence[Folder], opt: Options) -> list[Batch]:
+    """Return a few inputs that all models take."""
+    ready = [streamed(model, None, opt.dtype, opt.device)[0] for model in models[-2:]]
+    return [{name: value.cpu() for name, value in probe(ready[0], ready[-1], 8, 32, opt.seed).items()}]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    agreement: float
+    kappa: float
+    divergence: float | None  # KL(second || first)
+    count: int
+
+
+def _compared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> _Pair | None:
+    """Of two models' answers, over the outputs that both have; None where they have none."""
+    found = [_pair(name, a[name], b[name]) for name in a if name in b and _comparable(name, a[name], b[name])]
+    if not found:
+        return None
+    divergences = [one.divergence for one in found if one.divergence is not None]
+    return _Pair(
+        sum(one.agreement for one in found) / len(found),
+        sum(one.kappa for one in found) / len(found),
+        sum(divergences) / len(divergences) if divergences else None,
+        max(one.count for one in found),
+    )
+
+
+def _comparable(name: str, x: Tensor, y: Tensor) -> bool:
+    return len(x) == len(y) and len(x) > 1 and (x.shape == y.shape or "logits" not in name)
+
+
+def _pair(name: str, x: Tensor, y: Tensor) -> _Pair:
+    classes = "logits" in name and x.shape[-1] > 1
+    first, second = (_choices(value, classes, "logits" in name) for value in (x, y))
+    same = float((first == second).double().mean())
+    shares = [torch.bincount(choice, minlength=int(max(first.max(), second.max())) + 1).double() / len(choice)
+              for choice in (first, second)]  # fmt: skip
+    chance = float(shares[0] @ shares[1])
+    kappa = (same - chance) / (1 - chance) if chance < 1 else same
+    if not (x.isfinite().all() and y.isfinite().all()):
+        return _Pair(same, min(kappa, 0.0), math.inf if classes else None, len(first))
+    apart = None
+    if classes:
+        p, q = y.double().log_softmax(-1), x.double().log_softmax(-1)
+        apart = float((p.exp() * (p - q)).sum(-1).mean())
+    return _Pair(same, kappa, apart, len(first))
+
+
+def _choices(value: Tensor, classes: bool, regression: bool) -> Tensor:
+    """What a model chooses, one number each: a class, whether the next example has more, or the nearest example."""
+    if classes:
+        return value.argmax(-1)
+    if regression:
+        return (value[1:, 0] > value[:-1, 0]).long()
+    near = torch.nn.functional.normalize(value.double() - value.double().mean(0), dim=-1)
+    return (near @ near.mT).fill_diagonal_(-math.inf).argmax(-1)
+
+
+@torch.no_grad()
+def _answers(run: Run, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """Output -> (predictions, classes), or (examples, features) of models without a head; at most `MOST` rows."""
+    found: dict[str, list[Tensor]] = {}
+    most = max(2, MOST // len(batches))
+    for batch in batches:
+        for name, value in _heads(predictions(run(batch)), batch):
+            rows = value.reshape(-1, value.shape[-1]) if value.dim() > 1 else value[:, None]
+            step = max(1, len(rows) / most)
+            kept = (torch.arange(min(len(rows), most)) * step).long()
+            found.setdefault(name, []).append(rows[kept.to(rows.device)].float().cpu())
+    return {name: torch.cat(rows) for name, rows in found.items() if len({one.shape[-1] for one in rows}) == 1}
+
+
+def _heads(outputs: Mapping[str, Tensor], batch: Batch) -> Iterable[tuple[str, Tensor]]:
+    """The outputs that are predictions: logits where they count; without a head one vector of each example."""
+    logits = {name: value for name, value in outputs.items() if "logits" in name}
+    for name, value in logits.items():
+        where = where_counted(value, batch)
+        yield name, value if where is None else value[where.to(value.device)]
+    if logits:
+        return
+    name, value = next(((name, outputs[name]) for name in ("pooler_output", "last_hidden_state") if name in outputs),
+                       next(iter(outputs.items())))  # fmt: skip
+    if value.dim() == 3:  # (examples, tokens, width)
+        mask = batch.get("attention_mask")
+        own = [unpadded(row[None], None if mask is None else mask[i : i + 1]) for i, row in enumerate(value)]
+        value = torch.stack([rows.reshape(-1, value.shape[-1]).mean(0) for rows in own])
+    yield name, value.flatten(1)

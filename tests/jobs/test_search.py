@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Merging without saying how: what the models are to each other, candidates, budgets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from zoo import CASES, save
+
+import onebasin
+from onebasin.data.calibration import Data
+from onebasin.data.teaching import divergence, forward_of
+from onebasin.engine import Descent
+from onebasin.jobs.options import Options
+from onebasin.jobs.search import CHOOSING
+from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, kinship
+from onebasin.running.loaded import loaded_model
+
+
+def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> list[Path]:
+    """Models that share nothing (apart 1) or nearly all (apart near 0)."""
+    found = []
+    for number in range(count):
+        model = CASES[case]()
+        generator = torch.Generator().manual_seed(number)
+        for name, parameter in model.named_parameters():
+            fresh = 0.3 * torch.randn(parameter.shape, generator=generator)
+            if "norm" not in name.lower() and "ln_" not in name:
+                parameter.data += apart * (fresh - parameter.data)
+        found.append(save(model, folder / str(number)))
+    return found
+
+
+def divergence_of(merged: Path, models: list[Path], batches: list[dict[str, torch.Tensor]]) -> float:
+    """Of a written folder from its sources, measured apart from the code under test."""
+    own, *theirs = (loaded_model(onebasin.Folder(folder)) for folder in (merged, *models))
+    losses = []
+    for batch in batches:
+        answers = [forward_of(model)(model.parameter, batch) for model in theirs]
+        shares = [1 / len(models)] * len(models)
+        losses.append(float(divergence(forward_of(own)(own.parameter, batch), answers, shares, batch)))
+    return sum(losses) / len(losses)
+
+
+@pytest.fixture
+def three_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a search thinks that it has time for everything, but not for long."""
+    monkeypatch.setattr("onebasin.jobs.search.Search.left", 3.0)
+    monkeypatch.setattr("onebasin.jobs.search.Search.has_time", lambda *_: True)
+    monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.5)
+
+
+@pytest.mark.parametrize("budget", [None, "1h"])
+@pytest.mark.usefixtures("three_seconds_left")
+def test_what_is_chosen_is_written(budget: str | None, tmp_path: Path) -> None:
+    models = models_of("GPT2LMHeadModel", tmp_path)
+    found = onebasin.merge(models, tmp_path / "out", budget=budget, samples=48, anchor=0)
+    report = found["search"]
+    tried = {name.split(",")[0].split(" ")[0] for name in report["candidates"]}
+    assert tried == {"weights", "activations", "unmatched"} | ({"learned"} if budget else set())
+    assert any(name.endswith("distilled") for name in report["candidates"]) == bool(budget)
+    losses = {name: one["loss"] for name, one in report["candidates"].items()}
+    assert losses[report["chosen"]] == min(losses.values())
+    opt = Options(data="self", samples=round(2 * 48 / (1 - CHOOSING)))  # text is cheap to make: twice the samples
+    frame = [onebasin.Folder(folder) for folder in models]
+    batches = Data(frame, opt, opt).batches
+    held = batches[-max(1, round(CHOOSING * len(batches))) :]
+    # Canonical forms write other sequences than their sources only where rounding tips a draw.
+    wanted = pytest.approx(losses[report["chosen"]], rel=0.05)
+    assert divergence_of(tmp_path / "out", models, held) == wanted
+    assert report["chosen"] in " ".join(found["notes"])
+    assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["result"]["search"] == report
+
+
+def test_models_are_related_by_their_layers_not_by_their_tables(tmp_path: Path) -> None:
+    far, near = (models_of("GPT2LMHeadModel", tmp_path / str(apart), apart=apart) for apart in (1.0, 0.01))
+    folders = {name: [onebasin.Folder(folder) for folder in pair] for name, pair in (("far", far), ("near", near))}
+    assert kinship(folders["far"]).kind == APART
+    assert kinship(folders["near"]).kind == ONE_BASE
+    assert kinship([folders["far"][0], onebasin.Folder(far[0])]).kind == SAME_FUNCTION
+    model = CASES["GPT2LMHeadModel"]()
+    for layer in model.transformer.h:  # the neurons in another order: the tables stay as they are
+        order = torch.randperm(layer.mlp.c_fc.weight.shape[1], generator=torch.Generator().manual_seed(1))
+        layer.mlp.c_fc.weight.data = layer.mlp.c_fc.weight.data[:, order]
+        layer.mlp.c_proj.weight.data = layer.mlp.c_proj.weight.data[order]
+        layer.attn.c_attn.weight.data = layer.attn.c_attn.weight.data.flip(0)
+    original = save(CASES["GPT2LMHeadModel"](), tmp_path / "original")
+    assert kinship([onebasin.Folder(original), onebasin.Folder(save(model, tmp_path / "moved"))]).kind == APART
+
+
+def test_models_of_one_base_are_averaged_as_they_are(tmp_path: Path) -> None:
+    models = models_of("BertForMaskedLM", tmp_path, apart=0.01)
+    found = onebasin.merge(models, tmp_path / "out", anchor=0)
+    onebasin.merge(models, tmp_path / "plain", match="none", anchor=0)
+    assert found["kinship"]["kind"] == ONE_BASE and found["match"] == "none" and found["method"] == "average"
+    first, second = (loaded_model(onebasin.Folder(tmp_path / name)).parameter for name in ("out", "plain"))
+    assert all(torch.equal(first[role], second[role]) for role in first)
+
+
+def test_with_data_models_of_one_base_may_be_fitted(tmp_path: Path) -> None:
+    models = models_of("GPT2LMHeadModel", tmp_path, apart=0.01)
+    found = onebasin.merge(models, data="self", samples=32)
+    assert {name.split(",")[0] for name in found["search"]["candidates"]} == {"unmatched"}
+
+
+KINDS = ("ViTForImageClassification", "BertForMaskedLM", "BertForSequenceClassification", "BertModel",
+         "T5ForConditionalGeneration", "WhisperForConditionalGeneration")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.usefixtures("three_seconds_left")
+def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> None:
+    found = onebasin.merge(models_of(case, tmp_path), tmp_path / "out", samples=24, anchor=0)
+    assert found["kinship"]["kind"] == APART
+    assert {name.split(",")[0] for name in found["search"]["candidates"]} == {"weights", "activations", "unmatched"}
+    assert found["verdict"]["agreement"] != [None, None]
+
+
+@pytest.mark.usefixtures("three_seconds_left")
+def test_three_models_are_learned_together(tmp_path: Path) -> None:
+    models = models_of("GPT2LMHeadModel", tmp_path, 3)
+    found = onebasin.merge(models, tmp_path / "out", budget=40, samples=16)
+    assert any(name.startswith("learned from") for name in found["search"]["candidates"])
+    assert len(found["distance_after"]) == 2
+
+
+def test_heads_of_different_tasks_cannot_be_compared(tmp_path: Path) -> None:
+    models = models_of("BertForSequenceClassification", tmp_path)
+    other = save(CASES["BertForMaskedLM"](), tmp_path / "other")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"input_ids": {list(range(5, 7 + n % 9))}}}\n' for n in range(64)))
+    with pytest.raises(ValueError, match="their heads have no output in common"):
+        onebasin.merge([models[0], other], tmp_path / "out", quality="balanced", data=str(rows), mask_id=4)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (dict(quality="good"), "choose one of fast, balanced, best"),
+        (dict(budget="soon"), "write it such as 30s, 5m or 2h"),
+        (dict(budget="5m", quality="best"), "quality is a name for a budget"),
+        (dict(quality="fast", match="full"), "a budget chooses match by itself"),
+        (dict(budget="1m", method="progressive"), "a budget chooses method by itself"),
+        (dict(quality="best", match_with="activations"), "a budget chooses match-with by itself"),
+        (dict(require=1.5), "require 1.5"),
+    ],
+)
+def test_what_a_budget_settles_is_not_told_twice(how: dict[str, str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        onebasin.merge(models_of("GPT2LMHeadModel", tmp_path), **how)
+
+
+def test_ctrl_c_ends_a_search_with_the_best_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = models_of("GPT2LMHeadModel", tmp_path)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onebasin.jobs.search.Search.learned", interrupted)
+    found = onebasin.merge(models, tmp_path / "out", budget="60s", samples=32)
+    assert "stopped by Ctrl-C: the best so far is written" in found["notes"] and (tmp_path / "out").exists()
+    with pytest.raises(KeyboardInterrupt):  # without a budget nothing was asked to end early
+        monkeypatch.setattr("onebasin.jobs.search.Search.matched", interrupted)
+        onebasin.merge(models, tmp_path / "none", samples=32)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_descent_that_is_bounded_by_time_keeps_its_best_and_ends_by_ctrl_c() -> None:
+    number = torch.tensor([4.0], requires_grad=True)
+    steps = []
+
+    def loss_at(step: int) -> torch.Tensor:
+        steps.append(step)
+        if step == 50:
+            raise KeyboardInterrupt
+        return number.square().sum()
+
+    run = Descent([number], steps=10**6, lr=0.1, looks=4, seconds=3600)
+    run.descend(loss_at, lambda: float(number.detach().square()))
+    assert len(steps) == 50 and float(number) == 4.0  # no look was due yet: the start is the best that is known
+    run = Descent([number], steps=10**6, lr=0.1, looks=4, seconds=0.2)
+    run.descend(lambda _: number.square().sum(), lambda: float(number.detach().square()))
+    assert run.losses[run.best_step] < run.losses[0]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on a merge: agreement beyond chance, for every kind of output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from zoo import CASES, save
+
+import onebasin
+from onebasin.jobs.verdict import PART, judge
+
+BATCHES = [{"input_ids": torch.zeros(500, 1, dtype=torch.long)}] * 2
+
+
+def answering(logits: Tensor, name: str = "logits") -> Any:
+    """A model that gives these answers, half of them for each batch."""
+    halves = iter(logits.chunk(2))
+    return lambda _: {name: next(halves)}
+
+
+def choosing(shares: list[float], *, flipped: float = 0.0, like: Tensor | None = None, seed: int = 0) -> Tensor:
+    """Logits of 1,000 examples whose first choice is `like`'s but for a share `flipped`, which is drawn anew."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.multinomial(torch.tensor(shares), 1000, replacement=True, generator=generator)
+    if like is not None:
+        drawn = torch.where(torch.rand(1000, generator=generator) < flipped, drawn, like.argmax(-1))
+    return 5 * torch.nn.functional.one_hot(drawn, len(shares)).float()
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.9, 0.1], [0.1] * 10])
+def test_chance_does_not_count_as_agreement(shares: list[float]) -> None:
+    """Two models that share nothing but how often they say each class agree on 50, 82 or 10 %: all three are broken."""
+    a = choosing(shares)
+    b = choosing(shares, like=a, flipped=0.1, seed=1)
+    good = choosing(shares, like=a, flipped=0.1, seed=2)
+    bad = choosing(shares, seed=3)
+    assert judge(answering(good), [answering(a), answering(b)], BATCHES, "these").works is True
+    verdict = judge(answering(bad), [answering(a), answering(b)], BATCHES, "these")
+    assert verdict.works is False and verdict.sentence.startswith("BROKEN")
+
+
+def test_the_numbers_are_what_they_say() -> None:
+    a = choosing([0.2] * 5)
+    b = choosing([0.2] * 5, like=a, flipped=0.5, seed=1)
+    verdict = judge(answering(b), [answering(a), answering(b)], BATCHES, "these")
+    same = float((a.argmax(-1) == b.argmax(-1)).double().mean())
+    assert verdict.agreement == [pytest.approx(same), 1.0] and verdict.sources_agree == pytest.approx(same)
+    p, q = a.double().softmax(-1), b.double().softmax(-1)
+    assert verdict.divergence == [pytest.approx(float((p * (p / q).log()).sum(-1).mean())), pytest.approx(0, abs=1e-9)]
+    assert verdict.predictions == 1000
+
+
+def test_sources_that_agree_by_chance_alone_tell_nothing() -> None:
+    verdict = judge(*_three([0.5, 0.5]), BATCHES, "these")
+    assert verdict.works is None and "--data FILE" in verdict.sentence
+
+
+def _three(shares: list[float]) -> tuple[Any, list[Any]]:
+    first, *others = (answering(choosing(shares, seed=seed)) for seed in range(3))
+    return first, others
+
+
+def test_numbers_that_are_not_finite_are_broken() -> None:
+    a = choosing([0.5, 0.5])
+    verdict = judge(answering(a * torch.nan), [answering(a), answering(a)], BATCHES, "these")
+    assert verdict.works is False
+
+
+@pytest.mark.parametrize(("name", "width"), [("logits", 1), ("last_hidden_state", 16)])
+def test_models_without_classes_are_asked_for_an_order(name: str, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(200, width, generator=generator)
+    turn = torch.linalg.qr(torch.randn(width, width, generator=generator))[0] if width > 1 else torch.ones(1, 1)
+    near, other = 3 * a @ turn, torch.randn(200, width, generator=generator)
+    sources = [answering(a, name), answering(a + 0.01 * torch.randn(a.shape, generator=generator), name)]
+    batches = [{"input_ids": torch.zeros(100, 1, dtype=torch.long)}] * 2
+    assert judge(answering(near, name), sources, batches, "these").works is True
+    sources = [answering(a, name), answering(a, name)]
+    assert judge(answering(other, name), sources, batches, "these").works is False
+
+
+def test_hidden_words_alone_count() -> None:
+    """What a masked language model says of words that it sees was never trained."""
+    labels = torch.full((500, 4), -100)
+    labels[:, 1] = 7
+    batches = [{"input_ids": torch.zeros(500, 4, dtype=torch.long), "labels": labels}] * 2
+    a = torch.randn(1000, 4, 5, generator=torch.Generator().manual_seed(0))
+    b = torch.randn(1000, 4, 5, generator=torch.Generator().manual_seed(1))
+    b[:, 1] = a[:, 1]
+    assert judge(answering(b), [answering(a), answering(a)], batches, "these").agreement == [1.0, 1.0]
+
+
+def test_every_merge_is_judged(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = save(CASES["GPT2LMHeadModel"](), tmp_path / "a")
+    same = onebasin.merge([model, model], tmp_path / "out", match="none")
+    assert same["verdict"]["works"] and same["verdict"]["agreement"] == [1.0, 1.0]
+    assert any(note.startswith("works: ") for note in same["notes"])
+    assert "works: agrees" in (tmp_path / "out" / "README.md").read_text()
+    assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["result"]["verdict"] == same["verdict"]
+    assert "verdict" not in onebasin.merge([model, model], match="none", verdict=False)
+    assert onebasin.merge([model, model], match="none", require=0.9)["required"] is True
+    assert 0 < PART < 1
