@@ -10,7 +10,7 @@ from transformers import AutoModelForImageClassification
 from typer.testing import CliRunner
 
 from onebasin.cli import app
-from onebasin.studies.demo import LEVELS, demo, train
+from onebasin.studies.demo import BEST, LEVELS, demo, train
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -27,7 +27,8 @@ def test_results_are_written_as_returned(run: tuple[Path, dict[str, Any]]) -> No
     assert json.loads((folder / "results.json").read_text()) == results
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert len(results["models"]) == 3
-    assert set(results["pair"]) == set(results["all"]) == set(results["curves"]) == {"none", *LEVELS}
+    assert set(results["curves"]) == {"none", *LEVELS}
+    assert set(results["pair"]) == set(results["all"]) == {"none", *LEVELS, BEST}
 
 
 def test_the_middle_of_each_curve_is_the_merged_model(run: tuple[Path, dict[str, Any]]) -> None:
