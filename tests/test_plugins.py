@@ -52,7 +52,7 @@ spaces
     qk       rotary         attention  per layer, head
     vo       linear         attention  per layer, head  passes
     ffn      permutation    ffn        per layer
-    lift     factor         ffn        per layer, ffn
+    up_scale     factor         ffn        per layer, ffn
 
 tensors
     embed_tokens.weight                   vocab stream
@@ -65,8 +65,8 @@ layer layers.{}
     self_attn.o_proj.weight               stream (head vo')
     post_attention_layernorm.weight       rmsnorm: stream -> mlp_in
     mlp.gate_proj.weight                  ffn mlp_in'
-    mlp.up_proj.weight                    (ffn lift) mlp_in'
-    mlp.down_proj.weight                  stream (ffn lift')
+    mlp.up_proj.weight                    (ffn up_scale) mlp_in'
+    mlp.down_proj.weight                  stream (ffn up_scale')
 
 tensors
     norm.weight                           rmsnorm: stream -> final

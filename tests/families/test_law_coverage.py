@@ -44,7 +44,7 @@ def test_every_tensor_is_in_the_table_exactly_once(case: str, saved: Saved) -> N
     assert not list(checkpoint.others())
 
 
-KEYS = ("qk", "rot", "pass", "flat", "shared")  # spaces in which queries meet keys, and texts images
+KEYS = ("qk", "rope", "rope_half", "nope", "flat", "shared")  # spaces in which queries meet keys, and texts images
 
 
 def ends(axis: Axis) -> Iterator[Leaf]:
@@ -113,7 +113,7 @@ def test_inner_spaces_are_batched_over_heads(case: str, saved: Saved) -> None:
                     own = tuple(head.space for head in leaves(entry.axes[-2]))  # XLNet: heads on an axis of their own
                 grouped = {("band",)} if leaf.space == "inside" else set()  # a convolution reads the band it writes
                 if case.startswith("Deepseek"):  # all heads share one rotary key
-                    grouped = {()} if leaf.space.endswith(("rot", "half")) else set()
+                    grouped = {()} if leaf.space.endswith(("rope", "rope_half")) else set()
                 assert signature.spaces[signature.root[leaf.space]].batch in {own} | grouped
 
 

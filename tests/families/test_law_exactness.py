@@ -86,7 +86,7 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
         members = [signature.spaces[key] for key in signature.members[root]]
         leaves_the_model = any(space.output or (space.name, space.kind) == ("final", "fixed") for space in members)
         name = signature.spaces[root].name
-        normed = "-qk-" in case and name in ("qk", "rot")
+        normed = "-qk-" in case and name in ("qk", "rope")
         sloped = "-alibi" in case and name in HEADS
         outside = "CausalLM" in case and name == "encoder_stream"  # a decoder alone reads what others encoded
         if kind in ("fixed", "rows", "labels") and not leaves_the_model and signature.sizes[root]:
@@ -98,9 +98,9 @@ def test_everything_moves_but_what_means_something_by_itself(case: str, saved: S
         if signature.kinds[signature.root[key]] not in still
     }
     present = {space.name for space in signature.spaces.values()}
-    expected = present & {"head", "kv", "qk", "rot", "half", "flat", "vo", "ffn"}
+    expected = present & {"head", "kv", "qk", "rope", "rope_half", "flat", "vo", "ffn"}
     if "-qk-" in case:
-        expected -= {"qk", "rot"}  # a norm that removes the mean and rotary embeddings leave nothing
+        expected -= {"qk", "rope"}  # a norm that removes the mean and rotary embeddings leave nothing
     if "-alibi" in case:
         expected -= HEADS  # every head has a slope of its own
     assert len(expected) == 4 - (not expected & HEADS) - ("-qk-" in case)

@@ -20,12 +20,12 @@ spaces
     vocab   fixed
     expert  permutation ffn
     ffn     permutation ffn  per expert
-    lift    factor      ffn  per expert, ffn
+    up_scale    factor      ffn  per expert, ffn
 tensors
     router  expert vocab'
     gate    (expert ffn) vocab'
-    up      (expert ffn lift) vocab'
-    down    vocab (expert ffn lift')
+    up      (expert ffn up_scale) vocab'
+    down    vocab (expert ffn up_scale')
 """
 
 
@@ -53,13 +53,13 @@ def every(experts: int, neurons: int, signed: bool):
             for sign in signs:
                 scale = torch.tensor(sign, dtype=torch.float64).view(experts, neurons, 1)
                 yield {"expert": Monomial(torch.tensor(outer)), "ffn": Monomial(torch.tensor(inner)),
-                       "lift": Monomial(torch.zeros(experts, neurons, 1, dtype=torch.long), scale)}  # fmt: skip
+                       "up_scale": Monomial(torch.zeros(experts, neurons, 1, dtype=torch.long), scale)}  # fmt: skip
 
 
 @pytest.mark.parametrize(("experts", "neurons", "signed"), [(3, 2, False), (2, 2, True)])
 def test_it_is_the_best_of_all_elements(experts: int, neurons: int, signed: bool) -> None:
     signature, anchor, source = pair(experts, neurons)
-    groups = {"expert": Permutation(), "ffn": Permutation(), **({"lift": Signs()} if signed else {})}
+    groups = {"expert": Permutation(), "ffn": Permutation(), **({"up_scale": Signs()} if signed else {})}
     ((_, chain),) = chains(signature, groups).items()
     found, gain = nearest_nested(signature, chain, groups, [(r, anchor[r], source[r], 1.0) for r in anchor])
     best = min(distance(signature, anchor, source, element) for element in every(experts, neurons, signed))
@@ -71,8 +71,8 @@ def test_it_is_the_best_of_all_elements(experts: int, neurons: int, signed: bool
 def test_factors_gain_on_signs_and_nothing_near_is_better() -> None:
     signature, anchor, source = pair(3, 4)
     pairs = [(role, anchor[role], source[role], 1.0) for role in anchor]
-    groups = {"expert": Permutation(), "ffn": Permutation(), "lift": Factors()}
-    signs = {**groups, "lift": Signs()}
+    groups = {"expert": Permutation(), "ffn": Permutation(), "up_scale": Factors()}
+    signs = {**groups, "up_scale": Signs()}
     chain = chains(signature, groups)["expert"]
     found, gain = nearest_nested(signature, chain, groups, pairs)
     reached = distance(signature, anchor, source, found)
@@ -82,5 +82,5 @@ def test_factors_gain_on_signs_and_nothing_near_is_better() -> None:
     for _ in range(200):
         index = torch.stack([torch.randperm(4, generator=generator) for _ in range(3)])
         other = {"expert": Monomial(torch.randperm(3, generator=generator)), "ffn": Monomial(index),
-                 "lift": Factors().random(1, (3, 4), generator)}  # fmt: skip
+                 "up_scale": Factors().random(1, (3, 4), generator)}  # fmt: skip
         assert reached < distance(signature, anchor, source, other)

@@ -236,21 +236,21 @@ size   head = heads
 spaces
     vocab  fixed
     head   permutation
-    rot    rotary  per head
-    pass   linear  per head
+    rope   rotary  per head
+    nope   linear  per head
 tensors
-    q.weight     (head [rot | pass]) vocab
-    norm.weight  layernorm: [rot | pass] -> (head [rot | pass])
-    k.weight     (head [rot' | pass']) vocab
-    size.weight  vocab (head rot)
+    q.weight     (head [rope | nope]) vocab
+    norm.weight  layernorm: [rope | nope] -> (head [rope | nope])
+    k.weight     (head [rope' | nope']) vocab
+    size.weight  vocab (head rope)
 """
     shapes = {"q.weight": (10, 4), "norm.weight": (10,), "k.weight": (10, 4), "size.weight": (4, 4)}
     signature = resolve(read_table(text), shapes, {"heads": 2})
     norm = signature.tensors["norm.weight"].norm
-    assert norm is not None and norm.parts == norm.over == ("rot", "pass") and norm.source == "pass"
-    assert signature.sizes["pass"] == 3
-    assert signature.kinds["rot"] == "fixed" and signature.kinds["pass"] == "permutation"  # means are taken away
-    other = text.replace("-> (head [rot | pass])", "-> normed")
+    assert norm is not None and norm.parts == norm.over == ("rope", "nope") and norm.source == "nope"
+    assert signature.sizes["nope"] == 3
+    assert signature.kinds["rope"] == "fixed" and signature.kinds["nope"] == "permutation"  # means are taken away
+    other = text.replace("-> (head [rope | nope])", "-> normed")
     with pytest.raises(TableError, match="line 12: a norm of several parts"):
         read_table(other)
 

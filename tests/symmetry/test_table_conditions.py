@@ -90,26 +90,26 @@ def test_where_no_layer_has_a_norm_its_readers_read_what_it_would() -> None:
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "silu"])
 def test_what_carries_others_inside_is_only_permuted(activation: str) -> None:
-    """A gated neuron that is scaled, or has its sign changed, would not be the same: `lift` does so instead."""
+    """A gated neuron that is scaled, or has its sign changed, would not be the same: `up_scale` does so instead."""
     text = """
 family gated
 types  gated
-size   lift = 1
+size   up_scale = 1
 spaces
     vocab   fixed
     stream  linear
     ffn     act hidden_act
-    lift    factor     per ffn
+    up_scale    factor     per ffn
 tensors
     embed  vocab stream
     gate   ffn stream'
-    up     (ffn lift) stream'
-    down   stream (ffn lift')
+    up     (ffn up_scale) stream'
+    down   stream (ffn up_scale')
     head   vocab stream'
 """
     shapes = {"embed": (7, 4), "gate": (5, 4), "up": (5, 4), "down": (4, 5), "head": (7, 4)}
     signature = resolve(read_table(text), shapes, {"hidden_act": activation})
-    assert signature.kinds["ffn"] == "permutation" and signature.kinds["lift"] == "factor"
+    assert signature.kinds["ffn"] == "permutation" and signature.kinds["up_scale"] == "factor"
 
 
 def test_a_norm_without_numbers_is_a_norm() -> None:

@@ -438,7 +438,7 @@ def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _part(signature: Signature, tensors: Tensors, role: str, space: str) -> Tensor:
-    """A tensor without the blocks that write elsewhere, as `[latent | rot']` does."""
+    """A tensor without the blocks that write elsewhere, as `[latent | rope']` does."""
     found = torch.zeros_like(tensors[role])
     cuts = zip(cut(signature, role, tensors[role]), cut(signature, role, found), strict=True)
     for (piece, axes), (target, _) in cuts:

@@ -65,12 +65,12 @@ class Space:
 @dataclass(frozen=True)
 class Norm:
     """A norm `source -> target`; its weight is diagonal in `target`. A norm over several spaces, as in
-    `rmsnorm: (head qk) -> (head qk)` or `layernorm: [rot | pass] -> (head [rot | pass])`, is known by the last.
+    `rmsnorm: (head qk) -> (head qk)` or `layernorm: [rope | nope] -> (head [rope | nope])`, is known by the last.
 
     kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does). copies: how many vectors side by side are
     normalized as one, as in `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalized
-    together, in order: (head, qk) and (rot, pass) above; a norm of `qk` alone, or of `rot` and `pass`, takes each head
-    by itself. beside: those of them that are parts of the same vector as the source (rot).
+    together, in order: (head, qk) and (rope, nope) above; a norm of `qk` alone, or of `rope` and `nope`, takes each
+    head by itself. beside: those of them that are parts of the same vector as the source (rope).
     """
 
     kind: str
