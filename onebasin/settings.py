@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users give, and its bounds: numbers as types, settings as dataclasses of them, and files of YAML or JSON."""
+"""Values that users give and their bounds: numbers as types, settings as dataclasses of them, YAML or JSON files."""
 
 from __future__ import annotations
 

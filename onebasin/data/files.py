@@ -66,7 +66,7 @@ def read_rows(
         renamed: Our name of a column -> theirs.
 
     Raises:
-        ValueError: Names what lacks.
+        ValueError: The file cannot be read, or a column is missing.
     """
     form = kind(file)
     if form == "csv":

@@ -26,7 +26,7 @@ class Class(NamedTuple):
 
 
 def table_kind(data: str | Path) -> str | None:
-    """`parquet`, `images`, `datasets` or `hub`; None for what is no table of these kinds."""
+    """`parquet`, `images`, `datasets` or `hub`; None where it is no table."""
     path = Path(data)
     if path.is_dir():
         return "datasets" if any((path / name).is_file() for name in SAVED) or not _classes(path) else "images"

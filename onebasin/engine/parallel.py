@@ -59,7 +59,7 @@ def behind(function: Callable[[T], object], items: Iterable[T], ahead: int = 1) 
     The first exception of either thread is raised.
 
     Args:
-        function: What is done with an item.
+        function: Called with every item.
         items: Made in the caller's thread.
         ahead: How many items may wait.
     """

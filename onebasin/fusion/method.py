@@ -77,7 +77,7 @@ class Method(Settings):
         return []
 
     def refuse(self, count: int) -> None:
-        """Raise ValueError, before any work, where the settings do not fit so many models, or files are missing."""
+        """Raise ValueError, before any work, where settings do not fit this number of models, or files are missing."""
         for file in self.files:
             if not file.is_file():
                 raise ValueError(f"there is no file '{file}'")

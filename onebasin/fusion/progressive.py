@@ -262,7 +262,7 @@ class Fitting:
                 walk.close()
 
     def change_repeated(self, step: float = 1.0) -> None:
-        """Change the layers that are called several times by what their calls lack together, times `step`."""
+        """Change the layers that are called several times by the errors of all their calls, times `step`."""
         for module in sorted(self.repeated):
             self._change(module, step)
 

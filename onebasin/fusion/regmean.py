@@ -5,8 +5,8 @@
 
 with W (inputs, outputs), G_i the mean of x x^T over the layer's inputs x in model i, and off-diagonal entries of G_i
 multiplied by `shrink` (Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", ICLR 2023, Eqs. 1
-and 2, and section 4). What is no linear layer is averaged, biases too, as there; so is a weight that several modules
-share (a tied output head). A convolution is a linear layer over its patches.
+and 2, and section 4). Everything but linear layers is averaged, biases too, as there; so is a weight that several
+modules share (a tied output head). A convolution is a linear layer over its patches.
 """
 
 from __future__ import annotations

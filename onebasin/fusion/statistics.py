@@ -130,7 +130,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class StatisticsMethod(Method):
-    """A way to merge by what was measured of every model by itself."""
+    """A method that merges by statistics of every model by itself."""
 
     fitted: ClassVar[bool] = True
     kind: ClassVar[str]
@@ -210,7 +210,7 @@ def _inputs(entry: Entry, columns: bool) -> Axis:
 
 
 def _of_experts(signature: Signature, role: str, inputs: Axis) -> tuple[Axis, Axis]:
-    """The axis of the experts, and that of what one of them reads."""
+    """Return the axis of the experts and that of an expert's inputs."""
     entry, length, count = signature.tensors[role], 1, 0
     joint = entry.axes[entry.joint]
     parts = joint.parts if isinstance(joint, Flat) else (joint,)

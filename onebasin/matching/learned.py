@@ -61,7 +61,7 @@ class Learning(Seeded):
         "neurons, and the averaged models are then no longer the same functions as their sources.",
     )
     seconds: Seconds | None = setting(
-        None, "Learn for so many seconds instead of a number of steps [default: all steps]."
+        None, "Learn for this many seconds instead of a number of steps [default: all steps]."
     )
     checkpoint: str | None = setting(None, "Save learning in this file as it goes, and continue from it.")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models are to each other, by their weights: the same, of one base, or trained apart."""
+"""Kinship of models by their weights: the same, of one base, or trained apart."""
 
 from __future__ import annotations
 

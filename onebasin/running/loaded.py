@@ -84,7 +84,7 @@ class LoadedModel:
                 part.of(self.model).copy_(piece)
 
     def fill_buffers(self, read: Read) -> None:
-        """Take what are no parameters from `read(role)`."""
+        """Take every buffer that is stored from `read(role)`."""
         for role, name in self.buffer.items():
             self.model.get_buffer(name).copy_(read(role))
 

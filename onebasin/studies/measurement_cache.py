@@ -27,7 +27,7 @@ class Once:
         self.store, self.tell, self.seconds = store, tell, 0.0
 
     def __call__(self, what: str, models: Sequence[str], measure: Callable[[], T]) -> T:
-        """What `measure` gives, as JSON holds it: measured now, or found where an earlier run has kept it.
+        """Return the result of `measure`, as JSON holds it: measured now, or found where an earlier run has kept it.
 
         what: one line, another for every measurement of a study on `models`; the user is told both.
         """
