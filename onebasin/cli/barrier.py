@@ -34,6 +34,7 @@ def barrier(
 ) -> None:
     """Measure the loss on the line between A and B. The barrier is how far it rises above the line between its ends."""
     import onebasin
+    from onebasin.engine import appearing_text
     from onebasin.landscape import curve
     from onebasin.landscape.plots import plot_curves, require_matplotlib
     from onebasin.studies.results import refuse_results
@@ -53,7 +54,7 @@ def barrier(
             ends = (found.get("anchor_output", a), found["output"])
         result = curve(*ends, measured, points, device=device, tell=tell)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "barrier.json").write_text(json_.dumps(result, indent=2) + "\n", "utf-8")
+    appearing_text(folder / "barrier.json", json_.dumps(result, indent=2) + "\n")
     legend = "as they are" if match == "none" else f"matched: {match}"
     names = (Path(a).name, Path(b).name)
     plot_curves({legend: result}, folder / "barrier.png", title=examples.title, ends=names)

@@ -13,7 +13,7 @@ from .descent import Descent
 from .means import Means, refuse_device
 from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
-from .placing import Appeared, Placing, appearing_file, clearly, placed_by
+from .placing import Appeared, Placing, appearing_file, appearing_text, clearly, placed_by
 from .store import Store, kept
 
 Tell = Callable[[str], None]  # how a job says what it is doing
@@ -26,6 +26,7 @@ __all__ = [
     "Store",
     "Tell",
     "appearing_file",
+    "appearing_text",
     "available_memory",
     "behind",
     "clearly",

@@ -150,6 +150,12 @@ def appearing_file(out: Path) -> Iterator[Path]:
         yield placing.file(out, replace=True)
 
 
+def appearing_text(out: Path, text: str) -> None:
+    """Write a text file in UTF-8, which appears whole or not at all, and replaces what stood there."""
+    with appearing_file(out) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
 def placed_by(journal: Path) -> set[Path]:
     """The places in which what a killed run put there still stands, unchanged."""
     try:

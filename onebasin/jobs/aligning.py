@@ -81,6 +81,7 @@ def align_all(
     level: of symmetry, or `none`. batches: calibration data (default: what `opt` asks for, where matching measures).
     held_out: those that learning chooses its step by (default: a share of `batches`).
     """
+    opt.refuse_unknown(models[centre].signature.tensors)
     others = [i for i in range(len(models)) if i != centre]
     shared = {i: shared_roles(models[i], models[centre]) for i in others}
     alignments, objective = [Alignment() for _ in models], list[float]()

@@ -6,8 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from onebasin.engine import refuse_device
-from onebasin.models import Distances, distances
+from onebasin.models import Canonical, Distances, distances
 from onebasin.running import Verification, compare
 from onebasin.running.same_tensors import compare_tensors
 from onebasin.settings import Seed, checked
@@ -15,6 +17,7 @@ from onebasin.symmetry import Alignment
 
 from .folders import opened
 from .options import ModelSource
+from .writing import refuse_wrong_table
 
 
 def verify(
@@ -38,6 +41,9 @@ def verify(
     with opened([a, b], family) as (first, second):
         if tensors:
             maps = None if alignment is None else Alignment.load(alignment)
+            if maps is not None:
+                for form in (first, Canonical(first, torch.float64)):  # that maps keep the function, the table says
+                    refuse_wrong_table(form)
             return compare_tensors(first, second, maps, **how)
         return compare(first.folder, second.folder, **how)
 

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from onebasin.engine import appearing_file
+
 # Okabe and Ito's palette without its yellow, for any colour vision. Markers tell the curves apart in grey.
 COLOURS = ("#777777", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
@@ -42,6 +44,7 @@ def plot_curves(
 
     style: dict[Any, Any] = {
         **matplotlib.rcParamsDefault,  # whatever theme the user has set
+        "text.parse_math": False,  # a name with two dollar signs is no formula
         "axes.spines.top": False,
         "axes.spines.right": False,
         "legend.frameon": False,
@@ -74,7 +77,8 @@ def plot_curves(
         accuracy.set_ylim(-0.02, 1.02)
         figure.suptitle(title)
         figure.legend(loc="outside lower center", ncols=min(len(curves) + 1, 4), fontsize=9)
-        figure.savefig(file)
+        with appearing_file(Path(file)) as temporary:
+            figure.savefig(temporary)
 
 
 def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, names: tuple[str, str, str]) -> None:
@@ -90,22 +94,25 @@ def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, na
         ValueError: matplotlib is not installed.
     """
     require_matplotlib()
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     corners = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))
     x, y = ([sum(w * c[k] for w, c in zip(share, corners, strict=True)) for share in surface["shares"]] for k in (0, 1))
-    figure = Figure(figsize=(9.5, 4.4), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, name, colours in zip(
-        figure.subplots(1, 2), ("losses", "accuracies"), ("viridis_r", "viridis"), strict=True
-    ):
-        drawn = axes.tricontourf(x, y, surface[name], levels=14, cmap=colours)
-        axes.plot(x, y, ".", color="black", markersize=2)
-        for (across, up), text in zip(corners, names, strict=True):
-            axes.annotate(text, (across, up), xytext=(0, 8 if up else -14), textcoords="offset points", ha="center")
-        axes.set_aspect("equal")
-        axes.axis("off")
-        figure.colorbar(drawn, ax=axes, label={"losses": "loss", "accuracies": "accuracy"}[name], shrink=0.8)
-    figure.suptitle(f"{title} (barrier {surface['barrier']:.3f})")
-    figure.savefig(file)
+    with matplotlib.rc_context({"text.parse_math": False}):  # as above
+        figure = Figure(figsize=(9.5, 4.4), dpi=150, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        for axes, name, colours in zip(
+            figure.subplots(1, 2), ("losses", "accuracies"), ("viridis_r", "viridis"), strict=True
+        ):
+            drawn = axes.tricontourf(x, y, surface[name], levels=14, cmap=colours)
+            axes.plot(x, y, ".", color="black", markersize=2)
+            for (across, up), text in zip(corners, names, strict=True):
+                axes.annotate(text, (across, up), xytext=(0, 8 if up else -14), textcoords="offset points", ha="center")
+            axes.set_aspect("equal")
+            axes.axis("off")
+            figure.colorbar(drawn, ax=axes, label={"losses": "loss", "accuracies": "accuracy"}[name], shrink=0.8)
+        figure.suptitle(f"{title} (barrier {surface['barrier']:.3f})")
+        with appearing_file(Path(file)) as temporary:
+            figure.savefig(temporary)

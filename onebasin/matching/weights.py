@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,15 @@ class Weights(Seeded):
             "starts": self.starts,
             "seed": self.seed,
         }
+
+    def refuse_unknown(self, roles: Collection[str]) -> None:
+        """Raise ValueError where no role of a model contains a name that `tensor_weights` gives a weight."""
+        for part in self.tensor_weights:
+            if not any(part in role for role in roles):
+                words = sorted({word for role in roles for word in (role, *role.split("."))})
+                near = get_close_matches(part, words, 3, 0.5) or words[:3]
+                raise ValueError(f"--tensor-weight {part}: no tensor's name contains it; there are, for example, "
+                                 f"{', '.join(near)}")  # fmt: skip
 
     def weigh(self, role: str, anchor: Tensor, source: Tensor) -> float:
         """Return a tensor's weight in the objective, of either kind."""

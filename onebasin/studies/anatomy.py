@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onebasin.engine import appearing_file, appearing_text
 from onebasin.landscape.plots import COLOURS, require_matplotlib
 from onebasin.models import Canonical, Distances, Folder, Model, ModelError, distances
 from onebasin.symmetry import Alignment, Signature
@@ -74,7 +75,7 @@ def study_anatomy(
         "layers": layers(signature, *alignments),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "anatomy.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    appearing_text(folder / "anatomy.json", json.dumps(results, indent=2) + "\n")
     _draw(results, apart, folder / "anatomy.png")
     return results
 
@@ -227,4 +228,5 @@ def _draw(results: Mapping[str, Any], apart: Sequence[Distances], file: Path) ->
         axes.grid(alpha=0.25)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize=9)
-    figure.savefig(file)
+    with appearing_file(Path(file)) as temporary:
+        figure.savefig(temporary)

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onebasin.engine import appearing_file
 from onebasin.landscape.plots import COLOURS, MARKERS, require_matplotlib
 
 from .results import Chart
@@ -41,7 +42,8 @@ def draw(chart: Chart) -> Figure:
 
 def save(figure: Figure, file: Path) -> None:
     """As PNG on white."""
-    figure.savefig(file, facecolor="white")
+    with appearing_file(file) as temporary:
+        figure.savefig(temporary, facecolor="white")
 
 
 def svg(figure: Figure) -> str:

@@ -23,7 +23,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
 from onebasin.data.models import quiet
-from onebasin.engine import Tell
+from onebasin.engine import Tell, appearing_text
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
 from onebasin.models.outputs import Output, refuse_outputs
@@ -108,7 +108,7 @@ def demo(
             tell(f"step {done} of {steps}: {what}")
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULTS).write_text("{}\n", "utf-8")  # by which a demo that was stopped is known for one
+    appearing_text(folder / RESULTS, "{}\n")  # by which a demo that was stopped is known for one
     folders = [folder / f"model-{i}" for i in range(models)]
     ends = []
     for i, place in enumerate(folders):
@@ -158,7 +158,7 @@ def demo(
         )
         results["picture"] = str(folder / "curves.png")
     results["seconds"] = _seconds(started)
-    (folder / RESULTS).write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    appearing_text(folder / RESULTS, json.dumps(results, indent=2) + "\n")
     return results
 
 

@@ -17,7 +17,7 @@ import onebasin
 from onebasin.data import Scores, Task, evaluate, load_model
 from onebasin.data.calibration import Calibration, Data
 from onebasin.data.models import quiet
-from onebasin.engine import Means, Tell
+from onebasin.engine import Means, Tell, appearing_text
 from onebasin.fusion import AVERAGES, method_of
 from onebasin.fusion.method import Sources
 from onebasin.landscape import barrier
@@ -87,8 +87,8 @@ def study_levels(
         "levels": found,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "levels.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
-    (folder / "levels.md").write_text(table(results), "utf-8")
+    appearing_text(folder / "levels.json", json.dumps(results, indent=2) + "\n")
+    appearing_text(folder / "levels.md", table(results))
     shown = "average" if "average" in methods else methods[0]
     plot_curves(
         {level: entry["methods"][shown] for level, entry in found.items()},

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from onebasin.engine import appearing_text
 from onebasin.landscape.plots import require_matplotlib
 
 from .charts import draw, save, svg
@@ -53,8 +54,8 @@ def write(results: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for chart in results.charts:
         save(draw(chart), folder / f"{results.study}-{chart.name}.png")
-    (folder / f"{results.study}.json").write_text(json.dumps(asdict(results), indent=2) + "\n", "utf-8")
-    (folder / "report.html").write_text(report(read_all(folder)), "utf-8")
+    appearing_text(folder / f"{results.study}.json", json.dumps(asdict(results), indent=2) + "\n")
+    appearing_text(folder / "report.html", report(read_all(folder)))
 
 
 def report(studies: Sequence[Results]) -> str:

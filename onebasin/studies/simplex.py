@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.data import Task
-from onebasin.engine import Tell
+from onebasin.engine import Tell, appearing_text
 from onebasin.landscape import simplex
 from onebasin.landscape.plots import plot_simplex, require_matplotlib
 
@@ -36,7 +36,7 @@ def study_simplex(
     refuse_results(output, FILES, models, overwrite)
     results = {"models": [str(model) for model in models], **simplex(models, task, points, tell=tell)}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "simplex.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+    appearing_text(folder / "simplex.json", json.dumps(results, indent=2) + "\n")
     first, second, third = (Path(model).name for model in results["models"])
     plot_simplex(results, folder / "simplex.png", title=task.name, names=(first, second, third))
     return results

@@ -403,6 +403,7 @@ def test_our_own_files_with_notes_that_say_nothing(refused: Any, a: Path, b: Pat
         (("--device", "meta"), ["'meta' is not available here"]),
         (("--device", "hpu"), ["'hpu' is not available here"]),
         (("--tensor-weight", "query"), ["'query'", "NAME=NUMBER"]),
+        (("--tensor-weight", "quary=2"), ["--tensor-weight quary: no tensor's name contains it", "query"]),
         (("--family", "nosuch"), ["no family 'nosuch'"]),
     ],
 )

@@ -15,6 +15,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,24 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 50, "num_atte
          "num_key_value_heads": 4}  # fmt: skip
 
 
-def start(pair: list[Path], out: Path, **how: Any) -> int:
+def forked(run: Callable[[], object]) -> int:
+    """Run it in a fork of this process, which ends with 0, or with 1 and a traceback; return the fork's id."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            onebasin.merge(pair, out, verify="none", shard_size="200KB", workers=2, max_sweeps=3, rescale="none",
-                           **how)  # fmt: skip
+            run()
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
     return child
+
+
+def start(pair: list[Path], out: Path, **how: Any) -> int:
+    how = {"verify": "none", "shard_size": "200KB", "workers": 2, "max_sweeps": 3, "rescale": "none", **how}
+    return forked(lambda: onebasin.merge(pair, out, **how))
 
 
 def finished(child: int) -> bool:
@@ -58,11 +65,7 @@ def main(folder: Path, kills: int, level: str = "full") -> None:
     import_everything()
     pair = [folder / f"model-{seed}" for seed in range(2)]
     for seed, model in enumerate(pair):
-        child = os.fork()
-        if child == 0:
-            make(model, 3, seed, **SHAPE)
-            os._exit(0)
-        assert finished(child)
+        assert finished(forked(partial(make, model, 3, seed, **SHAPE)))
     began = time.perf_counter()
     assert finished(start(pair, folder / "whole", match=level))
     whole, length = weights(folder / "whole"), time.perf_counter() - began

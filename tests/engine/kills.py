@@ -12,13 +12,13 @@ import os
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from footprint import import_everything, make
-from interrupted import SHAPE, finished, weights
+from interrupted import SHAPE, finished, forked, weights
 from safetensors.torch import load_file
 
 import onebasin
@@ -49,20 +49,13 @@ def count_down(left: int, then: Callable[[], object]) -> list[int]:
 
 
 def start(pair: list[Path], room: Path, kill_at: int = 0, count: Path | None = None, **how: Any) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            counter = count_down(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            onebasin.match(*pair, room / "out", alignment=room / PLACES[2], **QUICK, **how)
-            if count is not None:
-                count.write_text(str(-counter[0]))
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return child
+    def run() -> None:
+        counter = count_down(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        onebasin.match(*pair, room / "out", alignment=room / PLACES[2], **QUICK, **how)
+        if count is not None:
+            count.write_text(str(-counter[0]))
+
+    return forked(run)
 
 
 def state(room: Path) -> dict[str, Any]:
@@ -79,11 +72,7 @@ def main(folder: Path, bare: bool = False, every: int = 1) -> None:
         placing._renameat2 = lambda *_: False
     pair = [folder / f"model-{seed}" for seed in range(2)]
     for seed, model in enumerate(pair):
-        child = os.fork()
-        if child == 0:
-            make(model, 1, seed, **{**SHAPE, "hidden_size": 16, "intermediate_size": 8})
-            os._exit(0)
-        assert finished(child)
+        assert finished(forked(partial(make, model, 1, seed, **{**SHAPE, "hidden_size": 16, "intermediate_size": 8})))
     whole, other = folder / "whole", folder / "other"
     for room, models in ((whole, pair), (other, pair[::-1])):
         room.mkdir()

@@ -97,6 +97,13 @@ def test_what_the_dead_left_is_removed_and_nothing_of_the_living(tmp_path: Path)
     assert rest == {"out", ".out.units", ".out.1-abc", next(name for name in left if name.startswith(".other"))}
 
 
+def test_a_text_that_cannot_be_written_replaces_none(tmp_path: Path) -> None:
+    placing.appearing_text(tmp_path / "a.json", "before")
+    with pytest.raises(UnicodeEncodeError):
+        placing.appearing_text(tmp_path / "a.json", "some of it, then \ud800")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
 def in_a_fork(work: Callable[[], object]) -> None:
     """Do this in a process that is then killed."""
     child = os.fork()

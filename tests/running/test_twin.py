@@ -110,8 +110,8 @@ def test_the_tables_hold_on_their_twins(case: str, tmp_path: Path) -> None:
 WRONG = {
     "neurons rotate": ("gpt2", "ffn         act activation_function", "ffn         linear"),
     "a bias passes a norm": ("deberta-v2", " ; stays when conv_kernel_size!=None, conv_kernel_size!=0, layer<1", ""),
-    "a key reads like a query": ("bert", "attention.self.key.{weight,bias}                     (head qk')",
-                                 "attention.self.key.{weight,bias}                     (head qk)"),
+    "a value is written like a query": ("bert", "attention.self.value.{weight,bias}                   (head vo)",
+                                        "attention.self.value.{weight,bias}                   (head qk)"),
 }  # fmt: skip
 CASE = {"gpt2": "GPT2LMHeadModel", "deberta-v2": "DebertaV2ForTokenClassification-own-keys-conv",
         "bert": "BertForTokenClassification"}  # fmt: skip
@@ -139,6 +139,14 @@ def test_a_wrong_table_does_not_pass(wrong: tuple[Path, Path, Path], tmp_path: P
         with pytest.raises(ModelError, match=r"the table of family '.*' is wrong for '.*/[01]'.*nothing was written"):
             job()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "wrong.txt"]
+
+
+def test_maps_by_a_wrong_table_do_not_prove_a_copy(wrong: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    a, b, table = wrong
+    maps = tmp_path / "maps.safetensors"
+    onebasin.match(a, b, tmp_path / "out", family=str(table), verify="none", alignment=maps)
+    with pytest.raises(ModelError, match="the table of family"):
+        onebasin.verify(a, tmp_path / "out", tensors=True, alignment=maps, family=str(table))
 
 
 def test_a_right_table_passes(tmp_path: Path) -> None:
