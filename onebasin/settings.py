@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -76,7 +76,9 @@ def _valid(adapter: TypeAdapter[Any], name: str, value: Any) -> Any:
         where = " ".join([name.replace("_", "-"), *(str(piece) for piece in first["loc"])])
         what = first["msg"].replace("Input should", "it must")
         if first["type"] == "literal_error":
-            what = "choose one of " + ", ".join(re.findall("'([^']*)'", first["ctx"]["expected"]))
+            known = re.findall("'([^']*)'", first["ctx"]["expected"])
+            near = get_close_matches(str(first["input"]), known, 1, 0.6)
+            what = "choose one of " + ", ".join(known) + (f"; did you mean '{near[0]}'?" if near else "")
         raise ValueError(f"{where} {first['input']!r}: {what}") from None
 
 
@@ -104,7 +106,11 @@ class Settings:
 
     Nothing else repeats them: the command line, keyword arguments and files are read by the fields. Raises ValueError
     for a value out of bounds.
+
+    section: of a command's help, in which the fields stand that a class declares.
     """
+
+    section: ClassVar[str] = "Options"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -135,6 +141,8 @@ class Settings:
 @dataclass(frozen=True)
 class Seeded(Settings):
     """Settings of what draws random numbers."""
+
+    section: ClassVar[str] = "Machine"
 
     seed: Seed = setting(0, "Seed of whatever is drawn: starts after the first, labels, random merges.")
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 # Read when transformers is imported, which no command does before it has something to do.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -45,8 +45,24 @@ def callback_of(name: str) -> Callable[..., None]:
 def loaded(name: str) -> Any:
     """Return a command in `LATE`, as typer makes it."""
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(name)(callback_of(name))
+    single.command(name, cls=Sections)(callback_of(name))
     return typer.main.get_command(single)
+
+
+class Sections(TyperCommand):
+    """A command whose help lists its options in sections, those without one first."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, section by section."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                kind = "Arguments" if param.param_type_name == "argument" else "Options"
+                found.setdefault(getattr(param, "rich_help_panel", None) or kind, []).append(record)
+        for section, records in found.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
 
 
 class Commands(TyperGroup):
@@ -63,6 +79,7 @@ app = typer.Typer(
     help="Put transformers that were trained apart into one loss basin, and merge them there. "
     "A MODEL is a Hugging Face model folder or a hub id (owner/name).",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

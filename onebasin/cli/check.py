@@ -13,7 +13,7 @@ from . import common as c
 def check(
     a: Annotated[str, typer.Argument(metavar="A", help="The model to rewrite: a folder or a hub id.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The model to bring it close to.")],
-    symmetry: Annotated[str, typer.Option(help=f"Level to check: {c.LEVELS}.")] = "paper",
+    symmetry: Annotated[str, c.level(f"Level to check: {c.LEVELS}.")] = "paper",
     peek: Annotated[bool, typer.Option("--peek", help="Read one small matrix of each too, and compare them.")] = False,
     precision: c.Precision = "float32",
     family: c.Family = None,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+import yaml
 from rich.console import Console
 from rich.text import Text
 
@@ -149,6 +150,11 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def level(help: str) -> Any:
+    """Return the option for a level of symmetry, which has one name everywhere, and answers to two more."""
+    return typer.Option("--match", "--symmetry", "--level", help=help)
+
+
 def line(text: object) -> str:
     """Return a text on one line, without characters that command a terminal, and without the middle of an endless
     one: the names in it may be as long as a file likes."""
@@ -271,6 +277,19 @@ def pairs(items: list[str] | None, option: str) -> dict[str, float]:
             name = ""
         if not name:
             raise ValueError(f"{option} '{item}': write NAME=NUMBER")
+    return found
+
+
+def scalars(items: list[str] | None, option: str) -> dict[str, Any]:
+    """`["density=0.5", "normalize=true"]` -> both, with values as YAML reads them. Raises ValueError quoting what is of
+    another form."""
+    found = {}
+    for item in items or []:
+        name, equals, value = item.partition("=")
+        read = yaml.safe_load(value) if equals else None
+        if not name or not isinstance(read, bool | int | float | str):
+            raise ValueError(f"{option} '{item}': write NAME=VALUE, such as density=0.5")
+        found[name] = read
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from inspect import get_annotations
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -87,11 +88,27 @@ def _flag(kind: type[Settings], name: str) -> str:
 
 def _option(kind: type[Settings], name: str, default: Any, text: str) -> Option:
     hint, flag = _hint(kind, name), _flag(kind, name)
+    look: dict[str, Any] = {"help": text, "rich_help_panel": section(kind, name)}
     if hint is bool:
         names = [flag if not default else f"{flag}/--no-{flag[2:]}"]
-        return Annotated[bool | None if default is None else bool, typer.Option(*names, help=text)], default
+        return Annotated[bool | None if default is None else bool, typer.Option(*names, **look)], default
+    words = choices(kind, name)
+    if words:
+        look |= {"metavar": "|".join(words), "autocompletion": lambda: list(words)}
     plain: Any = hint if hint in (int, float) else list[str] if get_origin(hint) and _repeats(hint) else str
-    return Annotated[plain | None if default is None else plain, typer.Option(flag, help=text)], default
+    return Annotated[plain | None if default is None else plain, typer.Option(flag, **look)], default
+
+
+def section(kind: type[Settings], name: str) -> str:
+    """Return the section of the help that a field stands in: the one that the class names which declares it."""
+    owner: type[Settings] = next(one for one in kind.__mro__ if name in get_annotations(one))
+    return owner.section
+
+
+def choices(kind: type[Settings], name: str) -> tuple[str, ...]:
+    """Return the words that a field may be; none where it may be anything of its type."""
+    hint = get_type_hints(kind)[name]
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _repeats(hint: Any) -> bool:

@@ -13,7 +13,7 @@ from . import common as c
 
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model: a folder or a hub id.")],
-    symmetry: Annotated[str, typer.Option(help=f"Level at which to name the groups: {c.LEVELS}.")] = "full",
+    symmetry: Annotated[str, c.level(f"Level at which to name the groups: {c.LEVELS}.")] = "full",
     tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor with its axes.")] = False,
     family: c.Family = None,
     json: c.Json = False,

@@ -16,7 +16,7 @@ def match(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The model to rewrite: a folder or a hub id.")],
     anchor: Annotated[str, typer.Argument(metavar="ANCHOR", help="The model to bring it close to.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    symmetry: Annotated[str, typer.Option(help=f"What may move, see docs/concepts.md: {c.LEVELS}.")] = "paper",
+    symmetry: Annotated[str, c.level(f"What may move, see docs/concepts.md: {c.LEVELS}.")] = "paper",
     layers: m.Layers = None,
     alignment: Annotated[str | None, typer.Option(help="Also save the maps that were found, as safetensors.")] = None,
     anchor_output: Annotated[

@@ -18,9 +18,11 @@ BESIDE_CONFIG = {"config", "output", "seed", "device", "precision", "family", "o
                  "json", "quiet", "verbose", "shard_size", "copy_tokenizer", "write_model_card",
                  "push_to_hub", "require", "no_verdict"}  # fmt: skip
 
-OWN = ("method", "budget", "quality", "require", "no_verdict", "weights", "match", "anchor", "heads_from", "soft",
-       "tokenizer_source", "layers", "validation", "metric", "config", "output", "push_to_hub", "json", "quiet",
-       "verbose")  # fmt: skip
+MEANS = ("device", "precision", "family", "overwrite", "verify", "seed")
+IN_WORDS = {*BESIDE_CONFIG - {"config"}, "models", "method", "base", "set_", "weights", "match", "dtype"}
+OWN = ("base", "set_", "method", "budget", "quality", "require", "no_verdict", "weights", "match", "anchor",
+       "heads_from", "soft", "tokenizer_source", "layers", "validation", "metric", "config", "output", "push_to_hub",
+       "json", "quiet", "verbose")  # fmt: skip
 
 
 KINDS = loadable()
@@ -54,12 +56,30 @@ def merge(
     ] = None,
     quality: c.Quality = None,
     method: Annotated[
-        str | None, typer.Option(help=f"How to merge: {', '.join(METHODS)} [default: what the models need].")
+        str | None,
+        typer.Option(
+            help=f"How to merge: {', '.join(METHODS)}; or one of mergekit's, such as linear, slerp, ties, dare_ties "
+            "[default: what the models need]."
+        ),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The base model, where a method of mergekit's needs one (ties, task_arithmetic).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A parameter of a method of mergekit's: density=0.5. Repeatable."
+        ),
     ] = None,
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
     match: Annotated[
         str | None,
-        typer.Option(help=f"Match first, at this level: none, {c.LEVELS} [default: what the models need]."),
+        typer.Option(
+            "--match",
+            "--symmetry",
+            "--level",
+            help=f"Match first, at this level: none, {c.LEVELS} [default: what the models need].",
+        ),
     ] = None,
     anchor: Annotated[
         str, typer.Option(help="The model that the others are matched to, from 0, or auto: nearest to the mean.")
@@ -113,8 +133,7 @@ def merge(
         if idle:
             raise ValueError(f"{idle[0]} does not go with --config: the file says what is merged and how")
         with c.progress(quiet, verbose) as tell:
-            beside = ("device", "precision", "family", "overwrite", "verify")
-            means = {name: matching[name] for name in beside if name in matching}
+            means: dict[str, Any] = {name: matching[name] for name in MEANS if name in matching and name != "seed"}
             means["seed"] = matching["seed"] if "seed" in given else None
             means |= {"verdict": not no_verdict, "require": require}
             result = onebasin.merge_config(config, output, tell=tell, **means, **look)
@@ -125,6 +144,25 @@ def merge(
     models = models or []
     if anchor != "auto" and not anchor.isdigit():
         raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
+    if method is not None and method not in KINDS:
+        given = c.given_options(context_)
+        idle = [option for name, option in given.items() if name not in IN_WORDS]
+        if idle:
+            raise ValueError(f"{idle[0]} does not go with --method {method}, which runs in mergekit")
+        from onebasin.jobs.mergekit.merge_file import merge_in_words
+
+        with c.progress(quiet, verbose) as tell:
+            result = merge_in_words(
+                models, output, method, base=base, weights=c.weights(weights), match=match, dtype=matching.get("dtype"),
+                parameters=c.scalars(set_, "--set"), verdict=not no_verdict, require=require, tell=tell,
+                **{name: matching[name] for name in MEANS if name in matching}, **look,
+            )  # fmt: skip
+            c.push(output, push_to_hub, result, tell)
+        _print(result, result["models"], json, quiet)
+        _fail_below(require, result)
+        return
+    if base is not None or set_:
+        raise ValueError("--base and --set are for methods of mergekit's, such as --method ties")
     job: Callable[..., dict[str, Any]] = onebasin.merge
     chosen: dict[str, Any] = {"layers": c.numbers(layers if layers != "auto" else None, "--layers")}
     if layers == "auto":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ LARGE = 10**8  # numbers of a model
 class Reading(Settings):
     """How `load_task` reads data."""
 
+    section: ClassVar[str] = "Data"
+
     columns: Mapping[str, str] | None = setting(
         None, "What our columns are called in the data, such as text=sentence1,text_pair=sentence2."
     )
@@ -65,6 +67,8 @@ class Calibration(Reading, Seeded):
 
     data: `self` (the models make them, see `onebasin.data.made`) or a file, or several of these.
     """
+
+    section: ClassVar[str] = "Data"
 
     data: str | Sequence[str] | None = setting(
         None,
@@ -129,7 +133,7 @@ class Data:
             opt = replace(opt, samples=self.given.samples + count * len(self.given.datasets))
         found = calibration(self.models, opt, self.means, self.tell)
         if "self" in opt.datasets:
-            return found[len(found) // 2 :] if "pixel_values" in found[0] else found  # what is imagined stands last
+            return found
         return recut(found, SEVERAL)[-(-self.given.samples // SEVERAL) :] or found[-1:]
 
     @cached_property

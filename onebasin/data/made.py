@@ -8,8 +8,8 @@
     all others               look at textures, or read lines of the standard library's documentation (random tokens
                              where there is no tokenizer)
 
-What models write lies where they were trained, so it tells nearly as much of them as their data do. Textures do not,
-and tell less; what models imagine stands last, since it is better to choose and to judge by.
+What models write lies where they were trained, so it tells nearly as much of them as their data do. What they imagine
+tells less, and textures the least.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw
 FEWEST_WORDS = 5  # of a line that is taken for written language
 DECODED = 32  # tokens that a decoder writes
 IMAGINED, STRIDE = 20, 0.1  # steps towards pictures that the models see classes in, and their length
+JITTER = 0.5  # standard deviation of noise on such pictures, whose pixels lie in [-1, 1]: what it hides does not count
 SEVERAL = 32  # examples in a batch
 
 
@@ -92,7 +93,7 @@ def made(models: Sequence[Model], count: int, *, length: int | None = None, seed
         if "decoder_input_ids" in given and hasattr(stock[0], "get_encoder"):
             given["decoder_input_ids"] = decoded(stock[number % len(stock)], given, generator)
             given.pop("decoder_attention_mask", None)
-        if given.keys() == {"pixel_values"} and 2 * (start + some) > count:
+        if given.keys() == {"pixel_values"}:
             given = imagined(stock, given, generator)
         found.append({name: value.cpu() for name, value in given.items()})
     return found
@@ -348,9 +349,10 @@ def imagined(models: Sequence[PreTrainedModel], given: Batch, generator: torch.G
     descent = torch.optim.Adam([pixels], lr=STRIDE)
     for _ in range(IMAGINED):
         descent.zero_grad()
-        losses = [cross_entropy(model(pixel_values=pixels).logits, classes) for model in models]
+        shown = pixels + JITTER * torch.randn(pixels.shape, generator=generator).to(pixels)
+        losses = [cross_entropy(model(pixel_values=shown).logits, classes) for model in models]
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         descent.step()
         with torch.no_grad():
             pixels.clamp_(-1, 1)
-    return {"pixel_values": pixels.detach()}
+    return {"pixel_values": pixels.detach() + JITTER * torch.randn(pixels.shape, generator=generator).to(pixels)}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -17,6 +17,8 @@ class Means(Settings):
 
     units: the folder in which finished units of weight matching are kept; jobs that write a folder choose it.
     """
+
+    section: ClassVar[str] = "Machine"
 
     precision: Literal["float32", "float64"] = setting("float32", "Type of the computation: float32 or float64.")
     device: str = setting("cpu", "Device of the computation: cpu, cuda, mps.")

@@ -63,6 +63,8 @@ class Method(Settings):
     different widths without matching; it then has `carry`.
     """
 
+    section: ClassVar[str] = "Settings of methods"
+
     fitted: ClassVar[bool] = False
     any_width: ClassVar[bool] = False
 

@@ -22,7 +22,7 @@ from onebasin.symmetry import Signature
 
 from .aligning import align
 from .folders import gauge, opened, refuse_places, together, unit_folder, widened, workplace
-from .options import STREAM_LEVELS, ModelSource, Options, Tell, stored_dtype, verification
+from .options import STREAM_LEVELS, ModelSource, Options, Tell, level_named, stored_dtype, verification
 from .writing import Record, hashed, ready_to_verify, refuse_unverifiable, tensors_of, verified, write_canonical
 
 
@@ -51,13 +51,14 @@ def match(
     is rewritten with it and written to adapter_output (default: output + "-adapter"). dtype: of the weights written
     (default: the source's). verify: before anything is moved into place, compare `outputs` on random inputs, or check
     the maps of all `tensors`, and the table on a tiny model of the same configuration, or `none`. options: fields of
-    `Options`.
+    `Options`; the level is `match`, `symmetry` or `level`.
 
     Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
     Raises ValueError (ModelError, TableError) with one clear sentence for what cannot be matched, and for an
     output that would differ from the source beyond rounding; nothing is written then.
     """
     started = time.perf_counter()
+    level_named(options, "symmetry")
     opt, stored = Options.of(options), stored_dtype(dtype)
     if opt.permutations == "sinkhorn":
         raise ValueError("permutations 'sinkhorn': a relaxed model is not the same function; use it in a merge")

@@ -34,6 +34,7 @@ from .options import (
     Options,
     Tell,
     Written,
+    level_named,
     refuse_out_of_range,
     shares_of,
     stored_dtype,
@@ -78,7 +79,8 @@ def merge(
             distilling.
         quality: a name for a budget: fast (30 s), balanced (5 m) or best (30 m).
         weights: one per model (default: equal); they are used as given.
-        match: "none" or a level of symmetry (default with a method or another setting of matching: paper).
+        match: "none" or a level of symmetry, also by the names `symmetry` and `level` (default with a method or another
+            setting of matching: paper).
         anchor: the model that stays as it is, counted from 0, or "auto": the one nearest to the mean of all.
         heads_from: the model whose task head, labels and configuration the result takes (default: the anchor).
         soft: temperature of a coupling that mixes FFN neurons after matching (semi-permutations; the mixed models are
@@ -102,8 +104,9 @@ def merge(
     """
     started = time.perf_counter()
     stored = stored_dtype(dtype)
-    if "symmetry" in settings:
-        raise ValueError("symmetry: the level of a merge is its argument match")
+    named = {**settings, "match": match}
+    level_named(named, "match")
+    match, settings = named.pop("match"), named
     require = checked(Factor | None, "require", require)
     way = method if isinstance(method, Method) else taken(method_of(method or "average"), settings)
     look = taken(Written, settings)

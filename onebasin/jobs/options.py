@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from safetensors.torch import save_file
@@ -56,6 +56,8 @@ class Matching(Settings):
     """What is matched, and what is compared for it: the weights, what the models do on calibration data, or how well
     the average of both predicts there, which is learned from a start. The levels are in `onebasin.symmetry.levels`."""
 
+    section: ClassVar[str] = "Matching"
+
     symmetry: str = setting("paper", "The group that acts, from small to large: paper, permutation, orthogonal, full, "
                             "invertible.")  # fmt: skip
     rescale: str = setting("joint", "Scale every head too: none, after its rotation, or joint with it (best).")
@@ -101,9 +103,28 @@ class Options(Means, Calibration, Learning, Weights, Matching):
         return self.match_with == "learned" and self.loss == "task"
 
 
+def level_named(given: dict[str, Any], own: str) -> None:
+    """Rename the level of symmetry among keyword arguments: `match`, `symmetry` and `level` are one argument.
+
+    Args:
+        given: keyword arguments, which are changed.
+        own: the name that is wanted.
+
+    Raises:
+        ValueError: where it is given under two names.
+    """
+    names = [name for name in ("match", "symmetry", "level") if given.get(name) is not None]
+    if len(names) > 1:
+        raise ValueError(f"{names[0]} and {names[1]} are two names for one argument; leave one of them out")
+    for name in names:
+        given[own] = given.pop(name)
+
+
 @dataclass(frozen=True)
 class Written(Settings):
     """How the output looks. files: name -> text, written beside the weights."""
+
+    section: ClassVar[str] = "Output"
 
     shard_size: int | str = setting("5GB", "Most that one weight file holds: 5GB, 500MB, 5B.", flag="out-shard-size")
     copy_tokenizer: bool = setting(True, "Copy the tokenizer's files to the output.")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ MOST_STEPS = 10**5  # of a run that is bounded by time
 @dataclass(frozen=True)
 class Learning(Seeded):
     """How matching is learned: from `start`, by gradient descent on what the average of all models predicts."""
+
+    section: ClassVar[str] = "Learned matching"
 
     start: Literal["weights", "activations", "none"] = setting(
         "weights", "Where learning starts from: weights, activations or none."

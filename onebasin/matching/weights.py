@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import safe_open
@@ -75,6 +75,8 @@ class Matched:
 @dataclass(frozen=True)
 class Weights(Seeded):
     """How weights are matched."""
+
+    section: ClassVar[str] = "Matching"
 
     starts: Few = setting(1, "Tries of the search where spaces are coupled; the closest is kept.")
     tensor_weights: Mapping[str, Strength] = setting(

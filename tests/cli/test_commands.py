@@ -17,6 +17,7 @@ from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
 from zoo import CASES, save
 
+import onebasin
 from onebasin.cli import LATE, callback_of
 from onebasin.families import tables
 from onebasin.models import Folder
@@ -382,3 +383,42 @@ def test_help_and_version(run: Any) -> None:
 @pytest.mark.parametrize("name", LATE)
 def test_the_list_of_commands_says_what_a_command_says_of_itself(name: str) -> None:
     assert " ".join(str(callback_of(name).__doc__).split("\n\n")[0].split()) == LATE[name]
+
+
+@pytest.mark.parametrize("word", ["--match", "--symmetry", "--level"])
+def test_a_level_has_one_name_and_two_others(
+    ask: Any, refused: Any, a: Path, b: Path, tmp_path: Path, word: str
+) -> None:
+    assert ask("match", a, b, "-o", tmp_path / "matched", word, "permutation")["symmetry"] == "permutation"
+    assert ask("merge", a, b, "-o", tmp_path / "merged", word, "permutation")["match"] == "permutation"
+    assert ask("check", a, b, word, "full")["symmetry"] == "full"
+    assert onebasin.merge([a, b], **{word[2:]: "permutation"}, verdict=False)["match"] == "permutation"
+    assert onebasin.match(a, b, **{word[2:]: "permutation"})["symmetry"] == "permutation"
+    with pytest.raises(ValueError, match="two names for one argument"):
+        onebasin.merge([a, b], match="paper", **{"level" if word == "--symmetry" else "symmetry": "full"})
+
+
+def test_help_has_sections_and_choices(run: Any) -> None:
+    short, long = run("merge", "-h"), run("merge", "--help")
+    assert short.exit_code == 0 and short.stdout == long.stdout
+    for words in ("\nMatching:\n", "\nData:\n", "\nSettings of methods:\n", "weights|activations|learned", "--budget"):
+        assert words in short.stdout
+    assert short.stdout.index("--budget") < short.stdout.index("\nData:\n")
+
+
+def test_methods_of_mergekit_need_no_file(ask: Any, refused: Any, a: Path, b: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mergekit")
+    file = tmp_path / "ties.yml"
+    file.write_text(f"merge_method: ties\nbase_model: {a}\nparameters: {{density: 0.5}}\n"
+                    f"models:\n- {{model: {a}, parameters: {{weight: 1}}}}\n"
+                    f"- {{model: {b}, parameters: {{weight: 1}}}}\n")  # fmt: skip
+    ask("merge", "--config", file, "-o", tmp_path / "by-file")
+    found = ask("merge", a, b, "-o", tmp_path / "by-words", "--method", "ties", "--base", a, "--set", "density=0.5")
+    assert found["method"] == "ties" and found["verdict"]["predictions"] > 0
+    first, second = weights(tmp_path / "by-file"), weights(tmp_path / "by-words")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert "did you mean 'ties'?" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "tiess")
+    assert "NAME=VALUE" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties", "--set", "density")
+    assert "mergekit" in refused("merge", a, b, "-o", tmp_path / "no", "--base", a)
+    assert "--budget does not go with" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties",
+                                                  "--budget", "5m")  # fmt: skip

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from onebasin.data.calibration import Data
 from onebasin.engine import peak_memory
 from onebasin.fusion import METHODS, method_of
 from onebasin.models import DTYPES, Folder, Model, View, write_model
@@ -28,6 +31,7 @@ from ..folders import one_vocabulary, opened, refuse_damaged, together, workplac
 from ..frame import in_one_frame
 from ..merge import merge
 from ..options import Options, Tell, Written
+from ..search import judged_on
 from ..verdict import verdict_on
 from ..writing import Record, hashed, tensors_of
 from .run import merge_in_mergekit, parameters_of
@@ -116,7 +120,7 @@ def merge_config(
 
         def finish(folder: Path) -> None:
             if verdict and not recipe.slices:  # layers that are stacked make a model of its own
-                judged = verdict_on(folder, sources, list, "", opt, tell)
+                judged = verdict_on(folder, sources, lambda: Data(sources, opt, opt).judged, judged_on(opt), opt, tell)
                 result.update(judged.facts(require))
                 result["notes"].append(judged.sentence)
             record.write(folder, look.write_model_card)
@@ -159,6 +163,65 @@ def merge_config(
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return result
+
+
+def merge_in_words(
+    models: Sequence[str],
+    output: str | Path | None,
+    method: str,
+    *,
+    base: str | None = None,
+    weights: Sequence[float] | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    match: str | None = None,
+    dtype: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Merge by a method of mergekit's without a file: it is written from the arguments, and saved with the result.
+
+    Args:
+        models: folders or hub ids, each with an adapter after a plus sign where it has one.
+        output: the folder to write, or None.
+        method: such as `ties`, `slerp` or `dare_ties`.
+        base: the base model, where the method needs one; the first model where that is None and the method is `slerp`.
+        weights: one per model.
+        parameters: the method's, such as `density`.
+        match: match the models first, at this level.
+        dtype: of the weights written.
+        options: those of `merge_config`.
+
+    Returns:
+        As `merge`.
+
+    Raises:
+        ValueError: as `merge_config` does, and for weights that are not one per model.
+    """
+    parts = dict(parameters or {})
+    if method == "slerp":
+        base, parts = base or models[0], {"t": 0.5, **parts}
+    shares = None if weights is None else [float(weight) for weight in weights]
+    if shares is not None and len(shares) != len(models):
+        raise ValueError(f"{len(models)} models need {len(models)} weights, not {len(shares)}")
+    if shares is None and method in NEED_WEIGHTS:
+        shares = [1.0] * len(models)
+    sources = [{"model": model, **({"parameters": {"weight": shares[i]}} if shares else {})}
+               for i, model in enumerate(models)]  # fmt: skip
+    told = {
+        "merge_method": method,
+        "models": sources,
+        **({"base_model": base} if base else {}),
+        **({"parameters": parts} if parts else {}),
+        **({"align": {"symmetry": match}} if match not in (None, "none") else {}),
+        **({"dtype": dtype} if dtype else {}),
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "mergekit_config.yml"
+        file.write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
+        return merge_config(file, output, **options)
+
+
+NEED_WEIGHTS = ("linear", "ties", "dare_ties", "dare_linear", "della", "della_linear", "breadcrumbs",
+                "breadcrumbs_ties", "task_arithmetic", "sce")  # fmt: skip
 
 
 def refuse_unknown(recipe: Recipe) -> None:

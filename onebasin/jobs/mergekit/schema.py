@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from onebasin.settings import Context, Count, Few, Indices, Seed, read_yaml
 
@@ -114,7 +114,7 @@ class Align(Strict):
     All other keys are the options of `onebasin merge` of the same names. seed: that of the whole merge.
     """
 
-    symmetry: str = "full"
+    symmetry: str = Field("full", validation_alias=AliasChoices("symmetry", "match", "level"))
     anchor: str = "base"
     rescale: str = "joint"
     parts: list[str] | None = None
