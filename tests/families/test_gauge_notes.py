@@ -191,3 +191,20 @@ def test_what_they_leave_out_is_seen(case: str, tensor: str, saved: Saved) -> No
     assert "invisible" not in checkpoint.signature.tensors[tensor].notes
     after = {**before, tensor: before[tensor] + noise(before[tensor])}
     assert difference(outputs_of(checkpoint, before), outputs_of(checkpoint, after)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("case", "role", "notes"),
+    [
+        ("GPTJForCausalLM", "h.0.attn.v_proj.weight", {"passes": "vo"}),
+        ("GPTJForCausalLM", "h.0.attn.k_proj.weight", {"invisible": "nope'"}),
+        ("XLNetModel", "layer.0.rel_attn.v.weight", {"passes": "vo"}),
+        ("XLNetModel", "layer.0.rel_attn.k.weight", {"invisible": "qk'"}),
+        ("WhisperModel", "encoder.layers.0.self_attn.k_proj.weight", {"invisible": "qk'"}),
+    ],
+)
+def test_maps_without_biases_are_noted_for_the_constants_that_they_make(
+    case: str, role: str, notes: dict[str, str], saved: Saved
+) -> None:
+    """A norm's bias makes constants in all that reads it, which the audit counts."""
+    assert saved(case).signature.tensors[role].notes == notes

@@ -12,7 +12,7 @@ from .conditions import TableError, holds, lookup, setting, settled
 from .locate import joined, layer_numbers, located, regex, require, role_of, same_here
 from .signature import Entry, Signature, Space
 from .sizes import Placed, solved
-from .table import Declared, Line, Table
+from .table import Declared, Line, Table, spelled
 
 
 def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Signature:
@@ -152,7 +152,7 @@ class _Block:
 def _implied(stated: Mapping[str, str], line: Line, here: Mapping[str, Placed]) -> dict[str, str]:
     """The notes `passes` and `invisible` of a constant, or of a weight that makes one of what it reads: they are
     properties of the space that it is in."""
-    if "stays" in stated or (len(line.axes) > 1 and not line.pattern.endswith("weight")):
+    if "stays" in stated or (len(line.axes) > 1 and not spelled(line.pattern).endswith("weight")):
         return {}
     found = {}
     for leaf in leaves(line.axes):
