@@ -25,8 +25,9 @@ INTRODUCTION = """\
 A model is a Hugging Face model folder or a hub id (`owner/name`, `owner/name@revision`). `onebasin COMMAND --help` says
 what stands here.
 
-- **Exit code** 0: done. 1: `verify` found different functions, or `check` models that cannot be matched. 2: bad input,
-  one line on stderr says what, where and what to do; nothing is written. 130: interrupted.
+- **Exit code** 0: done. 1: `verify` found different functions, `check` models that cannot be matched, or
+  `merge --require` too little agreement. 2: bad input, one line on stderr says what, where and what to do; nothing is
+  written. 130: interrupted.
 - **`--json`** prints one JSON object on stdout. Progress, notes and errors always go to stderr.
 - **Output** is written beside its final place and moved there when it is whole: a run that fails or is killed leaves no
   half model. An output that exists is kept unless `--overwrite` is given.
@@ -93,9 +94,14 @@ JSON: as `match`, with `anchor` a number and lists over the other models in `dis
 `jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are explained in
 [methods.md](methods.md).
 
-`--quality` settles level, matching and method, so these options are then left alone. JSON: `quality` with `level`,
-`chosen`, `why`, `candidates` (each with its loss on data held out, in nats) and `next`: the next level, and what it
-would cost in forward passes over the calibration data and in seconds, estimated from one batch.
+Who names no method, level or other setting of matching leaves the choice to the command:
+[what it does](merge.md). JSON: `kinship` (`cosine`, `kind`) and, where several ways were tried, `search`: `budget` in
+seconds, `chosen`, `candidates` (each with its `loss` on data held out, in nats, and its `seconds`), `data` and
+`held_out` (examples). `verdict` has `works`, `agreement`, `sources_agree`, `divergence`, `sources_diverge`,
+`judged_on` and `predictions`; with `--require`, `required` says whether it was reached, and the exit code is 1 where it
+was not.
+
+`--method ties` and mergekit's other methods need no file: `--base MODEL`, `--set density=0.5`, `--weights 1,0.5`.
 
 `--layers auto` merges once for every candidate, and once more to write the best. JSON: `layers`, those that were
 matched, and `tried` (layers -> score on the validation data).

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onebasin.models import Model, Rewritten, of_one_width, write_model
 from onebasin.models.kinship import APART, Kinship, kinship
 from onebasin.models.outputs import Output
 from onebasin.running import load_model
+from onebasin.running.trace import Batch
 from onebasin.settings import Factor, Temperature, checked, duration, refuse_left, taken
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
@@ -39,7 +41,7 @@ from .options import (
     shares_of,
     stored_dtype,
 )
-from .search import LEVEL, QUALITIES, Chosen, Search, choose, judged_on
+from .search import LEVEL, QUALITIES, Chosen, Search, choose, judged_on, too_large
 from .verdict import verdict_on
 from .writing import Record, hashed, ready_to_verify
 
@@ -159,7 +161,7 @@ def merge(
             differences = frame.differences(chosen.aligned.models, opt, tell)
             result = {**told, **merged.facts, "max_output_difference": differences}
             if verdict:
-                found = verdict_on(folder, given, lambda: chosen.held or data.judged, chosen.judged_on, opt, tell)
+                found = verdict_on(folder, given, partial(inputs_of, chosen, data, opt), chosen.judged_on, opt, tell)
                 result = {**result, **found.facts(require), "notes": [*result["notes"], found.sentence]}
             record = Record("merge", command, folders, opt, result, chosen.aligned.found, sha256)
             record.write(folder, look.write_model_card)
@@ -237,6 +239,11 @@ def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | N
     anchor = max(range(len(given)), key=lambda i: numel(given[i])) if plan.anchor is None else plan.anchor
     carried = plan.method.carry(given, anchor, Data(given, opt, opt, tell, opt.labels), opt, tell)
     return carried, replace(plan, anchor=anchor, carried=True)
+
+
+def inputs_of(chosen: Chosen, data: Data, opt: Options) -> Sequence[Batch]:
+    """Return the inputs to judge the result on; none where the models are too large to make any."""
+    return chosen.held or ([] if too_large(data.models, opt) and data.given.data in (None, "self") else data.judged)
 
 
 def said_of_matching(opt: Options) -> list[str]:

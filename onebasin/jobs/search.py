@@ -247,7 +247,7 @@ def choose(search: Search) -> Chosen:
             runnable(model.origin)
         if not comparable(search.models, search.split[1][0], opt):
             raise ValueError("the models predict nothing that can be compared: their heads have no output in common")
-    except (ValueError, RuntimeError) as error:  # torch's errors are the latter
+    except Exception as error:  # each model class fails in its own way on inputs that it does not take
         if opt.data:
             raise
         return by_weights(search, f"nothing could be tried on inputs that the models make ({one_line(error)})")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from onebasin.data.teaching import predictions, where_counted
 from onebasin.engine import Tell
-from onebasin.models import Folder, ModelError
+from onebasin.models import Folder
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import running_experts
 from onebasin.running.float64 import throughout
@@ -46,6 +47,7 @@ HELD = 2**29  # numbers of a model that is held in memory to be judged
 MOST = 1024  # predictions that are compared, evenly spread over the inputs
 
 Run = Callable[[Batch], Mapping[str, Any]]
+Load = Callable[[], Run]  # what loads a model, which is let go when it has answered
 
 
 @dataclass(frozen=True)
@@ -103,15 +105,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def judge(merged: Run, sources: Sequence[Run], batches: Sequence[Batch], judged_on: str) -> Verdict:
+def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judged_on: str) -> Verdict:
     """Compare what a merged model predicts with what its sources predict.
 
     Args:
-        merged, sources: a batch -> a model's output. Each runs over all batches before the next one does.
+        merged, sources: load a model, which gives its output for a batch. One at a time is held.
         batches: inputs that nothing was fitted on.
         judged_on: what they are, in words.
     """
-    asked = [_answers(run, batches) for run in (merged, *sources)]
+    asked = [_answers(load(), batches) for load in (merged, *sources)]
     mine, theirs = asked[0], asked[1:]
     pairs = [_compared(a, b) for a, b in combinations(theirs, 2)]
     own = [_compared(mine, one) for one in theirs]
@@ -154,28 +156,27 @@ def verdict_on(
     if tell:
         tell("judging the merged model")
     models = [Folder(folder, sources[0]._family), *sources]
-    runners = [_runner(model, opt) for model in models]
+    loads = [partial(_runner, model, opt) for model in models]
     try:
         batches = inputs()
-    except (ModelError, ValueError, RuntimeError):  # they make none for one another, such as of different vocabularies
+    except (
+        Exception
+    ):  # models that make none for one another, such as of different vocabularies, each fail in their way
         batches = []
     try:
         if not batches:
             batches, judged_on = random_inputs(models, opt), "random inputs"
-        return judge(runners[0], runners[1:], batches, judged_on)
-    except (ModelError, ValueError, RuntimeError) as error:
+        return judge(loads[0], loads[1:], batches, judged_on)
+    except Exception as error:  # the merge is right whether its model can be run or not
         return Verdict(None, [None] * len(sources), None, [None] * len(sources), None, one_line(error), 0)
 
 
 def _runner(folder: Folder, opt: Options) -> Run:
     """What runs a model, held where it is small and with weights that are read as they are used else."""
-    loaded: list[PreTrainedModel] = []
+    prepare = held if numel(folder) <= HELD else streamed
+    model: PreTrainedModel = prepare(folder, None, opt.dtype, opt.device)[0]
 
     def answer(batch: Batch) -> Mapping[str, Any]:
-        if not loaded:
-            prepare = held if numel(folder) <= HELD else streamed
-            loaded.append(prepare(folder, None, opt.dtype, opt.device)[0])
-        model = loaded[0]
         given = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
         cache = {"use_cache": False} if takes_cache(model) else {}
         with running_experts(model), throughout(model.dtype):

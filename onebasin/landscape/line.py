@@ -52,8 +52,7 @@ def barrier(loss_a: float, loss_b: float, losses: Sequence[float], lambdas: Sequ
     """Return the largest excess of `losses` over the straight line between the end losses, in their unit.
 
     max over i of losses[i] - ((1 - lambdas[i]) loss_a + lambdas[i] loss_b) (Frankle et al., 2020; Entezari et al.,
-    2022,
-    Eq. 1).
+    2022, Eq. 1).
 
     Args:
         loss_a: The loss at lambda 0.

@@ -39,8 +39,7 @@ def cross_moments(
         pairs: (anchor, source) tensors that touch it, or what `read` makes them of.
         gram: Also sum the source's own Gram matrices, for groups that need them.
         isometry: Whether the group's elements are isometries, which leave norms as they are and move readers as they
-            move
-            writers: norms stay zero, and all is summed in `primal`.
+            move writers: norms stay zero, and all is summed in `primal`.
         read: Makes a pair of an item of `pairs`; the pair is let go once its terms are known.
         run: `map`, or one that works ahead and forms the products; terms are added up in order.
     """

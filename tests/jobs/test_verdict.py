@@ -21,7 +21,7 @@ BATCHES = [{"input_ids": torch.zeros(500, 1, dtype=torch.long)}] * 2
 def answering(logits: Tensor, name: str = "logits") -> Any:
     """A model that gives these answers, half of them for each batch."""
     halves = iter(logits.chunk(2))
-    return lambda _: {name: next(halves)}
+    return lambda: lambda _: {name: next(halves)}
 
 
 def choosing(shares: list[float], *, flipped: float = 0.0, like: Tensor | None = None, seed: int = 0) -> Tensor:
