@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from onebasin.data.calibration import Data
@@ -21,6 +20,7 @@ from onebasin.models import Model, Rewritten
 from onebasin.models.published import public_name
 from onebasin.settings import setting
 from onebasin.symmetry import Alignment, Entry, Signature
+from onebasin.symmetry.alignment import save_in_order
 from onebasin.symmetry.groups.elements import Monomial
 from onebasin.symmetry.tables.axes import Axis, Flat, Leaf, size
 
@@ -58,7 +58,7 @@ class Statistics:
             "marks": {role: list(mark) for role, mark in self.marks.items()},
         }
         tensors = {role: tensor.cpu().contiguous() for role, tensor in self.tensors.items()}
-        save_file(tensors, str(path), {"format": FORMAT, "kind": self.kind, "facts": json.dumps(facts)})
+        save_in_order(tensors, path, {"format": FORMAT, "kind": self.kind, "facts": json.dumps(facts)})
 
     @classmethod
     def load(cls, path: str | Path) -> Statistics:

@@ -85,7 +85,7 @@ class Alignment:
                     tensors[f"{key}.dual"] = element.dual
         batch = {key: list(self.batch.get(key, ())) for key in self.elements}
         metadata = {**(notes or {}), "format": FORMAT, "batch": json.dumps(batch)}
-        save_file({key: t.detach().cpu().contiguous() for key, t in tensors.items()}, str(path), metadata)
+        save_in_order({key: t.detach().cpu().contiguous() for key, t in tensors.items()}, path, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
@@ -109,6 +109,18 @@ class Alignment:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise ValueError(f"'{path}' is not an alignment that can be read") from None
         return cls(elements, batch)
+
+
+def save_in_order(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file with its metadata sorted by key: the library's own order differs from run to run."""
+    save_file(dict(tensors), str(path), dict(metadata))
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: Tensor) -> Tensor:

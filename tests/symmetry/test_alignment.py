@@ -254,3 +254,14 @@ def test_a_norm_weight_is_permuted_but_must_be_folded_before_a_rotation():
     assert torch.equal(rotation.apply(signature, "norm", torch.ones(3)), torch.ones(3))
     with pytest.raises(ValueError, match="'norm' must be folded"):
         rotation.apply(signature, "norm", weight)
+
+
+def test_the_same_maps_make_the_same_file(tmp_path):
+    """The library keeps metadata in a hash table, whose order differs from file to file."""
+    alignment = Alignment({"a": Monomial(torch.tensor([1, 0])), "é": Linear(torch.eye(3))})
+    notes = {f'{letter} "\\\n': letter for letter in "abcdefgh"}
+    for number in range(8):
+        alignment.save(tmp_path / str(number), notes)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    again = Alignment.load(tmp_path / "0")
+    assert torch.equal(again.elements["é"].matrix, torch.eye(3))
