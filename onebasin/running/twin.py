@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ RULES = {
 STAGES = ("stage_names", "out_features", "out_indices")  # of backbones: follow from the number of layers
 
 
+@cache
 def kind_of_number(name: str) -> str:
     """Return what a number of a configuration is, by its name: a key of `RULES`, or nothing."""
     return next((kind for kind, pattern in RULES.items() if re.search(pattern, name)), "")

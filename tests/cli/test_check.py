@@ -26,7 +26,7 @@ def test_models_that_fit(run: Any, ask: Any, a: Path, b: Path) -> None:
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"kind": "GPT2LMHeadModel"}, ["family", "bert", "gpt2"]),
+        ({"case": "GPT2LMHeadModel"}, ["family", "bert", "gpt2"]),
         ({"vocab_size": 24}, ["size of 'vocab'", "23", "24"]),
         ({"num_hidden_layers": 3}, ["number of layers", "2", "3"]),
     ],
