@@ -95,6 +95,19 @@ class Group(ABC):
         raise ValueError(f"{self.name}: nothing of it can be learned")
 
 
+class Stretched(Group):
+    """A group with a factor of its own for every dimension, beside what else its elements do."""
+
+    def dimension(self, size: int) -> int:
+        return size
+
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        return map(torch.diag_embed, units((*batch, size)))
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return {"stretch": like.new_zeros(*batch, size), **super().parametrize(size, batch, like, order)}
+
+
 def as_moments(matrix: Tensor) -> Moments:
     """Return the moments whose nearest element is the one nearest to a matrix, (*batch, n, n)."""
     nothing = torch.zeros(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device)

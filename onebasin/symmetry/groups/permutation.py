@@ -47,7 +47,20 @@ def ordered(group: Group, latent: Latent, settle: bool) -> Element | Coupling:
     return found if settle else Coupling(found.dense(score.dtype).matrix + score - score.detach())
 
 
-class Permutation(Group):
+class Ordered(Group):
+    """A group whose elements rearrange dimensions, which is learned through scores."""
+
+    def dimension(self, size: int) -> int:
+        return 0
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        return order_latent(size, batch, like, order)
+
+    def element(self, latent: Latent, settle: bool = False) -> Acts:
+        return ordered(self, latent, settle)
+
+
+class Permutation(Ordered):
     """S_n. nearest(M) = argmax over permutations of sum_i M[i, p(i)]: linear assignment (paper, Eq. 7)."""
 
     name = "permutation"
@@ -60,20 +73,11 @@ class Permutation(Group):
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
         return Monomial(random_index(size, batch, generator))
 
-    def dimension(self, size: int) -> int:
-        return 0
-
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element, permute=True)
 
-    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        return order_latent(size, batch, like, order)
 
-    def element(self, latent: Latent, settle: bool = False) -> Acts:
-        return ordered(self, latent, settle)
-
-
-class SignedPermutation(Group):
+class SignedPermutation(Ordered):
     """Permutations with signs (the hyperoctahedral group): neurons of an odd nonlinearity such as tanh.
 
     For a given pairing the best sign is that of M[i, p(i)], so nearest(M) assigns over |M|.
@@ -93,14 +97,5 @@ class SignedPermutation(Group):
         signs = torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1
         return Monomial(random_index(size, batch, generator), signs.double())
 
-    def dimension(self, size: int) -> int:
-        return 0
-
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element, permute=True, signs=True)
-
-    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        return order_latent(size, batch, like, order)
-
-    def element(self, latent: Latent, settle: bool = False) -> Acts:
-        return ordered(self, latent, settle)

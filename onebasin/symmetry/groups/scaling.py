@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -12,8 +10,8 @@ from .assignment import assignment
 from .base import Moments
 from .coupling import Coupling
 from .elements import Acts, Element, Linear, Monomial
-from .group import Group, Latent, monomial_departure, units
-from .permutation import Permutation, order_latent, ordered, random_index
+from .group import Latent, Stretched, monomial_departure
+from .permutation import Ordered, Permutation, ordered, random_index
 
 CHUNK = 1 << 16  # quartics solved at once: `ScaledPermutation` has n^2 of them; temporaries of this size fit a cache
 CLOSE = 1e-10  # Newton's last step, relative to the root: the next would be about its square
@@ -69,7 +67,7 @@ def random_scale(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.exp(torch.randn(shape, generator=generator, dtype=torch.float64) / 2)
 
 
-class ScaledPermutation(Group):
+class ScaledPermutation(Stretched, Ordered):
     """Permutation with one positive scale per neuron: ReLU networks.
 
     For a pairing (i, j) the best scale solves the quartic of its own entries, so nearest assigns over the
@@ -89,20 +87,11 @@ class ScaledPermutation(Group):
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
         return Monomial(random_index(size, batch, generator), random_scale((*batch, size), generator))
 
-    def dimension(self, size: int) -> int:
-        return size
-
-    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
-        return map(torch.diag_embed, units((*batch, size)))
-
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element, permute=True, scale=True)
 
     def rigid(self) -> Permutation:
         return Permutation()
-
-    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        return {"stretch": like.new_zeros(*batch, size), **order_latent(size, batch, like, order)}
 
     def element(self, latent: Latent, settle: bool = False) -> Acts:
         """diag(e^s) P for what writes, diag(e^-s) P for what reads."""

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from .base import Moments
 from .elements import Element, Monomial
-from .group import Group, Latent, monomial_departure, units
+from .group import Group, Latent, Stretched, monomial_departure
 from .scaling import best_scale, random_scale
 
 
@@ -85,7 +83,7 @@ class Signs(Group):
         return monomial_departure(element, signs=True)
 
 
-class Factors(Group):
+class Factors(Stretched):
     """One number other than zero per dimension: the ungated half of a gated FFN, with its inverse on the way out.
 
     nearest takes the root of a quartic. With factors f and moments P, D of norms p, d the squared distance is
@@ -108,20 +106,11 @@ class Factors(Group):
         signs = torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1
         return diagonal(signs * random_scale((*batch, size), generator))
 
-    def dimension(self, size: int) -> int:
-        return size
-
-    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
-        return map(torch.diag_embed, units((*batch, size)))
-
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element, signs=True, scale=True)
 
     def rigid(self) -> Signs:
         return Signs()
-
-    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        return {"stretch": like.new_zeros(*batch, size)}
 
     def element(self, latent: Latent, settle: bool = False) -> Monomial:
         return diagonal(latent["stretch"].exp())
