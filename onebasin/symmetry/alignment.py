@@ -34,7 +34,7 @@ class Alignment:
     # --- acting -------------------------------------------------------------------------------------------
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
-        """The tensor `role` of the rewritten model: every axis mapped by its space's element.
+        """Return the tensor `role` of the rewritten model: every axis mapped by its space's element.
 
         Shape, dtype and device stay; where nothing acts, the tensor itself is returned.
         Raises ValueError where a matrix meets a norm whose weight is not folded away.
@@ -60,7 +60,7 @@ class Alignment:
         return Alignment(elements, batch)
 
     def inverse(self) -> Alignment:
-        """The alignment that undoes this one."""
+        """Return the alignment that undoes this one."""
         elements: dict[str, Element] = {}
         for key in sorted(self.elements, key=lambda key: len(self.batch.get(key, ()))):  # outer spaces first
             elements[key] = _carry(self.elements[key].inverse(), key, elements, self.batch)
@@ -124,7 +124,7 @@ def save_in_order(tensors: Mapping[str, Tensor], path: str | Path, metadata: Map
 
 
 def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: Tensor) -> Tensor:
-    """Every axis of the tensor `role` mapped by what acts on its space; see `Alignment.apply`."""
+    """Return every axis of the tensor `role` mapped by what acts on its space; see `Alignment.apply`."""
     entry = signature.tensors[role]
     touching = {signature.root[leaf.space] for leaf in signature.leaves(entry)} & elements.keys()
     elements = {root: elements[root] for root in touching if not _stays(elements[root])}

@@ -43,7 +43,7 @@ class Blend:
 
 
 def blend(coupling: Coupling, element: Element, size: int) -> Blend:
-    """The couplings of heads (h, h) with an element for every pair of them, (h, h) of `size` dimensions."""
+    """Return the couplings of heads (h, h) with an element for every pair of them, (h, h) of `size` dimensions."""
     weight = coupling.matrix[..., None, None]
     eye = torch.eye(size).to(weight).expand(*coupling.matrix.shape, size, size)
     return Blend(weight * element.act(eye), weight * element.act(eye, dual=True))
@@ -77,5 +77,5 @@ class Softened:
     couplings: Mapping[str, Coupling | Blend]
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
-        """The tensor `role`, aligned and then mixed along its coupled axes."""
+        """Return the tensor `role`, aligned and then mixed along its coupled axes."""
         return move(signature, self.couplings, role, self.alignment.apply(signature, role, tensor))

@@ -32,7 +32,7 @@ class Canonical:
 
 
 def canonical(signature: Signature, tensors: Mapping[str, Tensor]) -> Canonical:
-    """The canonical form of a model; the function stays as it is, up to rounding.
+    """Return the canonical form of a model; the function stays as it is, up to rounding.
 
     tensors: role -> floating-point tensor, float32 or float64; they are not changed.
     Where a tied head stands in the way of the stream's rotation it gets a tensor of its own: a new role in the
@@ -73,7 +73,7 @@ class CanonicalForm:
         return [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in self.untied]
 
     def home(self, role: str) -> str:
-        """The role that holds the numbers of a tied one."""
+        """Return the role that holds the numbers of a tied one."""
         return self.whole.tensors[role].alias or role
 
     @cached_property
@@ -86,7 +86,7 @@ class CanonicalForm:
     def tensor(
         self, role: str, read: Callable[[str], Tensor], kept: dict[tuple[str, int], Tensor], before: int | None = None
     ) -> Tensor:
-        """The tensor `role` of the form, or as it is before step `before`.
+        """Return the tensor `role` of the form, or as it is before step `before`.
 
         read: role -> stored tensor, called for every tensor that this one depends on; they are let go, but for vectors,
         which go into `kept` for the next call.
@@ -107,7 +107,7 @@ class CanonicalForm:
 
 
 def plan(signature: Signature) -> CanonicalForm:
-    """The way to the canonical form."""
+    """Return the way to the canonical form."""
     stored, signature = signature, with_ties(signature)
     untied = _in_the_way(joined(signature))
     if untied:

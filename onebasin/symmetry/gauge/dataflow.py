@@ -50,12 +50,12 @@ def joined(signature: Signature) -> Signature:
 
 
 def cut(signature: Signature, role: str, tensor: Tensor) -> list[Block]:
-    """Views of a tensor with one dimension per leaf."""
+    """Return views of a tensor with one dimension per leaf."""
     return blocks(tensor, signature.tensors[role].axes, signature.sizes)
 
 
 def along(signature: Signature, role: str, tensor: Tensor, leaf: Leaf) -> Iterator[Tensor]:
-    """Views of the parts of a tensor that have this leaf, with its dimension last."""
+    """Yield views of the parts of a tensor that have this leaf, with its dimension last."""
     for view, axes in cut(signature, role, tensor):
         if leaf in axes:
             yield view.movedim(axes.index(leaf), -1)
@@ -79,7 +79,7 @@ def has(signature: Signature, role: str, leaf: Leaf) -> bool:
 
 
 def readers(signature: Signature, space: str) -> list[str]:
-    """Roles of the tensors that read from exactly this space."""
+    """Return the roles of the tensors that read from exactly this space."""
     return [role for role in signature.tensors if has(signature, role, Leaf(space, dual=True))]
 
 
@@ -138,7 +138,7 @@ def normalizes(signature: Signature, role: str, space: str) -> bool:
 
 
 def returns(signature: Signature, role: str, space: str) -> bool:
-    """Whether this is a norm of the space that writes back into it."""
+    """Return whether this is a norm of the space that writes back into it."""
     norm = signature.tensors[role].norm
     return norm is not None and norm.writes_back and space in norm.parts
 
@@ -195,7 +195,7 @@ def beside(signature: Signature, role: str, space: str) -> list[str]:
 
 
 def traded(signature: Signature) -> Iterator[tuple[str, str]]:
-    """Biases that enter the same sum as an earlier one, after that one."""
+    """Yield biases that enter the same sum as an earlier one, after that one."""
     for role, entry in signature.tensors.items():
         if len(entry.axes) == 1 and isinstance(entry.axes[0], Leaf) and not tied(signature, role):
             summed = beside(signature, role, entry.axes[0].space)
@@ -222,7 +222,7 @@ def absorb(
 
 
 def dual(signature: Signature, leaf: Leaf) -> Leaf:
-    """The leaf of a reader: primed, except for what batches (heads), which reads and writes alike."""
+    """Return the leaf of a reader: primed, except for what batches (heads), which reads and writes alike."""
     batching = {outer for space in signature.spaces.values() for outer in space.batch}
     return leaf if leaf.space in batching or leaf.constant else Leaf(leaf.space, dual=True)
 
@@ -239,7 +239,7 @@ def contract(
 
 
 def vanishes(signature: Signature, role: str, space: str) -> bool:
-    """Whether the all-ones direction of what `role` writes into `space` only ever enters LayerNorms.
+    """Return whether the all-ones direction of what `role` writes into `space` only ever enters LayerNorms.
 
     The order of the tensors is that of execution. A norm that writes back ends the sum that `role` writes into;
     where none does, the sum runs through all layers, and all norms and what reads it from here on count.
@@ -262,7 +262,7 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
 
 
 def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
-    """Tensors (norms left out) and the leaves, parts of one vector, along which their all-ones direction is
+    """Yield tensors (norms left out) and the leaves, parts of one vector, along which their all-ones direction is
     invisible."""
     for role, entry in signature.tensors.items():
         for leaf in signature.leaves(entry):
@@ -278,7 +278,7 @@ def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
 
 
 def vectors(signature: Signature, role: str, tensor: Tensor, parts: tuple[Leaf, ...]) -> Iterator[tuple[Tensor, ...]]:
-    """Views of a tensor along leaves that are parts of one vector: one view for each, with its dimension last."""
+    """Yield views of a tensor along leaves that are parts of one vector: one view for each, with its dimension last."""
     yield from zip(*(along(signature, role, tensor, leaf) for leaf in parts), strict=True)
 
 
@@ -310,7 +310,7 @@ def noted(signature: Signature, note: str) -> Iterator[tuple[str, str | None]]:
 
 
 def speaks_of(signature: Signature, axes: tuple[Leaf, ...], word: str | None) -> bool:
-    """Whether a block has the space that a note names as in the table: `qk'`."""
+    """Return whether a block has the space that a note names as in the table: `qk'`."""
     return word is None or any(
         not leaf.constant and signature.spaces[leaf.space].name + "'" * leaf.dual == word for leaf in axes
     )
@@ -348,7 +348,7 @@ def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
 
 
 def sharing(signature: Signature, role: str) -> Iterator[Tensor]:
-    """Which entries of the first axis a softmax compares with each other alone: their numbers."""
+    """Yield the entries of the first axis that a softmax compares with each other alone: their numbers."""
     entry = signature.tensors[role]
     parts = blocks(torch.arange(entry.shape[0]), entry.axes[:1], signature.sizes)
     for names in entry.notes["softmax"].split(","):

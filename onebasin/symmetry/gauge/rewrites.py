@@ -58,7 +58,7 @@ class Step:
 
 
 def steps(signature: Signature) -> Iterator[Step]:
-    """All of them, in order."""
+    """Yield all steps, in order."""
     for rewrite in (_scales, _tables, _norms, _passed, _sums, _unseen, _writers):
         yield from rewrite(signature)
 
@@ -258,7 +258,7 @@ def differences(table: Tensor) -> Tensor:
 
 
 def along_rows(vector: Tensor, rows: Tensor) -> Tensor:
-    """The part of vectors (*batch, n) in the span of some rows (*batch, m, n)."""
+    """Return the part of vectors (*batch, n) in the span of some rows (*batch, m, n)."""
     found: Tensor = (vector.unsqueeze(-2) @ torch.linalg.pinv(rows) @ rows).squeeze(-2)
     return found
 

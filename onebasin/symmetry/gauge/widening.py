@@ -53,7 +53,7 @@ def widening(narrow: Signature, wide: Signature) -> dict[str, tuple[int, int]]:
 
 
 def embedding(kind: str, n: int, w: int, like: Tensor) -> Tensor:
-    """The isometry E (w, n) of a space of this kind."""
+    """Return the isometry E (w, n) of a space of this kind."""
     if kind != "ones":
         return torch.eye(w, n).to(like)
     inner, outer = complement_of_ones(n), complement_of_ones(w)[:, : n - 1]
@@ -61,7 +61,7 @@ def embedding(kind: str, n: int, w: int, like: Tensor) -> Tensor:
 
 
 def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> dict[str, Tensor]:
-    """The narrow model's tensors (role -> canonical form) in the wide model's shapes; the function stays.
+    """Return the narrow model's tensors (role -> canonical form) in the wide model's shapes; the function stays.
 
     Roles that the wide model lacks are left out. Raises ValueError as `widening` does.
     """

@@ -43,7 +43,7 @@ class Moments:
 
     @property
     def total(self) -> Tensor:
-        """The matrix M of `argmax <g, M>` where g^-T = g (permutations, signs, orthogonal maps)."""
+        """Return the matrix M of `argmax <g, M>` where g^-T = g (permutations, signs, orthogonal maps)."""
         return self.primal if self.one_sided else self.primal + self.dual
 
     def value(self, element: Element) -> Tensor:
@@ -103,7 +103,7 @@ class Moments:
                        primal_gram, dual_gram, diagonal, self.one_sided, so_far)  # fmt: skip
 
     def take(self, index: Tensor | tuple[Tensor, ...] | slice) -> Moments:
-        """The moments of some batch entries."""
+        """Return the moments of some batch entries."""
         return self.map(lambda statistic: statistic[index])
 
     def __add__(self, other: Moments) -> Moments:

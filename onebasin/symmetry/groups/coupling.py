@@ -25,7 +25,7 @@ class Coupling:
 
 
 def sinkhorn(log: Tensor, sweeps: int = 20) -> Tensor:
-    """The logarithm of a doubly stochastic matrix: rows and columns of exp(log) scaled in turn. Differentiable.
+    """Return the logarithm of a doubly stochastic matrix: rows and columns of exp(log) scaled in turn. Differentiable.
 
     log: (*batch, n, n). Columns sum to 1 exactly, rows as far as the sweeps have come.
     """

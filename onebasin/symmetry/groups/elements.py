@@ -40,7 +40,7 @@ class Monomial:
         return out * (1 / scale if dual else scale).unsqueeze(-1)
 
     def after(self, first: Monomial) -> Monomial:
-        """The product `self * first`: apply `first`, then `self`."""
+        """Return the product `self * first`: apply `first`, then `self`."""
         index = torch.take_along_dim(first.index, self.index, dim=-1)
         scale = self.scale
         if first.scale is not None:
@@ -64,7 +64,7 @@ class Monomial:
         return same and (self.scale is None or bool((self.scale == 1).all()))
 
     def dense(self, dtype: torch.dtype = torch.float64) -> Linear:
-        """The same map as a matrix (only ever for small spaces and for mixing with `Linear`)."""
+        """Return the same map as a matrix (only ever for small spaces and for mixing with `Linear`)."""
         n = self.index.shape[-1]
         eye = torch.eye(n, dtype=dtype, device=self.index.device).expand(*self.index.shape, n)
         return Linear(self.act(eye), None if self.scale is None else self.act(eye, dual=True))
@@ -89,11 +89,11 @@ class Linear:
         return gemm(self.of(dual).to(x), x.mT)
 
     def of(self, dual: bool) -> Tensor:
-        """The matrix that acts on what writes the space, or on what reads it (dual)."""
+        """Return the matrix that acts on what writes the space, or on what reads it (dual)."""
         return self.dual if dual and self.dual is not None else self.matrix
 
     def after(self, first: Linear) -> Linear:
-        """The product `self * first`: apply `first`, then `self`."""
+        """Return the product `self * first`: apply `first`, then `self`."""
         first_matrix = first.matrix.to(self.matrix)
         if self.dual is None and first.dual is None:
             return Linear(self.matrix @ first_matrix)
@@ -120,7 +120,7 @@ Element = Monomial | Linear
 
 
 class Acts(Protocol):
-    """Whatever maps the vectors of a space: an element of a group, or a coupling."""
+    """A map of the vectors of a space: an element of a group, or a coupling."""
 
     def act(self, x: Tensor, dual: bool = False) -> Tensor: ...
 

@@ -14,7 +14,7 @@ FROM = 1 << 18  # numbers in A, below which the choice does not matter
 
 
 def gemm(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
-    """A B^T: (*batch, n, m) and (*batch, k, m) -> (*batch, n, k). The same bits for any number of threads.
+    """Return a B^T: (*batch, n, m) and (*batch, k, m) -> (*batch, n, k). The same bits for any number of threads.
 
     onto: (n, k), which the product is added to; its memory may be used for the result.
     """
@@ -27,7 +27,7 @@ def gemm(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
 
 
 def _by_onednn(a: Tensor, b: Tensor) -> bool:
-    """Whether oneDNN forms the product: of two large matrices in float32 on a CPU, without gradients."""
+    """Return whether oneDNN forms the product: of two large matrices in float32 on a CPU, without gradients."""
     plain = all(one.dim() == 2 and one.dtype == torch.float32 and one.device.type == "cpu" for one in (a, b))
     return plain and a.numel() >= FROM and not (a.requires_grad or b.requires_grad) and _offered()
 

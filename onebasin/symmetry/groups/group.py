@@ -38,12 +38,12 @@ class Group(ABC):
 
     @property
     def permutes(self) -> bool:
-        """Whether its elements rearrange dimensions, which an assignment finds."""
+        """Return whether its elements rearrange dimensions, which an assignment finds."""
         return "permute" in self.moves
 
     @property
     def plain(self) -> bool:
-        """Whether its elements do nothing but rearrange dimensions."""
+        """Return whether its elements do nothing but rearrange dimensions."""
         return self.moves == {"permute"}
 
     def rigid(self) -> Group:

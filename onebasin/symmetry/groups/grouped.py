@@ -38,7 +38,7 @@ class GroupedWreath:
         members: Tensor | None = None,
         outer: Tensor | None = None,
     ) -> tuple[GroupedElement, float]:
-        """The best element, and by how much it lowers the squared distance.
+        """Return the best element, and by how much it lowers the squared distance.
 
         shared, single: for every inner group the moments of all pairs, of what a group's members share, matrices
         (h, h, n, n), and of the members, matrices (h, h, m, m, n, n) [anchor group, source group, anchor, source].
@@ -81,7 +81,7 @@ class _Pairs:
         return _Pairs(tuple(map(at, self.shared)), tuple(map(at, self.single)), members, outer)
 
     def stay(self) -> Tensor:
-        """The squared distance of every pair as it is, less its constant."""
+        """Return the squared distance of every pair as it is, less its constant."""
         value = -2 * torch.diagonal(self.nothing if self.members is None else self.members, dim1=-2, dim2=-1).sum(-1)
         for shared, single in zip(self.shared, self.single, strict=True):
             if shared is not None:
@@ -91,7 +91,7 @@ class _Pairs:
         return value if self.outer is None else value - 2 * self.outer
 
     def orders(self, groups: tuple[Group, ...]) -> list[Tensor]:
-        """Where to start from, (*batch, m) each."""
+        """Return where to start from, (*batch, m) each."""
         stay = torch.arange(self.shape[-1], device=self.nothing.device).expand(self.shape[:-1])
         known = [(group, each) for group, each in zip(groups, self.shared, strict=True)]
         suited = [None if each is None else group.nearest(each) for group, each in known]

@@ -78,7 +78,7 @@ def _certified(matrix: Tensor) -> Tensor:
 
 
 def _mapped(x: Tensor, polynomials: Iterable[tuple[float, float, float]]) -> Tensor:
-    """The polynomials, one after another, of the singular values."""
+    """Return the polynomials, one after another, of the singular values."""
     for a, b, c in polynomials:
         gram = x.mT @ x
         x = torch.baddbmm(x, x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), beta=a)

@@ -98,7 +98,7 @@ class Rotary(Group):
         return Linear(self._dense(modulus * phase), self._dense(phase / modulus))
 
     def _numbers(self, matrix: Tensor) -> Tensor:
-        """The complex numbers nearest to a matrix: (*batch, n, n) -> (*batch, n / 2)."""
+        """Return the complex numbers nearest to a matrix: (*batch, n, n) -> (*batch, n / 2)."""
         first, second = pairs(matrix.shape[-1], self.interleaved).to(matrix.device)
         real = matrix[..., first, first] + matrix[..., second, second]
         return torch.complex(real / 2, (matrix[..., second, first] - matrix[..., first, second]) / 2)

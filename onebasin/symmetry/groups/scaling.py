@@ -19,7 +19,7 @@ LIMIT = 200  # Newton steps; few are needed but near a triple root, or where u +
 
 
 def best_scale(primal: Tensor, dual: Tensor, primal_norm: Tensor, dual_norm: Tensor) -> Tensor:
-    """The a > 0 of least  a^2 p - 2 a P + d / a^2 - 2 D / a  (p, d norms; P, D inner products), elementwise.
+    """Return the a > 0 of least  a^2 p - 2 a P + d / a^2 - 2 D / a  (p, d norms; P, D inner products), elementwise.
 
     Stationary points solve p a^4 - P a^3 + D a - d = 0 (rotation paper, Eq. 12). There is a positive root whenever
     p, d > 0, since the quartic is -d at 0 and grows without bound; the one of least objective is taken, and 1 kept

@@ -13,7 +13,7 @@ from .scaling import best_scale, random_scale
 
 
 def pairs(size: int, interleaved: bool = False) -> Tensor:
-    """The two dimensions of every RoPE pair, (2, size / 2): (i, i + size / 2), or (2 i, 2 i + 1) if interleaved.
+    """Return the two dimensions of every RoPE pair, (2, size / 2): (i, i + size / 2), or (2 i, 2 i + 1) if interleaved.
 
     Raises ValueError for an odd size.
     """

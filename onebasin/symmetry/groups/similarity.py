@@ -148,13 +148,13 @@ def joint(moments: Moments, tolerance: float = 1e-10, limit: int = 30) -> tuple[
 
 
 def _rotation(matrix: Tensor) -> Tensor:
-    """The polar factor in float64: a rounding of 1e-6 in |R S| may hide what a better scale gains."""
+    """Return the polar factor in float64: a rounding of 1e-6 in |R S| may hide what a better scale gains."""
     factor = polar(matrix)
     return factor if factor.dtype == torch.float64 else sharpened(factor)
 
 
 def _best(along: Tensor, across: Tensor, p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """The best scale of a rotation R with <R, primal> and <R, dual>, and its squared distance less |A|^2."""
+    """Return the best scale of a rotation R with <R, primal> and <R, dual>, and its squared distance less |A|^2."""
     scale = best_scale(along, across, p, d)
     return scale, scale * (scale * p - 2 * along) + (d / scale - 2 * across) / scale
 

@@ -25,7 +25,7 @@ STEPS = 2000  # of the search for prices
 
 
 def assign_certified(score: Tensor, shift: Tensor, spread: float) -> Tensor | None:
-    """The permutation p of greatest sum_i score[i, p[i]], (n,) int64; None where that takes too many entries.
+    """Return the permutation p of greatest sum_i score[i, p[i]], (n,) int64; None where that takes too many entries.
 
     score: (n, n) on the CPU, float32 or float64. shift: (n,) what to take from each column first, near its optimal
     price; any will do. spread: the scale of the score's entries. The sum is the largest to the rounding of float64.
@@ -77,7 +77,7 @@ def _at_least(score: Tensor, price: Tensor, floor: Callable[[slice, Tensor], Ten
 
 
 def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int) -> Tensor:
-    """The best assignment over the given entries, ordered by row."""
+    """Return the best assignment over the given entries, ordered by row."""
     cost = value.max() - value
     cost = 1 + cost / cost.max().clamp_min(torch.finfo(torch.float64).tiny)  # a zero would be no entry
     matrix = csr_array((cost.numpy(), (row.numpy(), column.numpy())), shape=(n, n))

@@ -67,7 +67,7 @@ class Wreath:
     def _inside(
         self, index: Tensor, moments: tuple[Moments, ...], outer: Tensor | None
     ) -> tuple[tuple[Element, ...], Tensor]:
-        """The inner optimum for these pairs, and its squared distance less the constant |A|^2."""
+        """Return the inner optimum for these pairs, and its squared distance less the constant |A|^2."""
         rows = torch.arange(len(index), device=index.device)
         chosen = [pairs.take((rows, index)) for pairs in moments]
         inner = tuple(group.nearest(pairs) for group, pairs in zip(self.inner, chosen, strict=True))

@@ -124,7 +124,7 @@ def show(axes: tuple[Axis, ...]) -> str:
 
 
 def leaves(axis: Axis | tuple[Axis, ...]) -> Iterator[Leaf]:
-    """Every leaf of an axis (or of several), left to right."""
+    """Yield every leaf of an axis (or of several), left to right."""
     if isinstance(axis, Leaf):
         yield axis
     else:
@@ -133,7 +133,7 @@ def leaves(axis: Axis | tuple[Axis, ...]) -> Iterator[Leaf]:
 
 
 def rename(axis: Axis, names: Mapping[str, str]) -> Axis:
-    """The same axis with its spaces renamed."""
+    """Return the same axis with its spaces renamed."""
     if isinstance(axis, Leaf):
         return Leaf(names.get(axis.space, axis.space), axis.dual)
     return type(axis)(tuple(rename(part, names) for part in axis.parts))
@@ -153,7 +153,7 @@ def size(axis: Axis, sizes: Mapping[str, int]) -> int:
 
 
 def nesting(axes: tuple[Axis, ...]) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
-    """Each leaf with the spaces that stand before it inside its flattened axes, outermost first."""
+    """Yield each leaf with the spaces that stand before it inside its flattened axes, outermost first."""
 
     def walk(axis: Axis, outer: tuple[str, ...]) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
         if isinstance(axis, Leaf):

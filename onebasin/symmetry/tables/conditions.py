@@ -22,7 +22,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Condition:
-    """What follows a `when`, or (wanted: False) its `otherwise`."""
+    """The text after a `when`, or (wanted: False) what its `otherwise` stands for."""
 
     text: str
     wanted: bool = True
@@ -34,7 +34,7 @@ class Condition:
 
     @property
     def lacking(self) -> list[str]:
-        """The tensors that it asks after."""
+        """Return the tensors that it asks after."""
         return [found[1] for part in _parts(self.text) if (found := _LACKS.match(part))]
 
 
@@ -86,7 +86,7 @@ def _found(part: str, layer: int | None, lacks: Callable[[str], bool] | None) ->
 
 
 def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
-    """The first of `keys` that the config has (a number stands for itself), or None."""
+    """Return the first of `keys` that the config has (a number stands for itself), or None."""
     for choice in keys:
         key, _, condition = choice.partition(" when ")
         if not holds(condition.strip(), config):
@@ -105,7 +105,7 @@ def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
-    """A number, or what the config has under `key`, or under `inner` of `outer` for `outer.inner`; or None."""
+    """Return a number, or what the config has under `key`, or under `inner` of `outer` for `outer.inner`; or None."""
     if key.isdigit():
         return int(key)
     outer, _, inner = key.partition(".")
@@ -114,7 +114,7 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
 
 
 def holds(condition: str, config: Mapping[str, Any]) -> bool:
-    """Whether a `KEY=VALUE` or `KEY!=VALUE` is true of a config; of several, with commas, all."""
+    """Return whether a `KEY=VALUE` or `KEY!=VALUE` is true of a config; of several, with commas, all."""
     if not condition:
         return True
     if "," in condition:

@@ -31,7 +31,7 @@ def regex(pattern: str) -> re.Pattern[str]:
 
 
 def role_of(pattern: str, indices: tuple[str, ...]) -> str:
-    """The first spelling of a pattern, its layer indices filled in."""
+    """Return the first spelling of a pattern, its layer indices filled in."""
     return spelled(pattern).replace("{}", "%s") % indices if indices else spelled(pattern)
 
 
@@ -152,25 +152,25 @@ def require(
 
 
 def _excluded(table: Table, found: Container[str], line: Line, indices: tuple[str, ...]) -> bool:
-    """Whether the layer has other tensors instead."""
+    """Return whether the layer has other tensors instead."""
     lacks = partial(lacking, table, found, line.heading, indices)
     return any(asked.of(lacks=lacks) is False for asked in line.when)
 
 
 def _lacks(line: Line, indices: tuple[str, ...]) -> bool:
-    """Whether this layer comes before the first that has the tensor, or after the last."""
+    """Return whether this layer comes before the first that has the tensor, or after the last."""
     return bool(indices) and any(asked.of(layer=int(indices[-1])) is False for asked in line.when)
 
 
 def lacking(table: Table, found: Container[str], heading: str, indices: tuple[str, ...], name: str) -> bool:
-    """Whether a tensor that the table has in this block, or outside of blocks, is absent."""
+    """Return whether a tensor that the table has in this block, or outside of blocks, is absent."""
     if heading and f"{spelled(heading)}.{name}" in table.names:
         return role_of(f"{heading}.{name}", indices) not in found
     return name in table.names and role_of(name, ()) not in found
 
 
 def same_here(table: Table, found: Container[str], heading: str = "", indices: tuple[str, ...] = ()) -> dict[str, str]:
-    """Spaces that are others in this block, as the lines `A = B` say."""
+    """Return the spaces that are others in this block, as the lines `A = B` say."""
     lacks = partial(lacking, table, found, heading, indices)
     layer = int(indices[-1]) if indices else None
     same = {a: b for a, b, when in table.same if all(asked.of(layer, lacks) for asked in when)}

@@ -123,7 +123,7 @@ def _settled(table: Table, config: Mapping[str, Any]) -> Table:
 
 @dataclass
 class _Block:
-    """What the names of spaces mean in a layer, or outside of all: `same` are those that are others here."""
+    """The meaning of the names of spaces in a layer, or outside of all: `same` are those that are others here."""
 
     table: Table
     heading: str
@@ -150,7 +150,7 @@ class _Block:
 
 
 def _implied(stated: Mapping[str, str], line: Line, here: Mapping[str, Placed]) -> dict[str, str]:
-    """The notes `passes` and `invisible` of a constant, or of a weight that makes one of what it reads: they are
+    """Return the notes `passes` and `invisible` of a constant, or of a weight that makes one of what it reads: they are
     properties of the space that it is in."""
     if "stays" in stated or (len(line.axes) > 1 and not spelled(line.pattern).endswith("weight")):
         return {}
@@ -260,7 +260,7 @@ def _absent(
 def _outputs(
     table: Table, entries: list[Entry], same: Mapping[str, str], batch: Mapping[str, tuple[str, ...]]
 ) -> set[str]:
-    """Spaces that leave the model: nothing reads them, or only a head would and there is none."""
+    """Return the spaces that leave the model: nothing reads them, or only a head would and there is none."""
     inner = {name for entry in entries for _, outer in nesting(entry.axes) for name in outer}
     inner |= {name for outer in batch.values() for name in outer}
     written = {leaf.space for entry in entries for leaf in leaves(entry.axes)}
@@ -280,7 +280,7 @@ def _written(entries: Collection[Entry], root: Mapping[str, str]) -> set[str]:
 
 
 def _read(entries: Collection[Entry]) -> set[str]:
-    """Spaces that a tensor or a norm reads."""
+    """Return the spaces that a tensor or a norm reads."""
     found = {leaf.space for entry in entries for leaf in leaves(entry.axes) if leaf.dual}
     return found | {entry.norm.source for entry in entries if entry.norm}
 
@@ -288,7 +288,7 @@ def _read(entries: Collection[Entry]) -> set[str]:
 def _unite(
     entries: Mapping[str, Entry], absent: Mapping[str, Entry], keys: list[str], config: Mapping[str, Any]
 ) -> tuple[dict[str, str], list[str]]:
-    """Which spaces share one element (norm source and target, tied axes), and which tensors are aliases."""
+    """Return which spaces share one element (norm source and target, tied axes), and which tensors are aliases."""
     parent = {key: key for key in keys}
 
     def top(key: str) -> str:

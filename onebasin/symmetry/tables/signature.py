@@ -41,7 +41,7 @@ MOVES: dict[str, frozenset[str]] = {
 
 
 def kind_of(moves: frozenset[str]) -> str:
-    """The widest kind that makes only these moves."""
+    """Return the widest kind that makes only these moves."""
     return max((kind for kind in MOVES if MOVES[kind] <= moves), key=lambda kind: len(MOVES[kind]))
 
 
@@ -87,12 +87,12 @@ class Norm:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The spaces that its vector consists of: the source, and what stands beside it."""
+        """Return the spaces that its vector consists of: the source, and what stands beside it."""
         return (*self.beside, self.source)
 
     @property
     def writes_back(self) -> bool:
-        """The normed vector goes into the same space: its weight has no reader to move into."""
+        """Return whether the normed vector goes into the same space: its weight has no reader to move into."""
         return self.source == self.target
 
 
@@ -120,12 +120,12 @@ class Entry:
 
     @property
     def diagonal(self) -> bool:
-        """Whether it multiplies entry by entry: the weight of a norm, or a factor per channel (LayerScale)."""
+        """Return whether it multiplies entry by entry: the weight of a norm, or a factor per channel (LayerScale)."""
         return self.norm is not None or "scales" in self.notes
 
     @property
     def scaled(self) -> list[str]:
-        """The tensors whose output it multiplies, where it is such a factor."""
+        """Return the tensors whose output it multiplies, where it is such a factor."""
         return self.notes.get("scales", "").split()
 
     @property
@@ -222,11 +222,11 @@ class Signature:
         return sorted({entry.layer for entry in self.tensors.values() if entry.layer is not None})
 
     def leaves(self, entry: Entry) -> Iterator[Leaf]:
-        """The leaves of a tensor that are spaces (constants left out)."""
+        """Yield the leaves of a tensor that are spaces (constants left out)."""
         return (leaf for leaf in leaves(entry.axes) if not leaf.constant)
 
     def views(self, role: str, tensor: Tensor, root: str) -> Iterator[tuple[Tensor, Leaf, tuple[str, ...]]]:
-        """Every place where `root` occurs in a tensor, as a view (*batch, n, *rest) that writes through.
+        """Yield every place where `root` occurs in a tensor, as a view (*batch, n, *rest) that writes through.
 
         Also its leaf, and the roots of all dimensions of the block that it lies in.
         """
@@ -241,7 +241,7 @@ class Signature:
                     yield block.permute(*front, *rest), leaf, roots
 
     def part(self, entry: Entry) -> str:
-        """Which part of the model a tensor belongs to: attention, ffn, norm, embedding, head or other.
+        """Return the part of the model that a tensor belongs to: attention, ffn, norm, embedding, head or other.
 
         A bias belongs to that of its weight, a factor per channel to that of what it multiplies.
         """

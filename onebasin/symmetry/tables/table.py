@@ -73,7 +73,7 @@ class Line:
 
 
 def spelled(pattern: str) -> str:
-    """The first of several spellings, `{a|b}`; an index such as `{expert}` stands for itself."""
+    """Return the first of several spellings, `{a|b}`; an index such as `{expert}` stands for itself."""
     return re.sub(r"\{([^}|]*)\|[^}]*\}", r"\1", pattern)
 
 
@@ -160,7 +160,7 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
 @dataclass(frozen=True)
 class _Block:
-    """What all lines of a block have in common. own: the last condition, if it begins with `when`."""
+    """Everything that the lines of a block share. own: the last condition, if the block begins with `when`."""
 
     indent: int = 0
     when: When = ()
@@ -168,14 +168,14 @@ class _Block:
     own: Condition | None = None
 
     def within(self, text: str) -> _Block:
-        """A block inside this one that begins with `text`: clauses as after a `;`."""
+        """Return a block inside this one that begins with `text`: clauses as after a `;`."""
         if not text:
             return self
         when, notes = _clauses(text)
         return _Block(0, (*self.when, *when), (*self.notes, *notes), when[-1] if when else None)
 
     def beside(self, other: _Block | None) -> _Block:
-        """The block where the condition of the other, before it, does not hold."""
+        """Return the block where the condition of the other, before it, does not hold."""
         if other is None or other.own is None:
             raise TableError("'otherwise' follows a block that begins with 'when'")
         negated = replace(other.own, wanted=False)
@@ -340,7 +340,7 @@ def _audited(table: Table, name: str, block: _Block) -> None:
 
 
 def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> Norm:
-    """A norm of what stands on the last axis of `source`."""
+    """Return a norm of what stands on the last axis of `source`."""
     over = [leaf.space for leaf in leaves(source[-1:]) if not leaf.constant]
     around = {space for _, outer in nesting(source) for space in outer}
     beside = tuple(space for space in over[:-1] if space not in around)

@@ -30,7 +30,7 @@ def without_ties(signature: Signature) -> Signature:
 
 
 def separate(signature: Signature) -> Signature:
-    """The signature in which every tied tensor has numbers of its own."""
+    """Return the signature in which every tied tensor has numbers of its own."""
     tensors = {role: replace(e, alias=None, stored="bare" not in e.notes) for role, e in signature.tensors.items()}
     return replace(signature, tensors=tensors)
 
@@ -55,5 +55,5 @@ def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def tied(signature: Signature, role: str) -> bool:
-    """Whether another tensor holds the same numbers, so that they cannot be changed for one use alone."""
+    """Return whether another tensor holds the same numbers, so that they cannot be changed for one use alone."""
     return signature.tensors[role].alias is not None or any(e.alias == role for e in signature.tensors.values())
