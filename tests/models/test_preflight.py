@@ -48,7 +48,7 @@ def test_no_weights_are_read(bert: Path, tmp_path: Path, monkeypatch: pytest.Mon
 PAIRS: dict[str, dict[str, Any]] = {
     "same": {},
     "positions": {"n_positions": 9},
-    "head": {"kind": "GPT2ForSequenceClassification"},
+    "head": {"case": "GPT2ForSequenceClassification"},
     "neurons": {"n_inner": 14},
     "narrow neurons": {"n_inner": 8},
     "layers": {"n_layer": 3},
@@ -56,7 +56,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "words": {"vocab_size": 24},
     "activation": {"activation_function": "relu"},
     "untied": {"tie_word_embeddings": False},
-    "family": {"kind": "BertForSequenceClassification"},
+    "family": {"case": "BertForSequenceClassification"},
 }
 
 
@@ -64,7 +64,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("pair", PAIRS)
 def test_it_says_what_match_does(gpt2: Path, tmp_path: Path, pair: str, level: str) -> None:
     """Whether it works and why not; and where it works, that exactly the spaces it names have moved."""
-    other = folder(tmp_path / "b", **{"kind": "GPT2LMHeadModel", "seed": 1, **PAIRS[pair]})
+    other = folder(tmp_path / "b", **{"case": "GPT2LMHeadModel", "seed": 1, **PAIRS[pair]})
     said = onebasin.check(gpt2, other, symmetry=level)
     try:
         onebasin.match(gpt2, other, tmp_path / "out", symmetry=level, verify=False, alignment=tmp_path / "maps")
