@@ -154,6 +154,11 @@ class Search:
             fit, held = [*noisy(fit, self.opt.noise, self.opt.seed)], [*noisy(held, self.opt.noise, self.opt.seed + 1)]
         return fit, held
 
+    @property
+    def imagines(self) -> bool:
+        """Whether the inputs are pictures that the models made."""
+        return self.opt.data in (None, "self") and "pixel_values" in self.split[0][0]
+
     @cached_property
     def answers(self) -> Teachers:
         teachers = [loaded_model(model, dtype=self.opt.dtype, device=self.opt.device) for model in self.models]
@@ -270,7 +275,9 @@ def choose(search: Search) -> Chosen:
                 start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
                 consider("learned", lambda: search.learned(start, search.left * LEARNING))
             best = min(found, key=lambda one: one.loss)
-            if search.left > SHORTEST:
+            if search.imagines:  # distillation lowers the loss on such pictures while the model of real ones gets worse
+                notes.append("not distilled on pictures that the models imagine; give --data FILE")
+            elif search.left > SHORTEST:
                 consider("distilled", lambda: search.distilled(best, search.left))
     except KeyboardInterrupt:
         if search.budget is None or not found:
