@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "kinds, cases",
     [
-        (["header", "shards", "config", "pickle", "links", "tokenizer", "files"], 46),
-        (["family", "kill", "full", "writers"], 27),
+        (["header", "shards", "config", "pickle", "links", "tokenizer", "files"], 30),
+        (["family", "kill", "full", "writers"], 16),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
 )
