@@ -32,7 +32,7 @@ def demo(
     console = c.stdout()
     console.print(_table(results))
     picture = results["picture"] or "no picture (pip install 'onebasin[plot]')"
-    files = f"{picture} and {output}/results.json"
+    files = f"{results['pair']['best']['report']}, {picture} and {output}/results.json"
     console.print(f"{results['seconds']:.0f} seconds; wrote {files}")
 
 

@@ -20,7 +20,7 @@ BESIDE_CONFIG = {"config", "output", "seed", "device", "precision", "family", "o
 
 MEANS = ("device", "precision", "family", "overwrite", "verify", "seed")
 IN_WORDS = {*BESIDE_CONFIG - {"config"}, "models", "method", "base", "set_", "weights", "match", "dtype"}
-OWN = ("base", "set_", "method", "budget", "quality", "require", "no_verdict", "weights", "match", "anchor",
+OWN = ("base", "set_", "method", "budget", "quality", "require", "no_verdict", "report", "weights", "match", "anchor",
        "heads_from", "soft", "tokenizer_source", "layers", "validation", "metric", "config", "output", "push_to_hub",
        "json", "quiet", "verbose")  # fmt: skip
 
@@ -110,6 +110,9 @@ def merge(
     no_verdict: Annotated[
         bool, typer.Option("--no-verdict", help="Do not compare the result's predictions with its sources'.")
     ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write a page about the merge beside the output: OUTPUT-report.html.")
+    ] = False,
     *,
     settings: dict[str, Any],
     matching: dict[str, Any],
@@ -171,7 +174,7 @@ def merge(
         result = job(
             models, output, method=method, budget=budget, quality=quality, weights=c.weights(weights), match=match,
             anchor=anchor, heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, require=require,
-            verdict=not no_verdict, **chosen, **settings, **matching, **look, tell=tell,
+            verdict=not no_verdict, report=report, **chosen, **settings, **matching, **look, tell=tell,
         )  # fmt: skip
         c.push(output, push_to_hub, result, tell)
     _print(result, models, json, quiet)
@@ -196,4 +199,6 @@ def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: boo
             print(f"{name}: distance to {models[result['anchor']]} {before:.6g}{moved}")
         how = f"matched at level {result['match']}" if matched else "not matched"
         print(f"{result['output']}: {result['method']} of {len(models)} models, {how}")
+        if "report" in result:
+            print(f"{result['report']}: the report")
         c.print_effort(result)

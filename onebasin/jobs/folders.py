@@ -152,6 +152,11 @@ def _units(output: str | Path) -> Path:
     return hidden(real(output), "units")
 
 
+def beside(output: str | Path, given: str | Path | None, ending: str) -> str | Path:
+    """Return where something goes that belongs to the output: where it was said, or beside it."""
+    return f"{str(output).rstrip('/')}-{ending}" if given is None else given
+
+
 def gauge(checkpoint: Model, opt: Options, tell: Tell | None) -> Model:
     """The model in canonical form where the level rotates the residual stream, else as it is."""
     if opt.symmetry not in STREAM_LEVELS:

@@ -21,6 +21,7 @@ from onebasin.models.outputs import Output, refuse_outputs
 from .folders import opened
 from .merge import merge
 from .options import ModelSource, Tell
+from .report import place_of
 
 LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -67,9 +68,11 @@ def merge_best_layers(
     device = options.get("device", "cpu")
     refuse_device(device)
     data, split = split_off(validation)
+    page = place_of(output, options.get("report", False))
     with opened(models, options.get("family")) as given:
         if output is not None:
-            refuse_outputs([Output("the output", output)], given, overwrite)
+            beside = [Output("the report", page, "")] if page else []
+            refuse_outputs([Output("the output", output), *beside], given, overwrite)
         told = {key: options[key] for key in Reading.names() if options.get(key) is not None}
         task = load_task(options.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
         layers = given[0].signature.layers
@@ -77,7 +80,9 @@ def merge_best_layers(
     def measure(some: list[int]) -> float:
         if tell:
             tell(f"matching layers {', '.join(map(str, some))}")
-        model = merge(models, layers=some, **{**options, "verify": False, "verdict": False, "require": None})["model"]
+        model = merge(
+            models, layers=some, **{**options, "verify": False, "verdict": False, "require": None, "report": False}
+        )["model"]
         model.to(device)
         found: float = getattr(evaluate(model, task), metric.replace("-", "_"))
         return found

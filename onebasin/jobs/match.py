@@ -21,7 +21,7 @@ from onebasin.running.lora import Adapter, fit, folded, rewritten_adapter, write
 from onebasin.symmetry import Signature
 
 from .aligning import align
-from .folders import gauge, opened, refuse_places, together, unit_folder, widened, workplace
+from .folders import beside, gauge, opened, refuse_places, together, unit_folder, widened, workplace
 from .options import STREAM_LEVELS, ModelSource, Options, Tell, level_named, stored_dtype, verification
 from .writing import Record, hashed, ready_to_verify, refuse_unverifiable, tensors_of, verified, write_canonical
 
@@ -66,14 +66,14 @@ def match(
         given = stack.enter_context(opened([source, anchor], opt.family))
         target = stack.enter_context(workplace(output))
         streams = opt.symmetry in STREAM_LEVELS
-        beside = _beside(target if output is None else output, anchor_output, "anchor")
+        anchored = beside(target if output is None else output, anchor_output, "anchor")
         if adapter is not None and output is None:
             raise ValueError("an adapter is written beside a model: name an output")
-        followed = None if adapter is None or output is None else _beside(output, adapter_output, "adapter")
+        followed = None if adapter is None or output is None else beside(output, adapter_output, "adapter")
         replaces = refuse_places(
             [
                 Output("the output", target if output is None else output),
-                *([Output("the anchor's output", beside)] if streams else []),
+                *([Output("the anchor's output", anchored)] if streams else []),
                 *([] if alignment is None else [Output("the alignment", alignment, "")]),
                 *([] if followed is None else [Output("the adapter's output", followed, ADAPTER)]),
             ],
@@ -113,7 +113,7 @@ def match(
                     found.alignment.save(placing.file(Path(alignment), replaces(alignment)))
                 result["alignment"] = str(alignment)
             if isinstance(second, Canonical):
-                write_canonical(second, Path(beside), replaces(beside), dtype, verify, placing)
+                write_canonical(second, Path(anchored), replaces(anchored), dtype, verify, placing)
             if lora is not None and followed is not None:
                 tensors = rewritten_adapter(lora.adapter, lora.fitted, found.alignment, opt.dtype, lora.tensors)
                 place = placing.folder(Path(followed), ADAPTER if replaces(followed) else None)
@@ -134,18 +134,13 @@ def match(
                 placing=placing,
             )
         if isinstance(second, Canonical) and (output is not None or anchor_output):
-            result["anchor_output"] = str(beside)
+            result["anchor_output"] = str(anchored)
         if output is None:
             result["model"] = load_model(target)
             if isinstance(second, Canonical):
-                result["anchor_model"] = load_model(beside)
+                result["anchor_model"] = load_model(anchored)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return result
-
-
-def _beside(output: str | Path, given: str | Path | None, ending: str) -> str | Path:
-    """Where something goes that belongs to the output: where it was said, or beside it."""
-    return f"{str(output).rstrip('/')}-{ending}" if given is None else given
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from onebasin.matching.weights import Weights
 from onebasin.models import Model, Rewritten, of_one_width, write_model
 from onebasin.models.kinship import APART, Kinship, kinship
 from onebasin.models.outputs import Output
+from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.trace import Batch
 from onebasin.settings import Factor, Temperature, checked, duration, refuse_left, taken
@@ -41,6 +42,7 @@ from .options import (
     shares_of,
     stored_dtype,
 )
+from .report import place_of, report_on
 from .search import LEVEL, QUALITIES, Chosen, Search, choose, judged_on, too_large
 from .verdict import verdict_on
 from .writing import Record, hashed, ready_to_verify
@@ -64,6 +66,7 @@ def merge(
     verify: bool | str = "outputs",
     verdict: bool = True,
     require: float | None = None,
+    report: bool = False,
     tell: Tell | None = None,
     command: str | None = None,
     **settings: Any,
@@ -94,6 +97,7 @@ def merge(
         verify: check that every matched model still computes its source's function, as in `match`.
         verdict: whether to compare the result's predictions with its sources', see `onebasin.jobs.verdict`.
         require: the least agreement with every source that counts as a success; the result says `required`.
+        report: whether to write a page about the merge beside the output, `OUTPUT-report.html`.
         tell: called with a sentence at every step.
         command: what the model card says made the model.
         settings: those of the method, and the fields of `Options` and `Written`.
@@ -121,6 +125,7 @@ def merge(
     level = LEVEL if searches else match or "paper"
     opt = replace(opt, symmetry="paper" if level == "none" else level)
     centre = None if anchor == "auto" else int(anchor)
+    page = place_of(output, report)
     plan = Plan(way, searches, seconds, level, shares_of(weights, len(models)), centre, heads_from, soft)
     if tokenizer_source is not None and way.fitted:
         raise ValueError("--tokenizer-source: models of different vocabularies can be averaged, not fitted")
@@ -132,14 +137,14 @@ def merge(
         folders = stack.enter_context(opened(models, opt.family))
         way.refuse(len(folders))
         target = stack.enter_context(workplace(output))
-        replaces = refuse_places([Output("the output", target if output is None else output)],
-                                 [*folders, *way.files], overwrite, opt)  # fmt: skip
+        outputs = [Output("the output", target if output is None else output)]
+        outputs += [Output("the report", page, "")] if page else []
+        replaces = refuse_places(outputs, [*folders, *way.files], overwrite, opt)
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(folders))
         given, unified = stack.enter_context(one_vocabulary(folders, tokenizer_source, centre or 0))
-        kin = None
-        if plan.searches:
-            kin = kinship(given, workers=opt.workers)
+        kin = kinship(given, workers=opt.workers) if plan.searches or page else None
+        if kin and plan.searches:
             plan = plan.for_kin(kin, opt)
         sized, plan = of_one_size(given, plan, opt, tell)
         frame = in_one_frame(sized, plan.anchor, plan.match, opt, tell, shares=plan.shares, verify=verify)
@@ -165,6 +170,11 @@ def merge(
                 result = {**result, **found.facts(require), "notes": [*result["notes"], found.sentence]}
             record = Record("merge", command, folders, opt, result, chosen.aligned.found, sha256)
             record.write(folder, look.write_model_card)
+            if page:
+                with clearly(page, "the report"):
+                    text = report_on(target.name, result, folders, frame, chosen.aligned.found)
+                    placing.file(page, replaces(page)).write_text(text, "utf-8")
+                result["report"] = str(page)
             return result
 
         if tell:

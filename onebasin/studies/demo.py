@@ -79,7 +79,8 @@ def demo(
     """Train `models` digit ViTs of a width from seeds `seed`, `seed` + 1, ...; match, merge and measure them.
 
     Model 0 is the anchor of every curve (lambda 0). Writes under `output`: model-0, model-1, ... (ordinary
-    model folders), LEVEL-1 (model 1 matched to model 0), merged-*, curves.png and results.json.
+    model folders), LEVEL-1 (model 1 matched to model 0), merged-*, merged-*-report.html
+    (of the best merges), curves.png and results.json.
     Returns the object of results.json: `models` (loss, accuracy, seed and seconds of each), `pair` (none and
     each level -> loss, accuracy, distances and barrier of the merge of models 0 and 1), `all` (the same
     without barrier for the merge of all, where there are more than two), `curves` (as `landscape.curve`),
@@ -197,9 +198,17 @@ def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageCla
 
 def _merged(folders: Sequence[Path], output: Path, level: str, task: Task) -> dict[str, Any]:
     """Merge at a level, or, as `BEST`, in the best way that is found with training images, without labels."""
-    how: dict[str, Any] = {"data": "builtin:digits"} if level == BEST else {"match": level, "verdict": False}
+    how: dict[str, Any] = (
+        {"data": "builtin:digits", "report": True} if level == BEST else {"match": level, "verdict": False}
+    )
     found = onebasin.merge(folders, output, anchor=0, overwrite=True, **how)
-    keys = ("distance_before", "distance_after", "max_output_difference", "seconds")
+    keys = (
+        "distance_before",
+        "distance_after",
+        "max_output_difference",
+        "seconds",
+        *(["report"] if level == BEST else []),
+    )
     return {"folder": str(output), **_scores(output, task), **{key: found[key] for key in keys}}
 
 

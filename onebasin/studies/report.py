@@ -12,26 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.engine import appearing_text
+from onebasin.jobs.report import html_page, html_table
 from onebasin.landscape.plots import require_matplotlib
 
 from .charts import draw, save, svg
 from .results import Results, Table, read_all, shown
 
 _STYLE = """
-:root { color-scheme: light dark; --line: light-dark(#d5d8dc, #3b4048); --soft: light-dark(#f4f5f7, #22262c); }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; padding: 1rem;
-       color: light-dark(#1c1f23, #e4e6ea); background: light-dark(#ffffff, #15181c); }
-h1 { font-size: 1.6rem; } h2 { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem; }
-nav a { margin-right: 1rem; } a { color: light-dark(#0b5cad, #7db8f0); }
-.wide { overflow-x: auto; } figure { margin: 1.5rem 0; } figure svg { width: 100%; max-width: 48rem; height: auto; }
-table { border-collapse: collapse; font-size: .9rem; min-width: 60%; }
-caption { text-align: left; font-weight: 600; padding: .5rem 0; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+nav a { margin-right: 1rem; }
 th button { all: unset; cursor: pointer; } th button:focus-visible { outline: 2px solid currentColor; }
 th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }
-pre { background: var(--soft); border-radius: 4px; padding: .7rem; overflow-x: auto; }
 """
 
 # A click on a heading sorts its table by that column, numbers by value; a second click turns the order round.
@@ -65,12 +56,8 @@ def report(studies: Sequence[Results]) -> str:
     """
     links = "".join(f'<a href="#{_anchor(s)}">{_text(s.title)}</a>' for s in studies)
     parts = "".join(map(_shown, studies))
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<title>onebasin: studies</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>Studies</h1>\n"
-        f"<nav>{links}</nav>\n{parts}<script>{_SCRIPT}</script>\n</body>\n</html>\n"
-    )
+    body = f"<h1>Studies</h1>\n<nav>{links}</nav>\n{parts}<script>{_SCRIPT}</script>\n"
+    return html_page("onebasin: studies", body, _STYLE)
 
 
 def _text(value: object) -> str:
@@ -110,12 +97,8 @@ def _part(study: Results) -> str:
 
 
 def _table(table: Table) -> str:
-    heads = "".join(f'<th scope="col"><button type="button">{_text(name)}</button></th>' for name in table.columns)
-    rows = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>\n" for row in table.rows)
-    return (
-        f'<div class="wide"><table><caption>{_text(table.caption)}</caption>\n<thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>\n{rows}</tbody></table></div>\n"
-    )
+    heads = (f'<button type="button">{_text(name)}</button>' for name in table.columns)
+    return html_table(str(table.caption), heads, (map(_cell, row) for row in table.rows))
 
 
 def _cell(cell: Any) -> str:

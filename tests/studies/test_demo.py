@@ -26,6 +26,7 @@ def test_results_are_written_as_returned(run: tuple[Path, dict[str, Any]]) -> No
     folder, results = run
     assert json.loads((folder / "results.json").read_text()) == results
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert Path(results["pair"][BEST]["report"]).read_text("utf-8").startswith("<!doctype html>")
     assert len(results["models"]) == 3
     assert set(results["curves"]) == {"none", *LEVELS}
     assert set(results["pair"]) == set(results["all"]) == {"none", *LEVELS, BEST}
