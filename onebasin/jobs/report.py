@@ -46,7 +46,8 @@ _STYLE = f"""
 .before {{ color: var(--before); fill: var(--before); }} .after {{ color: var(--after); fill: var(--after); }}
 .verdict {{ background: var(--soft); border-left: 4px solid var(--after); padding: .7rem 1rem; }}
 figcaption {{ margin-bottom: .5rem; }} .bars text {{ fill: currentColor; font-size: 12px; }}
-@media (max-width: 30rem) {{ th, td {{ padding: .3rem; white-space: normal; overflow-wrap: break-word; }} }}
+@media (max-width: 30rem) {{ table {{ font-size: .8rem; }}
+                             th, td {{ padding: .3rem .25rem; white-space: normal; overflow-wrap: break-word; }} }}
 """
 ROW, BAR, LEFT, WIDEST = 30, 12, 10, 70  # of the bars: pixels of a layer and of one bar, per cent before it and of it
 
@@ -95,9 +96,10 @@ def report_on(
     verdict = Verdict(**result["verdict"]) if "verdict" in result else None
     how = "not matched" if result["match"] == "none" else f"matched at level {result['match']}"
     parts = [
-        f"<h1>{escape(plain(title))}</h1>\n<p>{len(names)} models merged by the method {escape(result['method'])}, {how}.</p>\n",
+        f"<h1>{escape(plain(title))}</h1>\n<p>{len(names)} models merged: {escape(result['method'])}, {how}.</p>\n",
         _verdict(verdict, names, known) if verdict else "",
-        f"<h2>Models</h2>\n{_models(models, names, result['weights'])}<p>What they are to each other: {escape(kin.sentence)}.</p>\n",
+        f"<h2>Models</h2>\n{_models(models, names, result['weights'])}",
+        f"<p>What they are to each other: {escape(kin.sentence)}.</p>\n",
         _search(result["search"]) if "search" in result else "",
         *(_matched(names[i], anchor, frame.models[i].signature, pair)
           for i, pair in zip(frame.others, found, strict=True)),
@@ -133,9 +135,9 @@ def _models(models: Sequence[Folder], names: Sequence[str], weights: Sequence[fl
         aliases = (entry for entry in signature.tensors.values() if entry.alias is not None)
         size = numel(model) - sum(prod(entry.shape) for entry in aliases)
         streams = {space.size for space in signature.spaces.values() if space.part == "stream"}
-        width = ", ".join(map(str, sorted(streams)))
-        rows.append((name, signature.family, f"{size:,}", len(signature.layers), width, f"{weight:.4g}"))
-    return _table("What was merged", ["model", "family", "parameters", "layers", "width", "weight"], rows)
+        shape = f"{len(signature.layers)} by {', '.join(map(str, sorted(streams)))}"
+        rows.append((name, signature.family, f"{size:,}", shape, f"{weight:.4g}"))
+    return _table("What was merged", ["model", "family", "parameters", "layers by width", "weight"], rows)
 
 
 def _search(search: Mapping[str, Any]) -> str:

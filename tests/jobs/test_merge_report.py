@@ -91,7 +91,7 @@ def test_the_page_holds_the_numbers_of_the_result(chosen: tuple[dict[str, Any], 
     told += [f"{100 * share:.1f} %" for share in (*verdict["agreement"], verdict["sources_agree"])]
     told += [f"{apart:.4g}" for apart in verdict["divergence"]]
     parameters = sum(value.numel() for value in AutoModelForCausalLM.from_pretrained(models[0]).parameters())
-    told += [f"{parameters:,}", "gpt2", "A: m0", "B: m1"]
+    told += [f"{parameters:,}", "gpt2", "2 by 12", "A: m0", "B: m1"]
     assert [one for one in told if one not in page.words] == []
 
 
