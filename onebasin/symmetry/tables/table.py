@@ -74,7 +74,7 @@ class Line:
 
 def spelled(pattern: str) -> str:
     """Return the first of several spellings, `{a|b}`; an index such as `{expert}` stands for itself."""
-    return re.sub(r"\{([^}|]*)\|[^}]*\}", r"\1", pattern)
+    return re.sub(r"\{([^}|]*)\|[^}]*\}", r"\1", pattern) if "|" in pattern else pattern
 
 
 @dataclass
