@@ -66,7 +66,7 @@ def main(
     for count in workers.split(","):
         jobs[f"onebasin, {count} workers"] = partial(measured, [*command, "--workers", count, "-o"])
     if library:
-        call = f"onebasin.merge({[*map(str, models)]}, sys.argv[1], match='paper', verify={verify!r})"
+        call = f"onebasin.merge({[*map(str, models)]}, sys.argv[1], match='paper', verify={verify!r}, verdict=False)"
         jobs["onebasin, library"] = partial(measured, [sys.executable, "-c", f"import onebasin, sys; {call}"])
     if ray:
         jobs["onebasin, Ray"] = partial(measured, [*command, "--ray", "local", "-o"])

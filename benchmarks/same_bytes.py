@@ -68,7 +68,7 @@ def written(folder: Path) -> str:
 def hashes(a: Path, b: Path, out: Path) -> Iterator[tuple[str, str]]:
     """What every job writes for the pair: its name and the hash, or the reason why it was refused."""
     jobs = {f"match {level}": lambda to, level=level: onebasin.match(a, b, to, symmetry=level) for level in LEVELS}
-    jobs |= {f"merge {level}": lambda to, level=level: onebasin.merge([a, b], to, match=level)
+    jobs |= {f"merge {level}": lambda to, level=level: onebasin.merge([a, b], to, match=level, verdict=False)
              for level in ("none", *LEVELS)}  # fmt: skip
     jobs["canonical"] = lambda to: onebasin.canonical(a, to)
     for number, (name, run) in enumerate(jobs.items()):
