@@ -453,7 +453,7 @@ def test_an_unknown_symmetry(refused: Any, a: Path, b: Path, tmp_path: Path) -> 
         (("--anchor", "2"), ["--anchor 2", "0 to 1"]),
         (("--anchor", "first"), ["'first'", "auto"]),
         (("--heads-from", "5"), ["--heads-from 5", "0 to 1"]),
-        (("--method", "stir"), ["unknown method 'stir'", "average"]),
+        (("--method", "stir"), ["unknown merge_method 'stir'", "did you mean"]),
     ],
 )
 def test_options_of_merge(

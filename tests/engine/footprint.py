@@ -93,7 +93,7 @@ def jobs(folder: Path, layers: int, workers: int) -> dict[str, Callable[[], obje
     how: dict[str, Any] = {"verify": "tensors", "rescale": "none", "workers": workers, "max_sweeps": 1}
     return {
         "make": lambda: [make(model, layers, seed) for seed, model in enumerate(pair)],
-        "paper": lambda: onebasin.merge(pair, folder / f"paper-{layers}", match="paper", **how),
+        "paper": lambda: onebasin.merge(pair, folder / f"paper-{layers}", match="paper", verdict=False, **how),
         "full": lambda: onebasin.match(*pair, folder / f"full-{layers}", symmetry="full", **how),
         "canonical": lambda: onebasin.canonical(pair[0], folder / f"canonical-{layers}", verify="none"),
         "distance": lambda: onebasin.distance(*pair),

@@ -12,7 +12,7 @@ import onebasin
 
 def test_at_a_low_temperature_nothing_changes_and_the_note_says_it_is_soft(tmp_path):
     pair = folders(tmp_path, apart=0.3)
-    onebasin.merge(pair, tmp_path / "hard", anchor=0)
+    onebasin.merge(pair, tmp_path / "hard", anchor=0, match="paper")
     found = onebasin.merge(pair, tmp_path / "cold", anchor=0, soft=1e-3)
     onebasin.merge(pair, tmp_path / "warm", anchor=0, soft=1.0)
     assert any("no longer the same" in note for note in found["notes"])
