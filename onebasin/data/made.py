@@ -40,6 +40,7 @@ WRITTEN_AT_ONCE = 256  # sequences
 LENGTH = 64  # tokens, where sequences are written by many passes over them
 REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw some of it anew
 FEWEST_WORDS = 5  # of a line that is taken for written language
+FEASIBLE = 10**11  # tokens times parameters, up to which each token is tried as the mask
 DECODED = 32  # tokens that a decoder writes
 IMAGINED, STRIDE = 20, 0.1  # steps towards pictures that the models see classes in, and their length
 JITTER = 0.5  # standard deviation of noise on such pictures, whose pixels lie in [-1, 1]: what it hides does not count
@@ -226,6 +227,8 @@ def hidden_token(models: Sequence[PreTrainedModel], generator: torch.Generator) 
     itself, or never.
     """
     size = min(model.config.vocab_size for model in models)
+    if size * models[0].num_parameters() > FEASIBLE:
+        raise ValueError("the models' mask token is not known, and finding it takes long; name it by --mask-id")
     length = _longest(models, 16)
     found = torch.zeros(size, dtype=torch.float64)
     for tokens in torch.split(torch.arange(size), WRITTEN_AT_ONCE):

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onebasin.data.calibration import Data
+from onebasin.data.calibration import LARGE, Data
 from onebasin.engine import peak_memory
 from onebasin.fusion import loadable, method_of, name_of
 from onebasin.fusion.average import Average
@@ -253,7 +253,8 @@ def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | N
 
 def inputs_of(chosen: Chosen, data: Data, opt: Options) -> Sequence[Batch]:
     """Return the inputs to judge the result on; none where the models are too large to make any."""
-    return chosen.held or ([] if too_large(data.models, opt) and data.given.data in (None, "self") else data.judged)
+    large = too_large(data.models, opt) or numel(data.models[0]) > LARGE
+    return chosen.held or ([] if large and data.given.data in (None, "self") else data.judged)
 
 
 def said_of_matching(opt: Options) -> list[str]:
