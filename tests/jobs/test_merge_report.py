@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from browser import assert_scheme, look, needs_browser
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 from zoo import CASES, save
@@ -22,7 +21,6 @@ import onebasin
 from onebasin.cli import app
 from onebasin.models import ModelError
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "<script>alert(1)<&>'\"<img src=x onerror=alert(1)>"
 VOID = {"meta", "link"}
 
@@ -193,21 +191,11 @@ document.querySelector("iframe").addEventListener("load", event => {{
 </script></body>"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@needs_browser
 @pytest.mark.parametrize(("width", "dark"), [(360, True), (1280, False)], ids=["phone, dark", "desk, light"])
 def test_a_reader_sees_the_page(chosen: tuple[dict[str, Any], Path], tmp_path: Path, width: int, dark: bool) -> None:
-    file = tmp_path / "frame.html"
-    file.write_text(FRAME.format(width=width, page=html.escape(chosen[1].read_text("utf-8"))), "utf-8")
-    words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-             "--virtual-time-budget=5000", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000",
-             f"--blink-settings=preferredColorScheme={0 if dark else 1}", file.as_uri()]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    found = re.search(r'data-seen="([^"]*)"', done.stdout)
-    assert found, done.stdout[-500:]
-    seen = json.loads(html.unescape(found.group(1)))
+    seen = look(tmp_path, FRAME, chosen[1].read_text("utf-8"), width, dark)
     assert seen["scroll"] <= seen["width"] and max(seen["ends"]) <= seen["width"]
     assert seen["tables"]  # none has to be scrolled
     assert len(seen["bars"]) == 4 and min(seen["bars"]) > 0
-    ink, paper = (sum(map(float, re.findall(r"[\d.]+", seen[name])[:3])) / 3 for name in ("ink", "paper"))
-    assert (ink > 180 and paper < 60) if dark else (ink < 60 and paper > 200)
+    assert_scheme(seen, dark)

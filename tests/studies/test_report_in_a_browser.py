@@ -3,21 +3,15 @@
 
 from __future__ import annotations
 
-import html
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import assert_scheme, look, needs_browser
 
 from onebasin.studies.report import report
 from onebasin.studies.results import Chart, Results, Table
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+pytestmark = needs_browser
 
 # Shows the page as wide as a screen, sorts the first table by its second column, and notes what there is to see.
 FRAME = """<!doctype html><body><iframe width="{width}" height="900" srcdoc="{page}"></iframe><script>
@@ -51,30 +45,11 @@ def page() -> str:
     return report([Results("study", "A <study>", "Words & more.", {"task": "x"}, [table], charts, command="onebasin")])
 
 
-def look(folder: Path, width: int, dark: bool) -> dict[str, Any]:
-    file = folder / "frame.html"
-    file.write_text(FRAME.format(width=width, page=html.escape(page(), quote=True)), "utf-8")
-    words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-             "--virtual-time-budget=5000", f"--user-data-dir={folder / 'profile'}", "--window-size=1400,1000",
-             f"--blink-settings=preferredColorScheme={0 if dark else 1}", file.as_uri()]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    found = re.search(r'data-seen="([^"]*)"', done.stdout)
-    assert found, done.stdout[-500:]
-    seen: dict[str, Any] = json.loads(html.unescape(found.group(1)))
-    return seen
-
-
-def brightness(colour: str) -> float:
-    return sum(map(float, re.findall(r"[\d.]+", colour)[:3])) / 3
-
-
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)], ids=["phone, dark", "desk, light"])
 def test_a_reader_sees_charts_and_sorted_tables(tmp_path: Path, width: int, dark: bool) -> None:
-    seen = look(tmp_path, width, dark)
+    seen = look(tmp_path, FRAME, page(), width, dark)
     assert seen["scroll"] <= seen["width"]  # wide tables scroll by themselves
     assert len(seen["charts"]) == 3 and all(100 < chart <= seen["width"] for chart in seen["charts"])
     assert seen["words"] > 20
     assert (seen["before"], seen["up"], seen["down"]) == (list("bac"), list("bca"), list("acb"))
-    ink, paper = brightness(seen["ink"]), brightness(seen["paper"])
-    assert (ink > 180 and paper < 60) if dark else (ink < 60 and paper > 200)
+    assert_scheme(seen, dark)
