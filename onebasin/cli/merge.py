@@ -74,12 +74,7 @@ def merge(
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
     match: Annotated[
         str | None,
-        typer.Option(
-            "--match",
-            "--symmetry",
-            "--level",
-            help=f"Match first, at this level: none, {c.LEVELS} [default: what the models need].",
-        ),
+        c.level(f"Match first, at this level: none, {c.LEVELS} [default: what the models need]."),
     ] = None,
     anchor: Annotated[
         str, typer.Option(help="The model that the others are matched to, from 0, or auto: nearest to the mean.")

@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from onebasin.engine import Means, Tell
-from onebasin.models import Model
+from onebasin.models import Model, numel
 from onebasin.settings import Context, Count, Index, Indices, Seeded, Settings, Share, Strength, checked, setting
 
 from .batches import IGNORED, Source, pixel_values
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
 NOISY_COPIES = 8  # of every example
-JUDGED, FEW = 128, 16  # examples to judge a model on; those of a large one, and their tokens
+JUDGED, FEW = 128, 16  # examples to judge a model on, and a large one
 LARGE = 10**8  # numbers of a model
 
 
@@ -118,18 +117,19 @@ class Data:
     @cached_property
     def judged(self) -> list[Batch]:
         """Inputs to judge a merged model on, which nothing was fitted on: the data after those that are fitted on, or
-        where there are none, the last of these, which are held out everywhere; without data a few that the models make.
+        where there are none, the last of these, which are held out everywhere; without data some that the models make,
+        and none where the models are large, since making them takes many passes.
         """
-        first = self.models[0]
-        large = sum(prod(entry.shape) for entry in first.signature.tensors.values()) > LARGE
-        count, length = (FEW, FEW) if large else (JUDGED, LENGTH)
-        length = self.given.context or min(length, first.config.get("max_position_embeddings") or length)
-        opt = replace(self.given, seed=self.given.seed + 1)
-        if self.given.data is None:
-            opt = replace(opt, data="self", samples=count, context=length)
-        elif self.given.data == "self":
-            opt = replace(opt, samples=count)
+        first, opt = self.models[0], replace(self.given, seed=self.given.seed + 1)
+        large = numel(first) > LARGE
+        if self.given.data in (None, "self"):
+            if large:
+                return []
+            length = min(LENGTH, first.config.get("max_position_embeddings") or LENGTH)
+            context = self.given.context or (length if self.given.data is None else None)
+            opt = replace(opt, data="self", samples=JUDGED, context=context)
         else:
+            count = FEW if large else JUDGED
             opt = replace(opt, samples=self.given.samples + count * len(self.given.datasets))
         found = calibration(self.models, opt, self.means, self.tell)
         if "self" in opt.datasets:

@@ -137,7 +137,7 @@ def self_generated(
     Raises:
         ValueError: A model is no causal language model, or the models' vocabularies differ.
     """
-    longest = min(min(getattr(model.config, "max_position_embeddings", None) or 512, 512) for model in models)
+    longest = _longest(models, 512)
     length = longest if length is None else length
     if count < 1 or batch < 1 or not 2 <= length <= longest:
         raise ValueError(f"self-generated data need count and batch of 1 or more, and a length from 2 to {longest}")

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 
 from torch import nn
@@ -171,7 +170,3 @@ def widened(model: Model, wide: Model) -> Model:
     if not isinstance(model, Canonical) or model.signature.family != wide.signature.family:
         return model
     return Widened(model, wide) if widening(model.signature, wide.signature) else model
-
-
-def numel(model: Model) -> int:
-    return sum(prod(entry.shape) for entry in model.signature.tensors.values())

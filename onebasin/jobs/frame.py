@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onebasin.fusion.average import nearest_to_mean
-from onebasin.models import Common, Model, Rewritten, Widened, common_roles
+from onebasin.models import Common, Model, Rewritten, Widened, common_roles, numel
 from onebasin.symmetry import Alignment
 
-from .folders import gauge, numel, widened
+from .folders import gauge, widened
 from .options import Options, Tell, verification
 from .writing import refuse_unverifiable, verified
 

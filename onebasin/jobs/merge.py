@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onebasin.data.calibration import LARGE, Data
+from onebasin.data.calibration import Data
 from onebasin.engine import peak_memory
 from onebasin.fusion import loadable, method_of, name_of
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Method, Sources
 from onebasin.matching.learned import Learning
 from onebasin.matching.weights import Weights
-from onebasin.models import Model, Rewritten, of_one_width, write_model
+from onebasin.models import Model, Rewritten, numel, of_one_width, write_model
 from onebasin.models.kinship import APART, Kinship, kinship
 from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
@@ -29,7 +29,7 @@ from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
 from .aligning import Aligned, align_all, softened
-from .folders import numel, one_vocabulary, opened, refuse_places, together, unit_folder, workplace
+from .folders import one_vocabulary, opened, refuse_places, together, unit_folder, workplace
 from .frame import Frame, in_one_frame
 from .options import (
     Matching,
@@ -253,8 +253,8 @@ def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | N
 
 def inputs_of(chosen: Chosen, data: Data, opt: Options) -> Sequence[Batch]:
     """Return the inputs to judge the result on; none where the models are too large to make any."""
-    large = too_large(data.models, opt) or numel(data.models[0]) > LARGE
-    return chosen.held or ([] if large and data.given.data in (None, "self") else data.judged)
+    made = data.given.data in (None, "self")
+    return chosen.held or ([] if made and too_large(data.models, opt) else data.judged)
 
 
 def said_of_matching(opt: Options) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from onebasin.landscape.plots import COLOURS
-from onebasin.models import Folder
+from onebasin.models import Folder, numel
 from onebasin.models.card import paths_of
 from onebasin.models.kinship import Kinship
 from onebasin.models.published import plain, public_name, without_paths
@@ -24,7 +24,7 @@ from onebasin.symmetry.groups.elements import Linear, Monomial
 from onebasin.symmetry.tables.signature import MOVES
 
 from .aligning import AlignedPair
-from .folders import beside, numel
+from .folders import beside
 from .frame import Frame
 from .verdict import Verdict
 

@@ -40,7 +40,7 @@ from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import refine
-from onebasin.models import Model, ModelError
+from onebasin.models import Model, ModelError, numel
 from onebasin.models.folder import one_line
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import loaded_model
@@ -49,7 +49,6 @@ from onebasin.running.trace import Batch, run
 from onebasin.running.verification import runnable
 
 from .aligning import Aligned, align_all
-from .folders import numel
 from .options import Options
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
@@ -61,6 +60,7 @@ SHORTEST = 5.0  # seconds that a descent is worth beginning for
 PASSES, IMAGINING = 8, 60  # over the data by each model: of all closed forms, and to imagine pictures
 SPEED = 2e10  # operations a second, of two processor cores
 COPIES = 1e-4  # relative distance of matched models that are copies of one another
+DISTILLED = 32  # examples of a step of distillation
 FEWEST = 32  # examples that are made whatever they cost
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # times as many inputs are made as samples are asked for, being cheap
 
@@ -202,21 +202,14 @@ class Search:
 
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
         """The best so far after some steps of distillation."""
-        fit, held = self.split
+        (fit, held), tell = self.split, self.tell
         found = refine(
             self.models[self.template], self.models, recut(fit, DISTILLED), held_out=held, start=best.tensors,
             weights=self.shares, seed=self.opt.seed, dtype=self.opt.dtype, device=self.opt.device, seconds=seconds,
-            progress=self.tell and (lambda text, loss: self._say(f"distilling: {text}, loss {loss:.4g}")),
+            progress=tell and (lambda text, loss: tell(f"distilling: {text}, loss {loss:.4g}")),
         )  # fmt: skip
         return self.candidate(f"{best.name}, distilled", best.aligned, best.method, found.tensors,
                               **best.facts, distilled=found.step)  # fmt: skip
-
-    def _say(self, text: str) -> None:
-        if self.tell:
-            self.tell(text)
-
-
-DISTILLED = 32  # examples of a step
 
 
 def choose(search: Search) -> Chosen:
@@ -244,6 +237,9 @@ def choose(search: Search) -> Chosen:
         found.append(one)
         seconds[one.name] = time.perf_counter() - begun
 
+    def best() -> Candidate:
+        return min(found, key=lambda one: one.loss)
+
     def longest() -> float:
         return max(seconds.values(), default=0.0)
 
@@ -266,37 +262,38 @@ def choose(search: Search) -> Chosen:
             consider("unmatched", lambda: search.closed("unmatched", search.aligned("none")), longest())
         if not found:
             return by_weights(search, "; ".join(notes))
-        best = min(found, key=lambda one: one.loss)
-        if isinstance(best.method, ProgressiveMerge):
-            name = best.name.split(",")[0]
-            consider(f"{name}, spread", lambda: search.closed(name, best.aligned, spread=True), seconds[best.name])
+        first = best()
+        if isinstance(first.method, ProgressiveMerge):
+            name = first.name.split(",")[0]
+            consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
         if search.budget is not None:
             if search.kin.kind == APART and one_shape(search.models) and search.left * LEARNING > SHORTEST:
                 start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
                 consider("learned", lambda: search.learned(start, search.left * LEARNING))
-            best = min(found, key=lambda one: one.loss)
             if search.imagines:  # distillation lowers the loss on such pictures while the model of real ones gets worse
                 notes.append("not distilled on pictures that the models imagine; give --data FILE")
             elif search.left > SHORTEST:
-                consider("distilled", lambda: search.distilled(best, search.left))
+                consider("distilled", lambda: search.distilled(best(), search.left))
     except KeyboardInterrupt:
         if search.budget is None or not found:
             raise
         notes.append("stopped by Ctrl-C: the best so far is written")
-    best = min(found, key=lambda one: one.loss)
-    sources = search.sources(best.aligned)
+    taken = best()
+    sources = search.sources(taken.aligned)
     entries = sources.signature.tensors.items()
-    pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(best.tensors[role]))
+    pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(taken.tensors[role]))
     report = {
         "budget": search.budget,
-        "chosen": best.name,
+        "chosen": taken.name,
         "candidates": {one.name: {"loss": one.loss, "seconds": round(seconds[one.name], 1)} for one in found},
         "data": opt.data or "self",
-        "held_out": len(best.losses),
+        "held_out": len(taken.losses),
     }
     losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(found, key=lambda one: one.loss))
-    notes = [f"chosen by KL divergence on {len(best.losses)} examples held out: {losses}", *notes]
-    return Chosen(best.aligned, best.method, Merged(pairs, best.facts), report, notes, search.split[1], judged_on(opt))
+    notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *notes]
+    return Chosen(
+        taken.aligned, taken.method, Merged(pairs, taken.facts), report, notes, search.split[1], judged_on(opt)
+    )
 
 
 def judged_on(opt: Options) -> str:

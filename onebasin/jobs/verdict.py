@@ -27,7 +27,7 @@ from torch import Tensor
 
 from onebasin.data.teaching import predictions, where_counted
 from onebasin.engine import Tell
-from onebasin.models import Folder
+from onebasin.models import Folder, numel
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import running_experts
 from onebasin.running.float64 import throughout
@@ -35,7 +35,6 @@ from onebasin.running.probes import probe, unpadded
 from onebasin.running.trace import Batch
 from onebasin.running.verification import held, streamed, takes_cache
 
-from .folders import numel
 from .options import Options
 
 if TYPE_CHECKING:

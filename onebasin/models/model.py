@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -40,6 +41,11 @@ class Model(Protocol):
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         """Return the tensor `role` of the signature, in `dtype` on `device`."""
         ...
+
+
+def numel(model: Model) -> int:
+    """Return how many numbers a model's tensors hold together."""
+    return sum(prod(entry.shape) for entry in model.signature.tensors.values())
 
 
 class View:
