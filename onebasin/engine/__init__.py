@@ -9,7 +9,7 @@ folders that are written appear whole or not at all.
 from collections.abc import Callable
 
 from .cluster import on_ray
-from .descent import Descent
+from .descent import MOST_STEPS, Descent
 from .means import Means, refuse_device
 from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
@@ -19,6 +19,7 @@ from .store import Store, kept
 Tell = Callable[[str], None]  # how a job says what it is doing
 
 __all__ = [
+    "MOST_STEPS",
     "Appeared",
     "Descent",
     "Means",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .placing import appearing_file, clearly
 
+MOST_STEPS = 10**5  # of a run that is bounded by time
 WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
 
 

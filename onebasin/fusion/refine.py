@@ -28,7 +28,7 @@ from onebasin.data.teaching import (
     mean_loss,
     split_held_out,
 )
-from onebasin.engine import Descent
+from onebasin.engine import MOST_STEPS, Descent
 from onebasin.models import Model
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOOKS = 10  # at the held-out loss in one run
-MOST_STEPS = 10**5  # of a run that is bounded by time
 
 
 @dataclass(frozen=True)

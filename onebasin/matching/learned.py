@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, mean_loss, split_held_out
-from onebasin.engine import Descent
+from onebasin.engine import MOST_STEPS, Descent
 from onebasin.running.trace import Batch
 from onebasin.settings import Count, Rate, Seconds, Seeded, checked, setting
 from onebasin.symmetry import Alignment, Group, Signature
@@ -35,7 +35,6 @@ from .latents import PERMUTATIONS, Latent, blend, finished, zeros
 
 LOOKS = 20  # at the held-out loss in one run
 LEAN = 0.1  # weight of all sources together where orders are learned
-MOST_STEPS = 10**5  # of a run that is bounded by time
 
 
 @dataclass(frozen=True)
