@@ -10,9 +10,20 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+_CASTS = {Tensor.float: torch.float64, Tensor.half: torch.float64, Tensor.bfloat16: torch.float64}
+
+
+_FACTORIES = {torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
+
 
 class Float64(TorchFunctionMode):
-    """Keep float64 tensors in float64 where a model would turn them into float32 (in norms, rotary tables, softmaxes).
+    """Compute in float64 whatever a model would compute in less: norms, rotary tables, softmaxes, masks.
 
     Such casts are there to raise the precision of 16 bits, and `transformers` makes them whatever the dtype. A batch
     norm is written out, since torch has no derivative by its running statistics.
@@ -22,16 +33,17 @@ class Float64(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.nn.functional.batch_norm:
             return _batch_norm(*args, **kwargs)
-        if func is torch.einsum:  # XLNet's positions are float32
-            args = (args[0], *(arg.double() for arg in args[1:]))
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            if func is Tensor.float:
-                return args[0]
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
-            if func in (Tensor.to, Tensor.type):
-                args = (args[0], *(torch.float64 if arg is torch.float32 else arg for arg in args[1:]))
-        return func(*args, **kwargs)
+        if func in _CASTS:
+            return args[0].to(torch.float64)
+        if func in _FACTORIES and kwargs.get("dtype") is None and torch.get_default_dtype() in _WIDER:
+            kwargs["dtype"] = torch.float64
+        if kwargs.get("dtype") in _WIDER:
+            kwargs["dtype"] = _WIDER[kwargs["dtype"]]
+        args = tuple(_WIDER.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
+        found = func(*args, **kwargs)
+        if isinstance(found, Tensor) and found.dtype in _WIDER and type(found) is Tensor:
+            return found.to(_WIDER[found.dtype])  # tables that are made in the forward pass
+        return found
 
 
 def throughout(dtype: torch.dtype) -> AbstractContextManager[object]:
