@@ -23,7 +23,7 @@ from onebasin.symmetry import Signature
 from .aligning import align
 from .folders import beside, gauge, opened, refuse_places, together, unit_folder, widened, workplace
 from .options import STREAM_LEVELS, ModelSource, Options, Tell, level_named, stored_dtype, verification
-from .writing import Record, hashed, ready_to_verify, refuse_unverifiable, tensors_of, verified, write_canonical
+from .writing import Record, hashed, ready_to_run, refuse_unverifiable, tensors_of, verified, write_canonical
 
 
 def match(
@@ -122,7 +122,7 @@ def match(
 
         if tell:
             tell("writing")
-        stack.enter_context(ready_to_verify(given[:1], verify))
+        stack.enter_context(ready_to_run(given[:1] if verification(verify) == "outputs" else []))
         with together(opt) as placing:
             write_model(
                 target,

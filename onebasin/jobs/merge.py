@@ -45,7 +45,7 @@ from .options import (
 from .report import place_of, report_on
 from .search import LEVEL, QUALITIES, Chosen, Search, choose, judged_on, too_large
 from .verdict import verdict_on
-from .writing import Record, hashed, ready_to_verify
+from .writing import Record, hashed, ready_to_run
 
 
 def merge(
@@ -148,6 +148,7 @@ def merge(
             plan = plan.for_kin(kin, opt)
         sized, plan = of_one_size(given, plan, opt, tell)
         frame = in_one_frame(sized, plan.anchor, plan.match, opt, tell, shares=plan.shares, verify=verify)
+        stack.enter_context(ready_to_run(given if verdict or frame.how == "outputs" else []))
         data = Data(frame.models, opt, opt, tell, opt.labels)
         template = frame.centre if heads_from is None else heads_from
         chosen = aligned(frame, plan, opt, data, template, kin, started)
@@ -179,7 +180,6 @@ def merge(
 
         if tell:
             tell("writing")
-        stack.enter_context(ready_to_verify(given, frame.how))
         with together(opt) as placing:
             result: dict[str, Any] = write_model(
                 target, merged.tensors, sources.models[template], overwrite=replaces(target), dtype=stored,

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 PART = 0.85  # of the sources' own agreement beyond chance, from which on a merge works
 LEAST = 0.1  # agreement of the sources beyond chance, below which their predictions say nothing
 HELD = 2**29  # numbers of a model that is held in memory to be judged
+ROWS, SHORT, LONG = 16, 2, 32  # random inputs: texts, and tokens of each
+PRODUCTS = 12 * 10**9  # tokens of all of them times the numbers of a model, unless they are the shortest
 MOST = 1024  # predictions that are compared, evenly spread over the inputs
 
 Run = Callable[[Batch], Mapping[str, Any]]
@@ -94,8 +96,8 @@ class Verdict:
         )
         if self.works is None:
             return (
-                f"not judged: the sources hardly agree on {self.judged_on} ({_percent(self.sources_agree)}); "
-                "give --data FILE"
+                f"not judged: on {self.judged_on} the sources agree hardly more than by chance "
+                f"({_percent(self.sources_agree)}); give --data FILE"
             )
         return f"works: {told}" if self.works else f"BROKEN: {told}; give --data FILE, or more time by --budget 10m"
 
@@ -155,7 +157,6 @@ def verdict_on(
     if tell:
         tell("judging the merged model")
     models = [Folder(folder, sources[0]._family), *sources]
-    loads = [partial(_runner, model, opt) for model in models]
     try:
         batches = inputs()
     except (
@@ -163,18 +164,24 @@ def verdict_on(
     ):  # models that make none for one another, such as of different vocabularies, each fail in their way
         batches = []
     try:
-        if not batches:
-            batches, judged_on = random_inputs(models, opt), "random inputs"
-        return judge(loads[0], loads[1:], batches, judged_on)
+        if batches:
+            loads: list[Load] = [partial(_loaded, model, opt) for model in models]
+            return judge(loads[0], loads[1:], batches, judged_on)
+        once = [streamed(model, None, opt.dtype, opt.device)[0] for model in models]  # read as they run, in one pass
+        batches = [random_inputs(once, max(map(numel, models)), opt)]
+        loads = [partial(_runner, model) for model in once]
+        return judge(loads[0], loads[1:], batches, "random inputs")
     except Exception as error:  # the merge is right whether its model can be run or not
         return Verdict(None, [None] * len(sources), None, [None] * len(sources), None, one_line(error), 0)
 
 
-def _runner(folder: Folder, opt: Options) -> Run:
-    """What runs a model, held where it is small and with weights that are read as they are used else."""
+def _loaded(folder: Folder, opt: Options) -> Run:
+    """A model, held where it is small and with weights that are read as they are used else."""
     prepare = held if numel(folder) <= HELD else streamed
-    model: PreTrainedModel = prepare(folder, None, opt.dtype, opt.device)[0]
+    return _runner(prepare(folder, None, opt.dtype, opt.device)[0])
 
+
+def _runner(model: PreTrainedModel) -> Run:
     def answer(batch: Batch) -> Mapping[str, Any]:
         given = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
         cache = {"use_cache": False} if takes_cache(model) else {}
@@ -184,10 +191,11 @@ def _runner(folder: Folder, opt: Options) -> Run:
     return answer
 
 
-def random_inputs(models: Sequence[Folder], opt: Options) -> list[Batch]:
-    """Return a few inputs that all models take."""
-    ready = [streamed(model, None, opt.dtype, opt.device)[0] for model in models[-2:]]
-    return [{name: value.cpu() for name, value in probe(ready[0], ready[-1], 8, 32, opt.seed).items()}]
+def random_inputs(models: Sequence[PreTrainedModel], size: int, opt: Options) -> Batch:
+    """Return a few inputs that all models take, the shorter the larger they are. size: numbers of the largest."""
+    length = min(LONG, max(SHORT, PRODUCTS // (ROWS * size)))
+    given = probe(models[-2], models[-1], ROWS, length, opt.seed)
+    return {name: value.cpu() for name, value in given.items()}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import CASES, save
 
 import onebasin
-from onebasin.jobs.verdict import PART, judge
+from onebasin.jobs.verdict import PART, ROWS, SHORT, judge, random_inputs
 
 BATCHES = [{"input_ids": torch.zeros(500, 1, dtype=torch.long)}] * 2
 
@@ -107,3 +107,23 @@ def test_every_merge_is_judged(tmp_path: Path) -> None:
     assert "verdict" not in onebasin.merge([model, model], match="none", verdict=False)
     assert onebasin.merge([model, model], match="none", require=0.9)["required"] is True
     assert 0 < PART < 1
+
+
+def test_a_large_model_is_read_as_it_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are too large to make inputs are judged on few tokens, in one pass that holds no model."""
+    asked: list[int] = []
+
+    def counted(models: Any, size: int, opt: Any) -> Any:
+        batch = random_inputs(models, 2**30, opt)
+        asked.append(batch["input_ids"].numel())
+        return batch
+
+    def holds(*_: Any) -> Any:
+        raise AssertionError("a model is held")
+
+    monkeypatch.setattr("onebasin.data.calibration.LARGE", 0)
+    monkeypatch.setattr("onebasin.jobs.verdict.random_inputs", counted)
+    monkeypatch.setattr("onebasin.jobs.verdict.held", holds)
+    model = save(CASES["GPT2LMHeadModel"](), tmp_path / "a")
+    verdict = onebasin.merge([model, model], match="none")["verdict"]
+    assert verdict["works"] and verdict["judged_on"] == "random inputs" and asked == [ROWS * SHORT]
