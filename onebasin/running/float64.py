@@ -35,7 +35,8 @@ class Float64(TorchFunctionMode):
             return _batch_norm(*args, **kwargs)
         if func in _CASTS:
             return args[0].to(torch.float64)
-        if func in _FACTORIES and kwargs.get("dtype") is None and torch.get_default_dtype() in _WIDER:
+        fills = func is torch.full and isinstance(kwargs.get("fill_value", args[-1]), float)
+        if (fills or func in _FACTORIES) and kwargs.get("dtype") is None and torch.get_default_dtype() in _WIDER:
             kwargs["dtype"] = torch.float64
         if kwargs.get("dtype") in _WIDER:
             kwargs["dtype"] = _WIDER[kwargs["dtype"]]

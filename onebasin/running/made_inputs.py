@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random inputs for a model of any type, by what its `forward` takes and what its configuration says of shapes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice, product
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .shrinking import configs, kind_of_number, numbers, settings
+
+BATCH, LENGTH, FRAMES, SIDE, SAMPLES, WAYS = 3, 13, 2, 64, 4000, 12
+Given = dict[str, Any]
+Maker = Callable[[], Any]
+
+# What goes with the main input where `forward` takes it.
+_TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox")
+_IMAGE = ("pixel_values", "image_grid_thw", "grid_thw", "image_sizes", "spatial_shapes", "pixel_attention_mask",
+          "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes")  # fmt: skip
+_SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens",
+          "audio_feature_lengths")  # fmt: skip
+_INSTEAD = ("inputs_embeds", "hidden_states", "query_embeds")
+_TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_values": ("audio",)}
+
+
+def made_inputs(model: PreTrainedModel, seed: int = 0) -> Iterator[Given]:
+    """Yield inputs that a model may run on, those that reach most of it first.
+
+    Args:
+        model: A model in float64.
+        seed: Of the inputs.
+
+    Returns:
+        Keywords of its `forward`: 3 rows of random tokens that are not special, images, sounds, none of them masked.
+    """
+    seen: set[str] = set()
+    accepted = inspect.signature(model.forward).parameters
+    needed = [name for name, each in accepted.items() if each.default is inspect.Parameter.empty
+              and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]  # fmt: skip
+    main = getattr(model, "main_input_name", "input_ids")
+    through = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+    first = [*needed, *([main] if main in accepted or (through and not needed) else [])]
+    text = [name for name in _TEXT if name in accepted and ("input_ids" in accepted or name == "decoder_input_ids")]
+    image = [name for name in _IMAGE if name in accepted]
+    sound = [name for name in _SOUND if name in accepted]
+    for names in ([*first, *text, *image, *sound], [*first, *text, *image], [*first, *text, *sound], [*first, *text],
+                  [*first, *image], [*first, *sound], first,
+                  [name for name in accepted if name not in _INSTEAD or name in first]):  # fmt: skip
+        for given in _ways(model, tuple(dict.fromkeys(names)), seed):
+            shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
+            if shapes not in seen:
+                seen.add(shapes)
+                yield given
+
+
+def _ways(model: PreTrainedModel, names: tuple[str, ...], seed: int) -> Iterator[Given]:
+    """Inputs of these names, in each of the shapes that images and sounds come in."""
+    probe = _makers(model, torch.Generator(), names)
+    ranges = [range(len(probe[name])) for name in names if probe.get(name)]
+    for places in islice(sorted(product(*ranges), key=lambda each: (sum(map(bool, each)), sum(each))), WAYS):
+        makers = _makers(model, torch.Generator().manual_seed(seed), names)
+        chosen = iter(places)
+        given = {name: makers[name][next(chosen)]() for name in names if makers.get(name)}
+        given = {name: value for name, value in given.items() if value is not None}
+        if "input_ids" in given and (given.keys() & _TOKENS.keys()):
+            yield from _placed(model, given)
+        yield given
+
+
+def _placed(model: PreTrainedModel, given: Given) -> Iterator[Given]:
+    """The same with tokens before the text that stand for images or sounds, as many as the model makes of them."""
+    found = dict(given)
+    for name, words in _TOKENS.items():
+        if name not in given:
+            continue
+        token = next(
+            (
+                n
+                for word in words
+                for key, value in _all_settings(model)
+                if key in (f"{word}_token_id", f"{word}_token_index", f"{word}_patch_id")
+                for n in numbers(value)
+            ),
+            None,
+        )
+        if found["input_ids"].dim() != 2:
+            return
+        for inner in (model, getattr(model, "model", None)):
+            for how in (f"get_{words[0]}_features", f"get_{words[0]}_embeddings"):
+                features = getattr(inner, how, None)
+                if token is None or features is None:
+                    continue
+                wanted = inspect.signature(features).parameters
+                try:
+                    with torch.no_grad():
+                        made = features(**{key: value for key, value in given.items() if key in wanted
+                                           and key not in ("input_ids", "attention_mask")})  # fmt: skip
+                except Exception:  # it takes them in another shape
+                    continue
+                count = _rows(made) // BATCH
+                ids = found["input_ids"]
+                first = torch.full((len(ids), count), token)
+                found["input_ids"] = torch.cat([first, torch.where(ids == token, 0, ids)], 1)
+                for mask in ("attention_mask", "token_type_ids"):
+                    if mask in found:
+                        fill = torch.full((len(ids), count), int(mask == "attention_mask"))
+                        found[mask] = torch.cat([fill, found[mask]], 1)
+                if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+                    kinds = torch.zeros_like(found["input_ids"])
+                    kinds[found["input_ids"] == token] = 1
+                    found["mm_token_type_ids"] = kinds
+                yield found
+                return
+
+
+def _rows(made: Any) -> int:
+    """How many vectors there are in what a tower returns."""
+    for name in ("pooler_output", "last_hidden_state"):
+        made = getattr(made, name, None) if getattr(made, name, None) is not None else made
+    if isinstance(made, Tensor):
+        return made.flatten(0, -2).shape[0]
+    return sum(_rows(each) for each in made)
+
+
+def _all_settings(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+    for each in configs(model.config):
+        yield from vars(each).items()
+
+
+def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str, ...]) -> Mapping[str, list[Maker]]:
+    """Argument -> how it may be made, in the order in which it is tried."""
+    config: Any = model.config
+    text = config.get_text_config()
+    decoder = config.get_text_config(decoder=True)
+    every = list(configs(config))
+    vision: Any = getattr(config, "vision_config", None) or next(
+        (each for each in every if hasattr(each, "patch_size") or hasattr(each, "image_size")), config
+    )
+    sound: Any = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
+
+    def number(*names: str, default: int, scopes: tuple[Any, ...] = ()) -> int:
+        for scope in (*scopes, *every):
+            for name in names:
+                value = vars(scope).get(name)
+                for n in numbers(value):
+                    return n
+        return default
+
+    special = {n for each in every for key, value in settings(each) if kind_of_number(key) == "token"
+               for n in numbers(value)}  # fmt: skip
+
+    def ids(scope: Any, *shape: int) -> Tensor:
+        vocabulary = number("vocab_size", "text_vocab_size", default=32, scopes=(scope,))
+        plain = torch.tensor([n for n in range(vocabulary) if n not in special] or [0])
+        return plain[torch.randint(len(plain), shape or (BATCH, LENGTH), generator=generator)]
+
+    def whole(high: int, *shape: int) -> Tensor:
+        return torch.randint(max(high, 1), shape, generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=torch.long)
+
+    channels = number("num_channels", "in_channels", "in_chans", default=3, scopes=(vision,))
+    patch = number("patch_size", "encoder_patch_size", default=2, scopes=(vision,))
+    spread = number(
+        "spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", default=1, scopes=(vision,)
+    )
+    depth = number("temporal_patch_size", default=1, scopes=(vision,))
+    size: Any = vars(vision).get("image_size") or vars(vision).get("img_size") or SIDE
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    side = 2 * spread  # patches
+    frames = number("num_frames", "frames_per_clip", default=FRAMES, scopes=(vision,))
+    bins = number("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "n_mels", "mel_dim",
+                  "feature_projection_input_dim", default=80, scopes=(sound,))  # fmt: skip
+    positions = 2 * number("max_source_positions", default=32, scopes=(sound,))
+    patches = [lambda: normal(BATCH * side * side, channels * depth * patch * patch)]
+    accepted = inspect.signature(model.forward).parameters
+    packed = "image_grid_thw" in accepted or "grid_thw" in accepted
+    flat: list[Maker] = [lambda: normal(BATCH, side * side, channels * patch * patch)]
+    plane: list[Maker] = [
+        lambda: normal(BATCH, channels, height, width), lambda: normal(BATCH, 1, channels, height, width),
+        lambda: normal(BATCH, frames, channels, height, width), lambda: normal(BATCH, 1, 1, channels, height, width),
+        *flat, *patches, lambda: normal(BATCH, channels, SIDE, SIDE),
+    ]  # fmt: skip
+    sequences = "spatial_shapes" in accepted or "pixel_position_ids" in accepted or "image_position_ids" in accepted
+    pixels = [*patches, *plane] if packed else [*flat, *plane] if sequences else plane
+    grid = torch.tensor([[1, side, side]] * BATCH)
+    places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
+    most = number("max_2d_position_embeddings", default=32, scopes=(text,))
+
+    def boxes() -> Tensor:
+        corner = whole(most // 2, BATCH, LENGTH, 2)
+        return torch.cat([corner, corner + whole(most // 2, BATCH, LENGTH, 2)], -1)
+
+    spectrum: list[Maker] = [lambda: normal(BATCH, bins, positions), lambda: normal(BATCH, positions, bins)]
+    wave: list[Maker] = [lambda: normal(BATCH, SAMPLES), lambda: normal(BATCH, 1, SAMPLES),
+                         lambda: normal(BATCH, number("max_length", default=64), bins), *spectrum]  # fmt: skip
+    books = number("num_codebooks", "codebooks", default=0)
+    codes: list[Maker] = [
+        lambda: ids(text, BATCH * books, LENGTH), lambda: ids(text, BATCH, LENGTH, books),
+        lambda: ids(text, BATCH, books, LENGTH),
+    ] if books else []  # fmt: skip
+    context = number("context_length", default=LENGTH)
+    lags = max([0, *numbers(vars(config).get("lags_sequence"))])
+    steps = context + lags
+    variables = number("num_input_channels", "input_size", default=1)
+    ahead = number("prediction_length", default=2)
+    return {
+        "input_ids": [lambda: ids(text), *codes],
+        "decoder_input_ids": [lambda: ids(decoder)],
+        "attention_mask": [lambda: ones(BATCH, LENGTH)],
+        "token_type_ids": [lambda: whole(number("type_vocab_size", default=1, scopes=(text,)), BATCH, LENGTH)],
+        "bbox": [boxes], "lang_ids": [lambda: torch.zeros(BATCH, dtype=torch.long)],
+        "pixel_values": pixels,
+        "pixel_values_videos": [lambda: normal(BATCH, frames, channels, height, width), *patches],
+        "image_grid_thw": [lambda: grid], "grid_thw": [lambda: grid],
+        "image_sizes": [lambda: torch.tensor([[height, width]] * BATCH)],
+        "target_sizes": [lambda: grid[:, 1:]], "spatial_shapes": [lambda: grid[:, 1:]],
+        "pixel_attention_mask": [lambda: ones(BATCH, side * side) if sequences else None],
+        "pixel_position_ids": [lambda: places.expand(BATCH, -1, -1)],
+        "image_position_ids": [lambda: places.expand(BATCH, -1, -1)],
+        "merge_sizes": [lambda: torch.full((BATCH,), spread)],
+        "input_features": spectrum, "input_values": wave,
+        "input_features_mask": [lambda: ones(BATCH, positions)],
+        "feature_attention_mask": [lambda: ones(BATCH, positions)],
+        "past_values": [lambda: normal(BATCH, steps), lambda: normal(BATCH, context, variables)],
+        "past_time_features": [lambda: normal(BATCH, steps, number("num_time_features", default=0))],
+        "past_observed_mask": [lambda: torch.ones(BATCH, steps, dtype=torch.float64)],
+        "future_values": [lambda: normal(BATCH, ahead)],
+        "future_time_features": [lambda: normal(BATCH, ahead, number("num_time_features", default=0))],
+        "inputs": [lambda: ids(text), lambda: normal(BATCH, LENGTH, number("d_model", default=24))],
+        "inputs_embeds": [lambda: normal(BATCH, LENGTH, number("hidden_size", "d_model", default=24))],
+        "hidden_states": [lambda: normal(BATCH, LENGTH, number("hidden_size", "d_model", default=24)), *patches],
+        "query_embeds": [lambda: normal(BATCH, LENGTH, number("hidden_size", default=24))],
+        "qformer_input_ids": [lambda: ids(getattr(config, "qformer_config", text))],
+        "langs": [lambda: torch.zeros(BATCH, LENGTH, dtype=torch.long)],
+        "codebook_idx": [lambda: 1], "freq": [lambda: torch.zeros(BATCH, dtype=torch.long)],
+    }  # fmt: skip

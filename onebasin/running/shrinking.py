@@ -1,0 +1,464 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small configurations: those of a model type, or of a model, with its structure and nothing of its size.
+
+Which numbers of a configuration are sizes, and which go together, is told from their names and from arithmetic between
+them (equal ones stay equal, heads times their size stays the width): one set of rules for all model types.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from importlib import import_module
+from itertools import chain
+from math import lcm
+from typing import Any, TypeGuard
+
+from transformers import CONFIG_MAPPING, PretrainedConfig, configuration_utils
+
+VOCABULARY, POSITIONS, GRID, LABELS, CONVOLVED = 67, 40, 4, 3, 64
+ALL = "*"  # among what is filled: every number that is not set
+WIDE = 16  # smaller widths are left
+
+# What the numbers of a configuration are, by name; the first that fits counts.
+RULES = {
+    "token": r"(_token|_token_id|_token_ids|_token_index)$",
+    "codes": r"codebook_size$",
+    "vocabulary": r"vocab",
+    "offset": r"layer_offset$",
+    "period": r"(every_n|interval|pattern$|layer_period|sparse_step|frequency$|layer_step)",
+    "first": r"(first_k|num_dense_layers)",
+    "shared": r"shared_layers$",
+    "upscaling": r"^encoder_stride$",
+    "shared experts": r"shared_experts$",
+    "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|mel_bins|"
+             r"layer_norm|_fft|chunk|ngram|temperature|merge|seconds|per_token|layer_freq|max_window|feature_layer)",
+    "layers": r"(^|_)(n_)?(layers?|depths?|blocks)$",
+    "in head": r"(head_dim|head_size|d_kv|d_head|dim_head|headdim)$",
+    "key heads": r"(key_value_heads|kv_heads|n_head_kv|kv_n_heads)$",
+    "heads": r"(^|_)(n_)?heads?(_per_layer|_per_stage)?$",
+    "experts": r"(^|_)(experts|expert_num)$",
+    "chosen": r"(experts_per_tok(en)?|moe_top_?k|moe_k)$",
+    "chosen groups": r"topk_group$",
+    "groups": r"(^n_group|_groups?|group_num)$",
+    "distances": r"(bucket|relative|max_distance|codevectors)",
+    "positions": r"(position|n_ctx|max_seq_len|seq_length|max_pos|block_size)",
+    "image": r"(^|_)image_size$",
+    "patch": r"(^|_)patch_sizes?$",
+    "window": r"window_sizes?$",
+    "rotary": r"rotary_(dim|ndims)$",
+    "neurons": r"(intermediate|ffn|mlp|inner|d_ff|feed_?forward)",
+    "width": r"(hidden_size_\w+|size|sizes|dims?|width|rank|d_model|n_embd|embed|channels?|units|filters|features|"
+             r"dim_per_stage|d_state|d_ssm|latents)$",
+}  # fmt: skip
+_ASIDE = {"transformers_version", "id2label", "label2id", "num_labels", "dtype", "torch_dtype", "problem_type",
+          "stage_names", "out_features", "out_indices", "_out_features", "_out_indices", "return_dict",
+          "output_hidden_states", "output_attentions"}  # fmt: skip
+_FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # no multiples of a head
+_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")
+_MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
+         "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64}  # fmt: skip
+_LEFT = ("image", "patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
+         "vocabulary", "width")  # fmt: skip
+_PRIMES = [67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
+
+
+@cache
+def kind_of_number(name: str) -> str:
+    """Return what a number of a configuration is, by its name: a key of `RULES`, or nothing."""
+    return next((kind for kind, pattern in RULES.items() if re.search(pattern, name)), "")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a twin is: the size of a head, the layers where no list says which, and kinds of numbers left alone."""
+
+    head: int = 6
+    layers: int = 2
+    kept: frozenset[str] = frozenset()
+    filled: Mapping[str, int | None] | None = None  # whether sizes that are not set are set, and what else, to what
+
+
+_SCALINGS = ("linear", "dynamic", "yarn", "longrope", "llama3", "su", "ntk")  # of positions
+
+
+def twin_config(
+    config: PretrainedConfig | str, scale: Scale | None = None, *, decoder: bool = False
+) -> PretrainedConfig:
+    """Return a configuration of the same structure with small sizes.
+
+    Args:
+        config: A configuration, or a model type, whose default configuration is meant.
+        scale: How large it may be.
+        decoder: Whether it is told to be a decoder, where it can be.
+
+    Raises:
+        ValueError: The class refuses what came out.
+    """
+    whole = default_config(config) if isinstance(config, str) else config
+    found = _Shrinking(whole, scale or Scale(), decoder).config(whole)
+    _settle(found)
+    return found
+
+
+def default_config(model_type: str) -> PretrainedConfig:
+    """Return the configuration of a model type as its class makes it.
+
+    Args:
+        model_type: As in a configuration.
+
+    Raises:
+        ValueError: The class refuses its own defaults, and what it asks for instead.
+    """
+    cls: Any = CONFIG_MAPPING[model_type]
+    try:
+        return cls()  # type: ignore[no-any-return]
+    except Exception as error:  # each class has its own checks
+        wanted = re.findall(r"(\w+) must be (\d+)", str(error))
+        if not wanted:
+            raise
+        asked = {name: int(n) for name, n in wanted}
+        return cls(**{tower: asked for tower in cls.sub_configs})  # type: ignore[no-any-return]
+
+
+def _settle(config: PretrainedConfig) -> None:
+    """No cache, no dropout, plain attention, experts one by one: in a configuration and its towers."""
+    for each in configs(config):
+        for name, value in _own(each).items():
+            if type(value) in (int, float) and re.search(r"drop(out|_path)?(_rate|_prob)?$", name):
+                setattr(each, name, type(value)(0))
+            if name == "use_cache":
+                each.use_cache = False
+        each._attn_implementation = "eager"
+        each._experts_implementation = "eager"
+
+
+def configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """Yield a configuration and those inside it."""
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PretrainedConfig):
+            yield from configs(value)
+
+
+def _own(config: PretrainedConfig) -> dict[str, Any]:
+    """The settings that a configuration's class takes, with their values."""
+    cls: Any = type(config)
+    declared = (
+        (each.name for each in fields(cls) if each.init) if is_dataclass(cls) else inspect.signature(cls).parameters
+    )
+    held = vars(config)
+    own = {name: held[name] for name in declared if name in held and name not in _ASIDE}
+    overrides = getattr(held.get("_heterogeneity_spec"), "per_layer_overrides", None)
+    return own | ({"per_layer_config": deepcopy(overrides)} if overrides else {})
+
+
+def settings(config: PretrainedConfig | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of a configuration's settings, those of single layers too."""
+    for key, value in (_own(config) if isinstance(config, PretrainedConfig) else config).items():
+        if key == "per_layer_config":
+            for each in value.values():
+                yield from each.items()
+        else:
+            yield key, value
+
+
+class _Shrinking:
+    """Sizes of one configuration with its towers, and what they become."""
+
+    def __init__(self, whole: PretrainedConfig, scale: Scale, decoder: bool) -> None:
+        self.scale, self.decoder = scale, decoder
+        scopes = [_own(config) for config in configs(whole)]
+        shares = {share for scope in scopes for share in _shares(scope)}
+        self.head = scale.head
+        while any(int(self.head * share) < 2 or int(self.head * share) % 2 for share in shares) and self.head < 32:
+            self.head += 2
+
+        def of(*kinds: str) -> list[int]:
+            return sorted({n for scope in scopes for key, value in settings(scope) if kind_of_number(key) in kinds
+                           for n in numbers(value) if n >= WIDE})  # fmt: skip
+
+        counts = {count for scope in scopes for count in self.heads(scope).values()}
+        self.unit = self.head * lcm(*counts) if counts else self.head * 4
+        widths = of("width")
+        neurons = [n for n in of("neurons") if n not in widths]
+        self.sizes = {n: self.unit * place for place, n in enumerate(widths, 1)}
+        self.sizes |= dict(zip(neurons, chain(_FREE, range(102, 10**6, 4)), strict=False))
+        self.inner = {n: self.head * place for place, n in enumerate(of("in head"), 1)}
+        self.vocabularies = dict(zip([n for n in of("vocabulary") if n > VOCABULARY], _PRIMES, strict=False))
+        smallest = VOCABULARY
+        tokens = sorted({n for scope in scopes for key, value in settings(scope) if kind_of_number(key) == "token"
+                         for n in numbers(value) if n >= smallest // 2})  # fmt: skip
+        self.ids = {n: smallest - len(tokens) + place for place, n in enumerate(tokens)}
+
+    def heads(self, scope: Mapping[str, Any]) -> dict[int, int]:
+        """What the numbers of heads become: groups stay, the largest are at most eight."""
+        counts = sorted({n for key, value in scope.items() if kind_of_number(key) in ("heads", "key heads")
+                         for n in numbers(value) if n > 1})  # fmt: skip
+        if "heads" in self.scale.kept:
+            return {n: n for n in counts}
+        if len(counts) == 1:
+            return {counts[0]: min(counts[0], 4) if counts[0] % 4 == 0 else min(counts[0], 2)}
+        found, last = {}, 1
+        for n in counts:
+            last = found[n] = min(last * 2, 8)
+        return found
+
+    def config(self, config: PretrainedConfig) -> PretrainedConfig:
+        own = _own(config)
+        small = self.scope(own, type(config))
+        derived = self.derived(config, own) if self.scale.filled is None else set()
+        given = {name: value for name, value in small.items() if name not in derived}
+        if self.decoder and "is_decoder" in given:
+            given["is_decoder"] = True
+        labels: Any = {} if getattr(config, "num_labels", None) is None else {"num_labels": LABELS}
+        found = type(config)(**given, **labels)
+        named = self.scale.filled or {}
+        for name in named if type(config).__name__ in named else ():
+            if name.islower() and not hasattr(found, name):
+                setattr(found, name, 1e4 if "theta" in name else 2)
+        return found
+
+    def derived(self, config: PretrainedConfig, own: Mapping[str, Any]) -> set[str]:
+        """Settings that the class makes of the others; lists with an entry per layer are chosen, not made."""
+        cls = type(config)
+        if not is_dataclass(cls):
+            return set()
+        none = {each.name for each in fields(cls) if each.default is None}
+        unset = {name for name, value in own.items() if name in none and value is not None
+                 and not isinstance(value, PretrainedConfig) and not _per_layer(own, name)}  # fmt: skip
+        if not unset:
+            return set()
+        try:
+            again = cls(**deepcopy({name: value for name, value in own.items() if name not in unset}))
+        except Exception:  # it needs them
+            return set()
+        return {name for name in unset if getattr(again, name, None) == own[name]
+                and kind_of_number(name) not in ("vocabulary", "token")}  # fmt: skip
+
+    def scope(self, own: Mapping[str, Any], cls: Any) -> dict[str, Any]:
+        """The settings of one configuration, small."""
+        scale = self.scale
+        heads = self.heads(own)
+        depths = {n: _chosen(own, n, self.least(own)) for n in _depths(own)}
+        patch = next((n for key, value in own.items() if kind_of_number(key) == "patch" for n in numbers(value)), 1)
+        staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # convolutions reduce it
+        small_patch = min(patch, 2) if "patch" not in scale.kept else patch
+        lists = (own.get(key) for key in ("depths", "hidden_sizes"))
+        grid: int = max(GRID, 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0))
+        hidden: int = next((own[key] for key in _HIDDEN if is_number(own.get(key))), 0)
+        counts: list[tuple[str, int]] = [(key, own[key]) for kind in ("heads", "key heads") for key in own
+                  if kind_of_number(key) == kind and is_number(own[key])]  # fmt: skip
+        count = counts[0][1] if counts else 0
+        multiples: list[int] = [1, *(n for key, n in own.items() if "expand" in key and is_number(n))]
+        in_heads = {key: n for key, n in own.items() if kind_of_number(key) == "in head" and is_number(n)}
+
+        def in_head(key: str, n: int) -> int:
+            for other, a in in_heads.items():
+                if "rope" not in key and other != key and a < n and n - a in in_heads.values():  # a sum of two
+                    return self.inner.get(a, a) + self.inner.get(n - a, n - a)
+            near = sorted(counts, key=lambda each: each[0].split("_")[0] != key.split("_")[0])
+            for times in multiples:
+                for _, number_of in near:
+                    if n * number_of == times * hidden and hidden in self.sizes and number_of:
+                        return times * self.sizes[hidden] // heads.get(number_of, number_of)
+            return self.inner.get(n, n)
+
+        def number(key: str, n: int) -> int:
+            kind = kind_of_number(key)
+            if kind in scale.kept or n < 0:
+                return n
+            if kind == "rotary":
+                whole = hidden // count if count else 0
+                head: int = (
+                    self.sizes[hidden] // heads.get(count, count) if whole and hidden in self.sizes else self.head
+                )
+                return head if n >= whole else max(2, head * n // whole // 2 * 2)
+            if kind == "in head":
+                return in_head(key, n)
+            if kind == "shared" and n in depths:
+                return len(depths[n])
+            if kind == "layers":
+                return len(depths[n]) if n in depths else min(n, scale.layers)
+            if kind == "patch" and staged:
+                return n
+            if kind == "image" and (staged or patch == 1):
+                return min(n, CONVOLVED)
+            if kind == "image":
+                return small_patch * min(max(n // patch, 1), grid)
+            if kind == "upscaling":
+                return max(1, n // patch) * small_patch
+            if kind == "width" and n != hidden:
+                for other, size in in_heads.items():
+                    for whose, number_of in counts:
+                        if number_of * size == n and key.split("_")[0] == other.split("_")[0] == whose.split("_")[0]:
+                            return heads.get(number_of, number_of) * in_head(other, size)
+            maps: dict[str, Mapping[int, int]] = {
+                "token": self.ids, "vocabulary": self.vocabularies, "heads": heads, "key heads": heads,
+                "width": self.sizes, "neurons": self.sizes,
+            }  # fmt: skip
+            return maps[kind].get(n, n) if kind in maps else min(n, _MOST.get(kind, n))
+
+        def value_of(key: str, value: Any) -> Any:
+            if isinstance(value, PretrainedConfig):
+                return self.config(value)
+            if key == "per_layer_config":
+                chosen = next(iter(depths.values()))
+                return {place: {name: value_of(name, each) for name, each in value[layer].items()}
+                        for place, layer in enumerate(chosen) if layer in value}  # fmt: skip
+            if "pinpoints" in key:
+                return [[grid * small_patch] * 2]
+            if is_number(value):
+                return number(key, value)
+            if isinstance(value, list | tuple):
+                for n, chosen in depths.items():
+                    if _is_per_layer(value, n):
+                        return type(value)(value_of(key, value[layer]) for layer in chosen)
+                for n, chosen in depths.items():
+                    if _is_layers(key, value, n):
+                        return type(value)(place for place, layer in enumerate(chosen) if layer in value)
+                if value and all(map(is_number, value)):
+                    return type(value)(number(key, n) for n in value)
+            if isinstance(value, float) and re.search(r"(width|depth)_(coefficient|mult)", key):
+                return min(value, 1.0)
+            return deepcopy(value)
+
+        small = {key: value_of(key, value) for key, value in own.items()}
+        width = next((small[key] for key in _HIDDEN if is_number(small.get(key))), self.unit)
+        number_of = next((small[key] for key, _ in counts), 1)
+        if scale.filled is not None:
+            sizes: dict[str, int] = {
+                **_MOST, "in head": width // number_of, "key heads": max(1, number_of // 2), "vocabulary": VOCABULARY,
+                "width": width, "neurons": _FREE[0], "layers": 2, "groups": 1, "shared experts": 1,
+            }  # fmt: skip
+            typed = {each.name: str(each.type) for each in fields(cls)} if is_dataclass(cls) else {}
+            named = scale.filled
+            ids = iter(range(1, VOCABULARY))
+            for key, value in small.items():
+                kind = kind_of_number(key)
+                if value is None and (kind in {*sizes, "token"} or key in named) and "int" in typed.get(key, "int"):
+                    size = next(ids) if kind == "token" else sizes.get(kind, 2)
+                    small[key] = named.get(key) or size
+                elif value is None and ALL in named and re.search("int|float", typed.get(key, "")):
+                    small[key] = 8.0 if "float" in typed[key] else 2
+                elif named.get(key) is not None and is_number(value):
+                    small[key] = named[key]
+            words = _words_of_layers(cls)
+            if "layer_types" in small and not small["layer_types"] and words:
+                depth = next((small[key] for key in ("num_hidden_layers", "n_layers") if key in small), 2)
+                small["layer_types"] = [words[place % len(words)] for place in range(depth)]
+            if named.keys() & set(small.get("layer_types") or ()) and not small.get("rope_parameters"):
+                rotary = {"rope_type": "default", "rope_theta": 1e4}
+                small["rope_parameters"] = {word: dict(rotary) for word in small["layer_types"]}
+        head = small.get("head_dim")
+        head = head if is_number(head) else width // max(number_of, 1)
+        for key in ("rope_parameters", "rope_scaling"):
+            if key in small:
+                small[key] = _rotary(small[key], head, scale.filled is not None)
+        return small
+
+    def least(self, own: Mapping[str, Any]) -> int:
+        """The number of layers where no list tells them apart: twice a period, one more than the first ones."""
+        periods = any(kind_of_number(key) == "period" and is_number(value) and value > 1 for key, value in own.items())
+        first = any(kind_of_number(key) == "first" and is_number(value) and value > 0 for key, value in own.items())
+        return max(self.scale.layers, 4 if periods else 3 if first else 2)
+
+
+def _words_of_layers(cls: type) -> list[str]:
+    """The kinds of layers that the module of a configuration's models speaks of."""
+    try:
+        module = import_module(cls.__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return []
+    known = getattr(configuration_utils, "ALLOWED_ATTN_LAYER_TYPES", ())
+    source = inspect.getsource(module)
+    return [word for word in known if f'"{word}"' in source]
+
+
+def _shares(own: Mapping[str, Any]) -> Iterator[float]:
+    """The shares of a head that rotary embeddings turn, wherever a configuration says so."""
+    for key, value in own.items():
+        if isinstance(value, Mapping):
+            yield from _shares(value)
+        elif key in ("partial_rotary_factor", "rotary_pct") and isinstance(value, int | float):
+            yield value
+
+
+def is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def numbers(value: Any) -> Iterator[int]:
+    """The whole numbers of a setting: one, or a list of them."""
+    yield from (n for n in (value if isinstance(value, list | tuple) else [value]) if is_number(n))
+
+
+def _depths(own: Mapping[str, Any]) -> list[int]:
+    """The numbers of layers of a configuration that lists may be as long as."""
+    return sorted({value for key, value in own.items()
+                   if kind_of_number(key) == "layers" and is_number(value) and value > 1}, reverse=True)  # fmt: skip
+
+
+def _is_per_layer(value: Any, depth: int) -> bool:
+    """Whether a setting is a list with an entry for each of so many layers."""
+    return (isinstance(value, list | tuple) and len(value) == depth and len(value) > 0
+            and (not all(map(is_number, value)) or len(set(value)) < len(value) or depth > 6))  # fmt: skip
+
+
+def _is_layers(key: str, value: Any, depth: int) -> bool:
+    """Whether a setting is a list of numbers of layers."""
+    return (isinstance(value, list | tuple) and len(value) > 0 and all(map(is_number, value))
+            and list(value) == sorted(set(value)) and value[0] >= 0 and value[-1] < depth
+            and re.search(r"(layers|idxs|indices|indexes|_ids)$", key) is not None)  # fmt: skip
+
+
+def _per_layer(own: Mapping[str, Any], key: str) -> bool:
+    return any(_is_per_layer(own[key], n) or _is_layers(key, own[key], n) for n in _depths(own))
+
+
+def _chosen(own: Mapping[str, Any], depth: int, least: int) -> list[int]:
+    """The layers that a twin has of so many: the first two of every kind that lists tell, or the first."""
+    lists = [[str(item) for item in value] for value in own.values() if _is_per_layer(value, depth)]
+    lists += [
+        [str(layer in value) for layer in range(depth)] for key, value in own.items() if _is_layers(key, value, depth)
+    ]
+    if "per_layer_config" in own:
+        lists.append([str(own["per_layer_config"].get(layer)) for layer in range(depth)])
+    if not lists or "layers" in own:
+        return list(range(min(least, depth)))
+    kinds: dict[str, list[int]] = {}
+    for layer in range(depth):
+        kinds.setdefault(str([each[layer] for each in lists]), []).append(layer)
+    twice = 2 if len(kinds) < 4 else 1
+    found = sorted(layer for layers in kinds.values() for layer in layers[:twice])
+    more = (layer for layer in range(depth) if layer not in found)
+    while len(found) < min(least, depth):
+        found = sorted([*found, next(more)])
+    return found
+
+
+def _rotary(value: Any, head: int, filled: bool) -> Any:
+    """Rotary parameters without the scaling of positions, whose tables are as long as a head and free no symmetry."""
+    if not isinstance(value, Mapping):
+        return value
+    if any(isinstance(each, Mapping) for each in value.values()):
+        return {key: _rotary(each, head, filled) for key, each in value.items()}
+    found = dict(value)
+    if value.get("rope_type", value.get("type")) in _SCALINGS:
+        kept = {key: each for key, each in value.items() if key in ("rope_theta", "partial_rotary_factor")}
+        found = {"rope_type": "default", **kept} if "rope_theta" in value else {}
+    pairs = int(head * found.get("partial_rotary_factor", 1)) // 2
+    for key in ("mrope_section", "xdrope_section"):
+        if key in value or (filled and key == "mrope_section" and found):
+            found[key] = _shared_out(pairs, value.get(key, [1, 1, 1]))
+    return found or None
+
+
+def _shared_out(total: int, parts: Sequence[int]) -> list[int]:
+    """So many, in parts that are in about the same ratio."""
+    ends = [total * sum(parts[: place + 1]) // sum(parts) for place in range(len(parts))]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
