@@ -7,17 +7,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onebasin.data import Scores
     from onebasin.fusion import METHODS
+    from onebasin.jobs.apply import ModelAlignment
     from onebasin.jobs.canonical import canonical
     from onebasin.jobs.check import check
     from onebasin.jobs.compare import distance, verify
     from onebasin.jobs.layers import merge_best_layers
     from onebasin.jobs.match import match
+    from onebasin.jobs.measure import Barrier, barrier, evaluate
     from onebasin.jobs.merge import merge
     from onebasin.jobs.mergekit.merge_file import merge_config
     from onebasin.jobs.options import Options, StateDict
     from onebasin.jobs.refine import refine
+    from onebasin.jobs.results import MatchResult, MergeResult, Result
     from onebasin.jobs.statistics import statistics
+    from onebasin.jobs.verdict import Verdict
     from onebasin.models import Folder, ModelError
     from onebasin.symmetry import Alignment, Signature, TableError
 
@@ -26,16 +31,25 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "Alignment",
+    "Barrier",
     "Folder",
+    "MatchResult",
+    "MergeResult",
+    "ModelAlignment",
     "ModelError",
     "Options",
+    "Result",
+    "Scores",
     "Signature",
     "StateDict",
     "TableError",
+    "Verdict",
     "__version__",
+    "barrier",
     "canonical",
     "check",
     "distance",
+    "evaluate",
     "match",
     "merge",
     "merge_best_layers",
@@ -48,6 +62,11 @@ __all__ = [
 _ROOM = {
     **{name: f".jobs.{name}" for name in ("canonical", "check", "match", "merge", "refine", "statistics")},
     **dict.fromkeys(("distance", "verify"), ".jobs.compare"),
+    **dict.fromkeys(("Barrier", "barrier", "evaluate"), ".jobs.measure"),
+    **dict.fromkeys(("MatchResult", "MergeResult", "Result"), ".jobs.results"),
+    "ModelAlignment": ".jobs.apply",
+    "Verdict": ".jobs.verdict",
+    "Scores": ".data",
     **dict.fromkeys(("Options", "StateDict"), ".jobs.options"),
     "merge_best_layers": ".jobs.layers",
     "merge_config": ".jobs.mergekit.merge_file",

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
@@ -98,6 +100,8 @@ def setting(
 
 
 S = TypeVar("S", bound="Settings")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -166,17 +170,51 @@ def taken(kind: type[S], given: dict[str, Any]) -> S:
     return kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
 
 
+def refuses_unknown(
+    *kinds: type[Any], more: Callable[[], Iterable[str]] = tuple
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function answer a keyword argument that it does not have with the nearest that it has.
+
+    Args:
+        kinds: the dataclasses whose fields it takes besides its own arguments.
+        more: gives further names.
+
+    Returns:
+        A decorator; the function then raises ValueError for an unknown name.
+    """
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        arguments = signature(function).parameters.values()
+        own = [one.name for one in arguments if one.kind is not one.VAR_KEYWORD]
+
+        @wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            if kwargs.keys() - own:
+                known = [*own, *(one.name for kind in kinds for one in fields(kind)), *more()]
+                refuse_unknown(kwargs, known)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    return decorated
+
+
 def refuse_left(given: Mapping[str, Any], *kinds: type[Settings]) -> None:
     """Refuse keyword arguments that are no setting of any of these kinds, naming the nearest that is.
 
     Raises:
         ValueError: naming the first that nobody took.
     """
-    known = [name for kind in kinds for name in kind.names()]
+    refuse_unknown(given, [name for kind in kinds for name in kind.names()] if given else [])
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are not known, with the nearest that is. Raises ValueError, naming the first."""
     for name in given:
-        near = get_close_matches(name, known, 1, 0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-        raise ValueError(f"unknown setting '{name}'; {hint}")
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+            raise ValueError(f"unknown setting '{name}'; {hint}")
 
 
 def duration(text: str | float) -> float:

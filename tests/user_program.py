@@ -9,15 +9,17 @@ from transformers import PreTrainedModel
 import onebasin
 
 
-def merge_two(a: PreTrainedModel, b: Path) -> dict[str, object]:
-    found: dict[str, object] = onebasin.merge([a, b], match="paper", weights=[0.5, 0.5])
-    return found
+def merge_two(a: PreTrainedModel, b: Path) -> PreTrainedModel:
+    found = onebasin.merge([a, b], match="paper", weights=[0.5, 0.5], samples=64)
+    print(found.verdict and found.verdict.sentence, found.alignments[0].apply_to(a), found["seconds"])
+    model: PreTrainedModel = found.model
+    return model
 
 
 def move(tensors: dict[str, torch.Tensor]) -> float:
     state = onebasin.StateDict(tensors, {"model_type": "gpt2"}, table="gpt2")
     result = onebasin.match(state, "anchor", "out", symmetry="full")
-    distance: float = result["distance_after"]
+    distance: float = result.distance_after
     return distance
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json as json_
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -35,24 +34,19 @@ def barrier(
     """Measure the loss on the line between A and B. The barrier is how far it rises above the line between its ends."""
     import onebasin
     from onebasin.engine import appearing_text
-    from onebasin.landscape import curve
     from onebasin.landscape.plots import plot_curves, require_matplotlib
     from onebasin.studies.results import refuse_results
 
     require_matplotlib()
     folder = Path(output)
     refuse_results(output, ["barrier.json", "barrier.png"], [a, b, examples.data], overwrite)
-    measured = examples.of(a, [b], device)
-    with c.progress(quiet) as tell, tempfile.TemporaryDirectory() as temporary:
-        ends = (a, b)
-        if match != "none":
-            found = onebasin.match(
-                b, a, Path(temporary) / "matched", symmetry=match, rescale=rescale, device=device, tell=tell
-            )
-            c.print_notes(found, quiet)
-            # A level that moves the residual stream gives A a normal form too: the line starts there.
-            ends = (found.get("anchor_output", a), found["output"])
-        result = curve(*ends, measured, points, device=device, tell=tell)
+    with c.progress(quiet) as tell:
+        found = onebasin.barrier(
+            a, b, examples.data, task=examples.task, points=points, match=match, rescale=rescale, device=device,
+            tell=tell, **examples.told,
+        )  # fmt: skip
+    c.print_notes({"notes": found.notes}, quiet)
+    result = found.told()
     folder.mkdir(parents=True, exist_ok=True)
     appearing_text(folder / "barrier.json", json_.dumps(result, indent=2) + "\n")
     legend = "as they are" if match == "none" else f"matched: {match}"

@@ -21,15 +21,15 @@ def evaluate(
     quiet: c.Quiet = False,
 ) -> None:
     """Measure models on a task: loss, accuracy, and the metrics that the task is judged by."""
-    from onebasin.data import evaluate as measure
-    from onebasin.data import load_model
+    import onebasin
 
     results = []
+    examples.refuse_unfit(models, device)
     with c.progress(quiet) as tell:
         for model in models:
-            read = examples.of(model, models, device, by_length=True)
-            moved = load_model(model, examples.task).to(device)  # type: ignore[arg-type]
-            scores = measure(moved, read, tell)
+            scores = onebasin.evaluate(
+                model, examples.data, task=examples.task, device=device, tell=tell, **examples.told
+            )
             # A regression has no accuracy.
             found = {"loss": scores.loss, "accuracy": scores.accuracy, **scores.metrics}
             results.append({"model": model, **{name: value for name, value in found.items() if value == value}})

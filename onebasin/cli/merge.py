@@ -161,7 +161,7 @@ def merge(
         return
     if base is not None or set_:
         raise ValueError("--base and --set are for methods of mergekit's, such as --method ties")
-    job: Callable[..., dict[str, Any]] = onebasin.merge
+    job: Callable[..., onebasin.MergeResult] = onebasin.merge
     chosen: dict[str, Any] = {"layers": c.numbers(layers if layers != "auto" else None, "--layers")}
     if layers == "auto":
         job, chosen = onebasin.merge_best_layers, {"validation": validation, "metric": metric}

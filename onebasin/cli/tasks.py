@@ -79,6 +79,21 @@ class Examples:
     def title(self) -> str:
         return f"{self.task} on {Path(self.data).name}"
 
+    @property
+    def told(self) -> dict[str, Any]:
+        """Return what `onebasin.evaluate` takes of them."""
+        told = {name: value for name, value in self.given.items() if name not in ("task", "data")}
+        return told | {"columns": c.renamed(told["columns"], "--columns"), "maskable": ids(told["maskable"])}
+
+    def refuse_unfit(self, models: Sequence[str], device: str) -> None:
+        """Refuse a device or model that is not there or fits no task, before any is measured."""
+        from onebasin.data.models import TASKS, refuse_unfit
+        from onebasin.engine import refuse_device
+
+        refuse_device(device)
+        if self.task in TASKS:
+            refuse_unfit(models, self.task)
+
     def of(self, model: str, beside: Sequence[str] = (), device: str = "cpu", **more: Any) -> Task:
         """Return them as `model` reads them, once all models and the device are known to be there.
 
@@ -89,15 +104,9 @@ class Examples:
             more: further arguments of `onebasin.data.load_task`.
         """
         from onebasin.data import load_task
-        from onebasin.data.models import TASKS, refuse_unfit
-        from onebasin.engine import refuse_device
 
-        refuse_device(device)
-        if self.task in TASKS:
-            refuse_unfit([model, *beside], self.task)
-        told = {name: value for name, value in self.given.items() if name not in ("task", "data")}
-        told |= {"columns": c.renamed(told["columns"], "--columns"), "maskable": ids(told["maskable"])}
-        return load_task(self.task, self.data, model, **told, **more)
+        self.refuse_unfit([model, *beside], device)
+        return load_task(self.task, self.data, model, **self.told, **more)
 
 
 measures = c.takes(OPTIONS, "examples", Examples)

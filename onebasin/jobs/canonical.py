@@ -10,12 +10,14 @@ from typing import Any
 from onebasin.engine import peak_memory
 from onebasin.models import Canonical
 from onebasin.models.outputs import Output
+from onebasin.settings import refuses_unknown
 
 from .folders import opened, refuse_places, together
 from .options import ModelSource, Options, verification
 from .writing import refuse_unverifiable, write_canonical
 
 
+@refuses_unknown()
 def canonical(
     model: ModelSource,
     output: str | Path,

@@ -9,12 +9,14 @@ from typing import Any
 from onebasin.matching.cost import expected, numbers_held, numbers_run
 from onebasin.models.preflight import ancestors, preflight, vocabulary
 from onebasin.models.preflight import peek as peeked
+from onebasin.settings import refuses_unknown
 from onebasin.symmetry import LEVELS, acting_groups
 
 from .folders import opened
 from .options import STREAM_LEVELS, ModelSource, Options
 
 
+@refuses_unknown()
 def check(
     a: ModelSource,
     b: ModelSource,

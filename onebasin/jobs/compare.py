@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from onebasin.engine import refuse_device
 from onebasin.models import Canonical, Distances, distances
 from onebasin.running import Verification, compare
 from onebasin.running.same_tensors import compare_tensors
-from onebasin.settings import Seed, checked
+from onebasin.settings import Seed, checked, refuses_unknown
 from onebasin.symmetry import Alignment
 
 from .folders import opened
@@ -20,6 +21,7 @@ from .options import ModelSource
 from .writing import refuse_wrong_table
 
 
+@refuses_unknown(more=lambda: [*signature(compare).parameters, *signature(compare_tensors).parameters])
 def verify(
     a: ModelSource,
     b: ModelSource,
@@ -48,6 +50,7 @@ def verify(
         return compare(first.folder, second.folder, **how)
 
 
+@refuses_unknown()
 def distance(a: ModelSource, b: ModelSource, *, family: str | None = None) -> Distances:
     """Euclidean distance over the parameters that two models share: whole, per part, per layer."""
     with opened([a, b], family) as (first, second):

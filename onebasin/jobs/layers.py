@@ -9,6 +9,7 @@ together are one more candidate here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from onebasin.data.calibration import Reading, task_of
 from onebasin.data.files import split_off
 from onebasin.engine import refuse_device
 from onebasin.models.outputs import Output, refuse_outputs
+from onebasin.settings import refuses_unknown
 
 from .folders import opened
-from .merge import merge
-from .options import ModelSource, Tell
+from .merge import known_settings, merge
+from .options import ModelSource, Options, Tell, Written
 from .report import place_of
+from .results import MergeResult
 
 LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -41,6 +44,7 @@ def best_layers(
     return [int(layer) for layer in best.split(",")], scores
 
 
+@refuses_unknown(Options, Written, more=lambda: [*known_settings(), *signature(merge).parameters])
 def merge_best_layers(
     models: Sequence[ModelSource],
     output: str | Path | None = None,
@@ -52,7 +56,7 @@ def merge_best_layers(
     tell: Tell | None = None,
     command: str | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> MergeResult:
     """`merge` with the set of layers matched that scores best on `validation`.
 
     validation: labelled data, as `onebasin.data.load_task` reads them (`NAME#SPLIT` for a split); for what `task` says,
@@ -93,4 +97,5 @@ def merge_best_layers(
     )
     names = ",".join(map(str, chosen))
     note = f"matched layers {names}: {metric} {tried[names]:.4g} on '{validation}', the best of {len(tried)} sets"
-    return {**result, "layers": chosen, "tried": tried, "notes": [note, *result["notes"]]}
+    result.update(layers=chosen, tried=tried, notes=[note, *result.notes])
+    return result

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -18,14 +18,23 @@ from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.lora import CONFIG as ADAPTER
 from onebasin.running.lora import Adapter, fit, folded, rewritten_adapter, write_adapter
+from onebasin.settings import refuses_unknown
 from onebasin.symmetry import Signature
 
 from .aligning import align
+from .apply import ModelAlignment
 from .folders import beside, gauge, opened, refuse_places, together, unit_folder, widened, workplace
-from .options import STREAM_LEVELS, ModelSource, Options, Tell, level_named, stored_dtype, verification
+from .options import LEVEL_NAMES, STREAM_LEVELS, ModelSource, Options, Tell, level_named, stored_dtype, verification
+from .results import MatchResult
 from .writing import Record, hashed, ready_to_run, refuse_unverifiable, tensors_of, verified, write_canonical
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from .keywords import MatchKeywords
+
+
+@refuses_unknown(Options, more=lambda: LEVEL_NAMES)
 def match(
     source: ModelSource,
     anchor: ModelSource,
@@ -40,26 +49,40 @@ def match(
     verify: bool | str = "outputs",
     tell: Tell | None = None,
     command: str | None = None,
-    **options: Any,
-) -> dict[str, Any]:
+    **options: Unpack[MatchKeywords],
+) -> MatchResult:
     """Rewrite `source` as the functionally identical model that lies closest to `anchor`.
 
-    output: folder to write (None: the result holds the rewritten `model` instead, and `anchor_model`, the anchor's
-    canonical form, where the level rotates the residual stream). alignment: file to save the group
-    elements in. anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which
-    is what the output is close to (default: output + "-anchor"). adapter: folder of a LoRA adapter of the source, which
-    is rewritten with it and written to adapter_output (default: output + "-adapter"). dtype: of the weights written
-    (default: the source's). verify: before anything is moved into place, compare `outputs` on random inputs, or check
-    the maps of all `tensors`, and the table on a tiny model of the same configuration, or `none`. options: fields of
-    `Options`; the level is `match`, `symmetry` or `level`.
+    Args:
+        source: the model to rewrite.
+        anchor: the model that it comes near to.
+        output: the folder to write (None: nothing is written, the result has the `model`, and `anchor_model`, the
+            anchor's canonical form, where the level rotates the residual stream).
+        alignment: the file to save the alignment in.
+        anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which is what the
+            output is close to (default: output + "-anchor").
+        adapter: the folder of a LoRA adapter of the source, which is rewritten with it.
+        adapter_output: where it is written (default: output + "-adapter").
+        dtype: of the weights written (default: the source's).
+        overwrite: whether to replace the output where it exists.
+        verify: before anything is moved into place, compare `outputs` on random inputs, or check the maps of all
+            `tensors`, and the table on a tiny model of the same configuration, or `none`.
+        tell: called with a sentence at every step.
+        command: what the model card says made the model.
+        options: the fields of `Options`; the level is `match`, `symmetry` or `level`.
 
-    Returns {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds", ...}.
-    Raises ValueError (ModelError, TableError) with one clear sentence for what cannot be matched, and for an
-    output that would differ from the source beyond rounding; nothing is written then.
+    Returns:
+        The `model`, its `alignment`, `distance_before` and `distance_after`; also a dictionary of all facts, as
+        `--json` prints them.
+
+    Raises:
+        ValueError: (ModelError, TableError) what cannot be matched, and an output that would differ from the source
+            beyond rounding; nothing is written then.
     """
     started = time.perf_counter()
-    level_named(options, "symmetry")
-    opt, stored = Options.of(options), stored_dtype(dtype)
+    left: dict[str, Any] = {**options}
+    level_named(left, "symmetry")
+    opt, stored = Options.of(left), stored_dtype(dtype)
     if opt.permutations == "sinkhorn":
         raise ValueError("permutations 'sinkhorn': a relaxed model is not the same function; use it in a merge")
     with ExitStack() as stack:
@@ -140,7 +163,7 @@ def match(
             if isinstance(second, Canonical):
                 result["anchor_model"] = load_model(anchored)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
-    return result
+    return MatchResult(result, ModelAlignment.of(found.alignment, source, first, opt.family, opt.dtype))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onebasin.data.calibration import Data
 from onebasin.engine import peak_memory
@@ -24,14 +24,16 @@ from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.trace import Batch
-from onebasin.settings import Factor, Temperature, checked, duration, refuse_left, taken
+from onebasin.settings import Factor, Temperature, checked, duration, refuse_left, refuses_unknown, taken
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
 from .aligning import Aligned, align_all, softened
+from .apply import alignments_of
 from .folders import one_vocabulary, opened, refuse_places, together, unit_folder, workplace
 from .frame import Frame, in_one_frame
 from .options import (
+    LEVEL_NAMES,
     Matching,
     ModelSource,
     Options,
@@ -43,11 +45,23 @@ from .options import (
     stored_dtype,
 )
 from .report import place_of, report_on
+from .results import MergeResult
 from .search import LEVEL, QUALITIES, Chosen, Search, choose, judged_on, too_large
 from .verdict import verdict_on
 from .writing import Record, hashed, ready_to_run
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from .keywords import MergeKeywords
+
+
+def known_settings() -> list[str]:
+    """Return the names of all methods' settings, and those of the level."""
+    return [*LEVEL_NAMES, *(name for kind in loadable().values() for name in kind.names())]
+
+
+@refuses_unknown(Options, Written, more=known_settings)
 def merge(
     models: Sequence[ModelSource],
     output: str | Path | None = None,
@@ -69,8 +83,8 @@ def merge(
     report: bool = False,
     tell: Tell | None = None,
     command: str | None = None,
-    **settings: Any,
-) -> dict[str, Any]:
+    **settings: Unpack[MergeKeywords],
+) -> MergeResult:
     """Merge models into one, and judge whether the result predicts what they do.
 
     Where nothing is said of how, the weights decide: models of one base are averaged as they are, models that were
@@ -103,21 +117,22 @@ def merge(
         settings: those of the method, and the fields of `Options` and `Written`.
 
     Returns:
-        As `match`, with lists over the matched models.
+        The merged `model` and its `verdict`, and the `alignments`, `distance_before` and `distance_after` of every
+        model but the anchor; also a dictionary of all facts, as `--json` prints them.
 
     Raises:
         ValueError: as `match` does, and for a setting of another method.
     """
     started = time.perf_counter()
     stored = stored_dtype(dtype)
-    named = {**settings, "match": match}
-    level_named(named, "match")
-    match, settings = named.pop("match"), named
+    left: dict[str, Any] = {**settings, "match": match}
+    level_named(left, "match")
+    match = left.pop("match")
     require = checked(Factor | None, "require", require)
-    way = method if isinstance(method, Method) else taken(method_of(method or "average"), settings)
-    look = taken(Written, settings)
-    opt = taken(Options, settings)
-    refuse_other_settings(settings, way)
+    way = method if isinstance(method, Method) else taken(method_of(method or "average"), left)
+    look = taken(Written, left)
+    opt = taken(Options, left)
+    refuse_other_settings(left, way)
     said = [*said_of_matching(opt), *(name for name, value in (("method", method), ("match", match), ("soft", soft),
             ("tokenizer_source", tokenizer_source)) if value is not None)]  # fmt: skip
     seconds = seconds_of(budget, quality, said)
@@ -188,7 +203,7 @@ def merge(
         if output is None:
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
-    return result
+    return MergeResult(result, alignments_of(models, frame, chosen.aligned.found, opt))
 
 
 @dataclass(frozen=True)

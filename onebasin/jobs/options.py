@@ -103,6 +103,9 @@ class Options(Means, Calibration, Learning, Weights, Matching):
         return self.match_with == "learned" and self.loss == "task"
 
 
+LEVEL_NAMES = ("match", "symmetry", "level")
+
+
 def level_named(given: dict[str, Any], own: str) -> None:
     """Rename the level of symmetry among keyword arguments: `match`, `symmetry` and `level` are one argument.
 
@@ -113,7 +116,7 @@ def level_named(given: dict[str, Any], own: str) -> None:
     Raises:
         ValueError: where it is given under two names.
     """
-    names = [name for name in ("match", "symmetry", "level") if given.get(name) is not None]
+    names = [name for name in LEVEL_NAMES if given.get(name) is not None]
     if len(names) > 1:
         raise ValueError(f"{names[0]} and {names[1]} are two names for one argument; leave one of them out")
     for name in names:

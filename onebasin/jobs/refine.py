@@ -19,16 +19,18 @@ from onebasin.models.card import front_matter, paths_of
 from onebasin.models.outputs import Output
 from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
-from onebasin.settings import Count, checked
+from onebasin.settings import Count, checked, refuses_unknown
 
 from .folders import opened, refuse_places, together, workplace
 from .options import ModelSource, Options, Tell, stored_dtype
+from .results import Result
 
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
 ALONE = "no control got the same steps: give one, the average of unmatched models, say, to see what this start is worth"
 CALL = "onebasin.refine(...)"
 
 
+@refuses_unknown(Options)
 def refine(
     merged: ModelSource,
     teachers: Sequence[ModelSource],
@@ -47,7 +49,7 @@ def refine(
     data: str | None = "self",
     samples: int = 2048,
     **options: Any,
-) -> dict[str, Any]:
+) -> Result:
     """Distil `teachers` into `merged`; see `onebasin.fusion.refine`.
 
     output: folder to write (None: the result holds the `model`). batch: examples in a step. weights: of the teachers'
@@ -108,7 +110,7 @@ def refine(
         if output is None:
             result["model"] = load_model(target)
     result["seconds"] = round(time.perf_counter() - started, 3)
-    return result
+    return Result(result)
 
 
 def _progress(tell: Tell | None, what: str) -> Callable[[str, float], None] | None:

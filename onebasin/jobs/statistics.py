@@ -13,6 +13,7 @@ from onebasin.fusion.statistics import StatisticsMethod
 from onebasin.models import Canonical, Model
 from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
+from onebasin.settings import refuses_unknown
 
 from .folders import opened, refuse_places, together
 from .options import ModelSource, Options, Tell
@@ -20,6 +21,7 @@ from .options import ModelSource, Options, Tell
 KINDS: dict[str, type[StatisticsMethod]] = {method.kind: method for method in (Fisher, RegMean)}
 
 
+@refuses_unknown(Options)
 def statistics(
     model: ModelSource,
     output: str | Path,

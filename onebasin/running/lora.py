@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,18 @@ def fit(adapter: Adapter, base: Folder) -> Signature:
     Tensors that the adapter replaces whole (`modules_to_save`, trained biases) have all axes of the base's. Raises
     ModelError, naming the tensor, for what belongs to no tensor of the base, to a single expert, or does not fit.
     """
-    names = _on_disk(base.signature)
-    if any(_owner(names, name) is None for name in adapter.tensors):
-        names |= _in_memory(base)
-    return replace(base.signature, tensors={name: _entry(adapter, names, name) for name in adapter.tensors})
+    entries = entries_of(base, adapter.tensors)
+    return replace(base.signature, tensors={name: _entry(adapter, entries, name) for name in adapter.tensors})
+
+
+def entries_of(base: Folder, names: Iterable[str]) -> dict[str, Entry]:
+    """Return the base model's tensors that others belong to, by the others' names; those that belong to none are left
+    out. Names may be those on disk or of the model's class, and an adapter's."""
+    known, names = _on_disk(base.signature), list(names)
+    if any(_owner(known, name) is None for name in names):
+        known |= _in_memory(base)
+    found = {name: _owner(known, name) for name in names}
+    return {name: entry for name, entry in found.items() if entry is not None}
 
 
 def rewritten_adapter(
@@ -152,9 +160,9 @@ def _constants_move(signature: Signature) -> bool:
     )
 
 
-def _entry(adapter: Adapter, names: Mapping[str, Entry], name: str) -> Entry:
+def _entry(adapter: Adapter, entries: Mapping[str, Entry], name: str) -> Entry:
     where, shape = f"'{adapter.folder / WEIGHTS}': '{name}'", tuple(adapter.tensors[name].shape)
-    whole, factor = _owner(names, name), _FACTOR.match(name)
+    whole, factor = entries.get(name), _FACTOR.match(name)
     if whole is None:
         raise ModelError(f"{where} belongs to no tensor of the base model")
     if whole.pieces:

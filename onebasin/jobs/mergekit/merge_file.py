@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -25,12 +25,15 @@ from onebasin.models.published import without_paths
 from onebasin.running import load_model
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
+from onebasin.settings import refuses_unknown
 
 from ..aligning import AlignedPair, align_all
+from ..apply import alignments_of
 from ..folders import one_vocabulary, opened, refuse_damaged, together, workplace
 from ..frame import in_one_frame
 from ..merge import merge
 from ..options import Options, Tell, Written
+from ..results import MergeResult
 from ..search import judged_on
 from ..verdict import verdict_on
 from ..writing import Record, hashed, tensors_of
@@ -38,7 +41,13 @@ from .run import merge_in_mergekit, parameters_of
 from .schema import Recipe, Reference, parameter_names, read_recipe
 from .stacking import config_of, refuse_missing_layers, stacked
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from ..keywords import WrittenKeywords
+
+
+@refuses_unknown(Written)
 def merge_config(
     config: str | Path,
     output: str | Path | None = None,
@@ -53,8 +62,8 @@ def merge_config(
     seed: int | None = None,
     tell: Tell | None = None,
     command: str | None = None,
-    **options: Any,
-) -> dict[str, Any]:
+    **options: Unpack[WrittenKeywords],
+) -> MergeResult:
     """Merge as a file in mergekit's schema says; its block `align` matches the models first.
 
     `linear` and the methods of `onebasin.merge` run here, tensor by tensor; every other method runs in mergekit, on the
@@ -86,9 +95,10 @@ def merge_config(
         look = replace(look, files=files)
         base = names.index(str(recipe.base_model)) if recipe.base_model else 0
         if recipe.merge_method in METHODS:
-            result = merge(sources, output, **_whole(recipe, names, base), **common, **vars(look), overwrite=overwrite,
-                           verify=verify, verdict=verdict, require=require, tell=tell, command=command)  # fmt: skip
-            return {**result, "models": names}
+            whole = merge(sources, output, **_whole(recipe, names, base), **common, **vars(look), overwrite=overwrite,
+                          verify=verify, verdict=verdict, require=require, tell=tell, command=command)  # fmt: skip
+            whole["models"] = names
+            return whole
         align = recipe.align if recipe.align and recipe.align.symmetry != "none" else None
         opt = Options(**(align.options() if align else {}), **common)
         target = stack.enter_context(workplace(output))
@@ -102,13 +112,14 @@ def merge_config(
             models = list(given)
         sha256 = stack.enter_context(hashed(sources))
         found: list[AlignedPair] = []
-        result = {"output": None if output is None else str(output), "models": names, "method": recipe.merge_method,
-                  "match": align.symmetry if align else "none"}  # fmt: skip
+        result = MergeResult({"output": None if output is None else str(output), "models": names,
+                              "method": recipe.merge_method, "match": align.symmetry if align else "none"})  # fmt: skip
         if align:
             anchor = _number(align.anchor, names, base)
             frame = in_one_frame(models, anchor, opt.symmetry, opt, tell, verify=verify)
             aligned = align_all(frame.models, frame.centre, opt.symmetry, opt, tell)
             models, found = list(aligned.models), aligned.found
+            result.alignments = alignments_of(folders, frame, found, opt)
             result |= {"anchor": frame.centre, "max_output_difference": frame.differences(aligned.models, opt, tell)}
         if unified:
             models = unified.filled(models, opt.dtype)
@@ -176,7 +187,7 @@ def merge_in_words(
     match: str | None = None,
     dtype: str | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> MergeResult:
     """Merge by a method of mergekit's without a file: it is written from the arguments, and saved with the result.
 
     Args:

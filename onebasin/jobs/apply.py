@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was found for a model moves all that belongs to it: other weights of it, adapters, task vectors."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from onebasin.models import Canonical, Folder, LazyTensors, Model, Rewritten, Widened, write_model
+from onebasin.models.model import View
+from onebasin.running import load_model
+from onebasin.running.lora import Adapter, entries_of, fit, folded, rewritten_adapter, write_adapter
+from onebasin.symmetry import Alignment, Entry
+
+from .aligning import AlignedPair
+from .folders import opened
+from .frame import Frame
+from .options import ModelSource, Options
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class ModelAlignment:
+    """The alignment of one model, and the form of it that the alignment acts on.
+
+    alignment: one group element per space. source: the model as it was given; it is read again where that is needed.
+    canonical: whether the alignment acts on the canonical form. widened: whether the model was widened first.
+    """
+
+    alignment: Alignment
+    source: ModelSource
+    family: str | None
+    dtype: torch.dtype
+    canonical: bool
+    widened: bool
+
+    @classmethod
+    def of(
+        cls, found: Alignment, source: ModelSource, form: Model, family: str | None, dtype: torch.dtype
+    ) -> ModelAlignment:
+        """Return the alignment of a form of a model."""
+        wide = isinstance(form, Widened)
+        return cls(found, source, family, dtype, isinstance(form, Canonical | Widened), wide)
+
+    def save(self, path: str | Path) -> None:
+        """Write the alignment as a safetensors file, which `Alignment.load` reads."""
+        self.alignment.save(path)
+
+    @overload
+    def apply_to(self, what: Mapping[str, Tensor], *, task_vector: bool = False) -> dict[str, Tensor]: ...
+
+    @overload
+    def apply_to(self, what: ModelSource, *, task_vector: bool = False) -> PreTrainedModel: ...
+
+    @overload
+    def apply_to(self, what: PeftModel, *, task_vector: bool = False) -> PeftModel: ...
+
+    def apply_to(self, what: Any, *, task_vector: bool = False) -> Any:
+        """Return what belongs to the source, such as a fine-tune of it, moved as the source was.
+
+        Args:
+            what: a model (folder, object or `StateDict`), a PEFT model with a LoRA adapter of the source, or tensors by
+                their names in the model: a state dict, or with `task_vector` differences from the source's tensors, of
+                all or some of them.
+            task_vector: whether the tensors are differences, which move by the linear part of the map.
+
+        Returns:
+            A model for a model, a PEFT model for one, and tensors by the same names for tensors.
+
+        Raises:
+            ValueError: what does not belong to the source, or cannot follow.
+        """
+        if self.widened:
+            raise ValueError("the model was widened to its anchor's sizes, which nothing else can follow")
+        peft: Any = sys.modules.get("peft")
+        with opened([self.source], self.family) as (base,):
+            if isinstance(what, Mapping):
+                return self._tensors(base, what, task_vector)
+            if task_vector:
+                raise ValueError("a task vector is a dictionary of tensors")
+            if peft is not None and isinstance(what, peft.PeftModel):
+                return self._adapted(base, what, peft)
+        return self._model(what)
+
+    def _form(self, model: Model) -> Rewritten[Alignment]:
+        return Rewritten(Canonical(model, self.dtype) if self.canonical else model, self.alignment, self.dtype)
+
+    def _model(self, what: ModelSource) -> PreTrainedModel:
+        with opened([what], self.family) as (given,), tempfile.TemporaryDirectory() as temporary:
+            form, place = self._form(given), Path(temporary) / "model"
+            try:
+                write_model(place, LazyTensors.of_model(form, self.dtype), form, overwrite=False, dtype=None)
+            except (RuntimeError, IndexError) as error:
+                raise ValueError(f"'{given.name}' has other sizes than the model that was matched") from error
+            return load_model(place)
+
+    def _tensors(self, base: Folder, given: Mapping[str, Tensor], differences: bool) -> dict[str, Tensor]:
+        called = _on_disk(base, given)
+        own = {
+            role: _whole([given[called[name]] for name in entry.names], called[entry.names[0]], entry).to(self.dtype)
+            for role, entry in base.signature.tensors.items()
+            if entry.stored and all(name in called for name in entry.names)
+        }
+        if self.canonical:  # where tensors move into one another, so all are needed
+            start = {
+                role: base.read(role, self.dtype) for role, entry in base.signature.tensors.items() if entry.stored
+            }
+            missing = [] if differences else sorted(start.keys() - own.keys())
+            if missing:
+                raise ValueError(
+                    f"the tensors lack '{base.signature.tensors[missing[0]].name}', and all are needed at a level that "
+                    "moves the residual stream; differences are given with task_vector"
+                )
+            added = {role: start[role] + tensor for role, tensor in own.items()} if differences else own
+            found = self._moved(base, {**start, **added})
+            if differences:
+                found = {name: tensor - before for (name, tensor), before in
+                         zip(found.items(), self._moved(base, start).values(), strict=True)}  # fmt: skip
+        else:  # every tensor moves by itself, linearly
+            found = self._moved(base, own)
+        for entry in base.signature.absent.values():  # a tied tensor, which a file leaves out
+            if entry.alias and entry.name in called and entry.name not in found:
+                found[entry.name] = found[base.signature.tensors[entry.alias].name]
+        given = {**given, **{called.get(name, name): tensor for name, tensor in found.items()}}
+        return {name: tensor.to(given[name].dtype) for name, tensor in given.items()}
+
+    def _moved(self, base: Folder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The rewritten tensors, by their names on disk; those that are not there, and that nothing needs, stay out."""
+        form = self._form(_Held(base, tensors))
+        return {
+            name: tensor.clone()
+            for role, entry in form.signature.tensors.items()
+            if entry.stored and (self.canonical or role in tensors)
+            for name, tensor in entry.split(form.read(role, self.dtype))
+        }
+
+    def _adapted(self, base: Folder, model: PeftModel, peft: Any) -> PeftModel:
+        with tempfile.TemporaryDirectory() as temporary:
+            before, after = Path(temporary) / "before", Path(temporary) / "after"
+            model.save_pretrained(str(before), selected_adapters=[model.active_adapter])
+            one = before if (before / "adapter_config.json").is_file() else before / str(model.active_adapter)
+            adapter = Adapter(one)
+            fitted = fit(adapter, base)
+            tensors = folded(adapter, fitted, base, self.dtype) if self.canonical else None
+            after.mkdir()
+            write_adapter(adapter, rewritten_adapter(adapter, fitted, self.alignment, self.dtype, tensors), after, "")
+            found: PeftModel = peft.PeftModel.from_pretrained(self._model(self.source), after)
+            return found
+
+
+def alignments_of(
+    given: Sequence[ModelSource], frame: Frame, found: Sequence[AlignedPair], opt: Options
+) -> list[ModelAlignment]:
+    """Return the alignments of all models of a frame but its centre. given: the models that it was made of."""
+    return [
+        ModelAlignment.of(pair.alignment, given[i], frame.models[i], opt.family, opt.dtype)
+        for i, pair in zip(frame.others, found, strict=True)
+    ]
+
+
+class _Held(View):
+    """A model that holds other tensors, by role."""
+
+    def __init__(self, base: Model, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(base)
+        self.tensors = tensors
+
+    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        entry = self.signature.tensors[role]
+        return self.tensors[role if entry.stored else str(entry.alias)].to(device=device, dtype=dtype)
+
+
+def _on_disk(base: Folder, given: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name on disk -> the name that was given. Raises ValueError for tensors of something else."""
+    entries = entries_of(base, given)
+    for name, tensor in given.items():
+        if name not in entries and tensor.is_floating_point():
+            raise ValueError(f"'{name}' belongs to no tensor of '{base.name}'")
+    return {name if name in entry.names else entry.name: name for name, entry in entries.items()}
+
+
+def _whole(parts: Sequence[Tensor], name: str, entry: Entry) -> Tensor:
+    whole = parts[0] if len(parts) == 1 else torch.cat([*parts], entry.joint)
+    if tuple(whole.shape) != entry.shape:
+        raise ValueError(f"'{name}' has shape {tuple(whole.shape)}, and '{entry.name}' of the model that was matched "
+                         f"{entry.shape}")  # fmt: skip
+    return whole.detach()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keyword arguments of jobs as types, for editors and type checkers. Names, types and what they mean come from the
+settings' dataclasses, with which a test compares these."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `Options`."""
+
+    symmetry: str
+    rescale: str
+    parts: Collection[str] | None
+    layers: list[int] | None
+    match_with: Literal["weights", "activations", "learned"]
+    seed: int
+    starts: int
+    tensor_weights: Mapping[str, float]
+    relative: bool
+    tolerance: float
+    max_sweeps: int
+    start: Literal["weights", "activations", "none"]
+    steps: int
+    lr: float
+    patience: int | None
+    loss: Literal["divergence", "logits", "task"]
+    permutations: Literal["fixed", "straight-through", "sinkhorn"]
+    seconds: float | None
+    checkpoint: str | None
+    columns: Mapping[str, str] | None
+    context: int | None
+    vocabulary: str | None
+    mask_id: int | None
+    mask_share: float
+    maskable: list[int] | None
+    data: str | Sequence[str] | None
+    samples: int
+    task: str | None
+    noise: float
+    precision: Literal["float32", "float64"]
+    device: str
+    workers: int | None
+    ray: str | None
+    resume: bool
+    family: str | None
+
+
+class MatchKeywords(OptionKeywords, total=False):
+    """Those of `match`, which takes the level of symmetry by other names, too."""
+
+    match: str
+    level: str
+
+
+class WrittenKeywords(TypedDict, total=False):
+    """The fields of `Written`."""
+
+    shard_size: int | str
+    copy_tokenizer: bool
+    write_model_card: bool
+
+
+class MergeKeywords(OptionKeywords, WrittenKeywords, total=False):
+    """Those of `merge`: also the settings of all methods."""
+
+    level: str
+    ground: Literal["wts", "acts"]
+    entropy: float
+    residual: Literal["one", "average", "weighted"]
+    statistics: Sequence[str | Path] | None
+    labels: Literal["sampled", "given"]
+    draws: int
+    eps: float
+    normalize: bool
+    shrink: float
+    spread: bool

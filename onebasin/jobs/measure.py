@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin evaluate and onebasin barrier: how well a model does, and the models between two."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onebasin.data import Scores, load_model, load_task
+from onebasin.data import evaluate as scores_of
+from onebasin.data.calibration import task_of
+from onebasin.data.models import TASKS, refuse_unfit
+from onebasin.engine import refuse_device
+from onebasin.landscape import curve
+from onebasin.settings import refuses_unknown
+
+from .apply import ModelAlignment
+from .folders import opened
+from .match import match as match_models
+from .options import ModelSource, Tell
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """The line between two models. barrier: the largest excess of the loss over the straight line between its ends.
+
+    lambdas, losses, accuracies: of the models on the line. end_losses: of the two ends. alignment: of the second model,
+    where it was matched first. notes: what a reader should know.
+    """
+
+    barrier: float
+    lambdas: list[float]
+    losses: list[float]
+    accuracies: list[float]
+    end_losses: list[float]
+    alignment: ModelAlignment | None = None
+    notes: tuple[str, ...] = ()
+
+    def told(self) -> dict[str, Any]:
+        """Return the numbers as JSON takes them."""
+        names = ("lambdas", "losses", "accuracies", "barrier", "end_losses")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What models are measured on; the fields are those of `onebasin.data.load_task`."""
+
+    split: str | None = None
+    limit: int | None = None
+    batch: int = 64
+    context: int | None = None
+    vocabulary: str | Path | dict[str, int] | None = None
+    mask_id: int | None = None
+    mask_share: float = 0.15
+    maskable: Collection[int] | None = None
+    seed: int = 0
+    columns: Mapping[str, str] | None = None
+
+
+@refuses_unknown(Examples)
+def evaluate(
+    model: ModelSource,
+    data: str | Path,
+    *,
+    task: str | None = None,
+    device: str = "cpu",
+    family: str | None = None,
+    tell: Tell | None = None,
+    **examples: Any,
+) -> Scores:
+    """Measure a model on labelled data.
+
+    Args:
+        model: the model.
+        data: as `onebasin evaluate` takes them, such as a .jsonl file or `builtin:digits`.
+        task: what is measured, such as `text-classification` (default: by the model's class).
+        device: where the model runs.
+        family: its table, for a model type that has none.
+        tell: called with a sentence at every step.
+        examples: the fields of `Examples`: `split`, `limit`, `batch`, `context`, ...
+
+    Returns:
+        Its `loss`, `accuracy`, and the task's own `metrics`.
+
+    Raises:
+        ValueError: for data or a task that do not fit the model.
+    """
+    refuse_device(device)
+    with opened([model], family) as (given,):
+        wanted = task or task_of(given)
+        if wanted in TASKS:
+            refuse_unfit([given.folder], wanted)
+        read = load_task(wanted, data, given.folder, by_length=True, **examples)
+        moved = load_model(given.folder, wanted).to(device)  # type: ignore[arg-type]
+        return scores_of(moved, read, tell)
+
+
+@refuses_unknown(Examples)
+def barrier(
+    a: ModelSource,
+    b: ModelSource,
+    data: str | Path,
+    *,
+    task: str | None = None,
+    points: int = 11,
+    match: str = "none",
+    rescale: str = "joint",
+    device: str = "cpu",
+    family: str | None = None,
+    tell: Tell | None = None,
+    **examples: Any,
+) -> Barrier:
+    """Measure the loss on the line between two models.
+
+    Args:
+        a: the model at lambda 0, and the anchor.
+        b: the model at lambda 1.
+        data: as in `evaluate`.
+        task: as in `evaluate`.
+        points: models on the line, both ends among them.
+        match: "none" or the level at which `b` is matched to `a` first.
+        rescale: as in `Options`.
+        device: where the models run.
+        family: their table, for a model type that has none.
+        tell: called with a sentence at every step.
+        examples: as in `evaluate`.
+
+    Returns:
+        The `barrier`, and the `losses` and `accuracies` at `lambdas`.
+
+    Raises:
+        ValueError: for data or a task that do not fit the models, and for models that cannot be matched.
+    """
+    refuse_device(device)
+    with opened([a, b], family) as given, tempfile.TemporaryDirectory() as temporary:
+        wanted = task or task_of(given[0])
+        if wanted in TASKS:
+            refuse_unfit([model.folder for model in given], wanted)
+        read = load_task(wanted, data, given[0].folder, **examples)
+        first, second = (model.folder for model in given)
+        found = None
+        if match != "none":
+            found = match_models(
+                given[1], given[0], Path(temporary) / "matched", symmetry=match, rescale=rescale, device=device,
+                family=family, tell=tell,
+            )  # fmt: skip
+            # A level that moves the residual stream gives the first model a normal form too: the line starts there.
+            first, second = Path(found.get("anchor_output", first)), Path(found["output"])
+        line = curve(first, second, read, points, device=device, tell=tell)
+        if found is None:
+            return Barrier(**line)
+        return Barrier(**line, alignment=found.alignment, notes=tuple(found.notes))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What jobs return: a dictionary of facts, as JSON takes them, with the main ones as attributes, and a model."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onebasin.models import ModelError
+from onebasin.models.hub import upload
+from onebasin.running import load_model
+
+from .apply import ModelAlignment
+from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Result(dict[str, Any]):
+    """What a job found. `result["distance_after"]` and `result.distance_after` are the same; the facts are those that a
+    command prints with --json."""
+
+    _loaded: PreTrainedModel | None = None
+
+    @property
+    def output(self) -> Path | None:
+        """The folder that was written, if one was asked for."""
+        return None if self["output"] is None else Path(self["output"])
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that was made; one that was written is loaded the first time that it is asked for."""
+        if "model" in self:
+            made: PreTrainedModel = self["model"]
+            return made
+        if self._loaded is None:
+            self._loaded = load_model(self["output"])
+        return self._loaded
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the result should know."""
+        return list(self["notes"])
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return float(self["seconds"])
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model to another folder: a copy of the output, or the model alone where none was written.
+
+        Args:
+            folder: which does not exist, or is empty.
+
+        Raises:
+            ModelError: there is something already.
+        """
+        place = Path(folder)
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise ModelError(f"'{folder}' exists already; name another folder")
+        if self.output is None:
+            self.model.save_pretrained(place)
+        else:
+            shutil.copytree(self.output, place, dirs_exist_ok=True)
+
+    def push_to_hub(self, repository: str) -> str:
+        """Upload the model to owner/name on the hub, and return its address."""
+        if self.output is not None:
+            return upload(self.output, repository)
+        with tempfile.TemporaryDirectory() as temporary:
+            self.save_pretrained(temporary)
+            return upload(temporary, repository)
+
+
+class MatchResult(Result):
+    """What `match` found.
+
+    alignment: how the source was moved; its `apply_to` moves what belongs to the source.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], alignment: ModelAlignment) -> None:
+        super().__init__(facts)
+        self.alignment = alignment
+
+    @property
+    def distance_before(self) -> float:
+        """The distance between source and anchor."""
+        return float(self["distance_before"])
+
+    @property
+    def distance_after(self) -> float:
+        """The distance between the rewritten source and the anchor."""
+        return float(self["distance_after"])
+
+    @property
+    def max_output_difference(self) -> float | None:
+        """The largest difference of an output from the source's; None where the models were not run."""
+        found: float | None = self["max_output_difference"]
+        return found
+
+
+class MergeResult(Result):
+    """What `merge` found.
+
+    alignments: how the models were moved, one for each but the anchor, in their order.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], alignments: Sequence[ModelAlignment] = ()) -> None:
+        super().__init__(facts)
+        self.alignments = list(alignments)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the merged model still predicts what its sources predict; None where nobody asked."""
+        return Verdict(**self["verdict"]) if "verdict" in self else None
+
+    @property
+    def anchor(self) -> int:
+        """The model that stayed as it is."""
+        return int(self["anchor"])
+
+    @property
+    def distance_before(self) -> list[float]:
+        """The distance of every other model to the anchor."""
+        return list(self["distance_before"])
+
+    @property
+    def distance_after(self) -> list[float]:
+        """The same after matching."""
+        return list(self["distance_after"])
+
+    @property
+    def max_output_difference(self) -> list[float | None]:
+        """The largest difference of an output of every moved model from its source's."""
+        return list(self["max_output_difference"])
