@@ -227,6 +227,8 @@ def values(folder: Path, rng: random.Random) -> str | None:
         tensors = {name: tensor * value for name, tensor in tensors.items()}
     else:
         name = rng.choice(sorted(tensors))
+        if not tensors[name].is_floating_point():  # an index vector has no room for such a value
+            tensors[name] = tensors[name].double()
         if way == "one":
             tensors[name].reshape(-1)[rng.randrange(tensors[name].numel())] = value
         elif way == "row":

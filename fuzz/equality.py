@@ -68,11 +68,23 @@ def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor], typical: bool
     return largest
 
 
+def outputs(model: PreTrainedModel, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs, with zeros at padding: a padded query may have no key left to attend to, and then nothing
+    is defined there (rows of attention that sum to zero, in a window that looks both ways)."""
+    found = zoo.named_outputs(model, given)
+    mask = given.get("attention_mask")
+    if mask is None or getattr(model.config, "is_encoder_decoder", False):  # the mask is not of what is put out
+        return found
+    at = {name: mask.bool().reshape(*mask.shape, *[1] * (value.dim() - mask.dim())) for name, value in found.items()
+          if value.shape[: mask.dim()] == mask.shape}  # fmt: skip
+    return {name: value.where(at[name], 0.0) if name in at else value for name, value in found.items()}
+
+
 @torch.no_grad()
 def explained(model: PreTrainedModel, given: dict[str, Tensor], unit: float, typical: bool) -> float:
     """Return what one rounding of the weights changes: the largest of a few draws, each weight moved by up to `unit`
     times the larger of itself and its tensor's root mean square."""
-    own = zoo.named_outputs(model, given)
+    own = outputs(model, given)
     kept = {name: parameter.clone() for name, parameter in model.named_parameters()}
     generator = torch.Generator().manual_seed(0)
     found = 0.0
@@ -81,7 +93,7 @@ def explained(model: PreTrainedModel, given: dict[str, Tensor], unit: float, typ
             noise = 2 * torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype) - 1
             size = torch.maximum(kept[name].abs(), kept[name].square().mean().sqrt()) if parameter.numel() else 0.0
             parameter.copy_(kept[name] + unit * size * noise)
-        found = max(found, difference(own, zoo.named_outputs(model, given), typical))
+        found = max(found, difference(own, outputs(model, given), typical))
     for name, parameter in model.named_parameters():
         parameter.copy_(kept[name])
     return found
@@ -138,5 +150,5 @@ def one_by_one() -> Iterator[None]:
 def _compared(ours: PreTrainedModel, theirs: PreTrainedModel, unit: float) -> tuple[float, float]:
     given = zoo.inputs(ours)
     routed = routes(ours)
-    found = difference(zoo.named_outputs(ours, given), zoo.named_outputs(theirs, given), routed)
+    found = difference(outputs(ours, given), outputs(theirs, given), routed)
     return found, explained(ours, given, unit, routed)

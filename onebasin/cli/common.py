@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -115,10 +116,17 @@ def _option(name: str, declared: tuple[Any, Any]) -> Parameter:
 
 
 def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn bad input (ValueError, OSError) into one line on stderr and exit code 2."""
+    """Turn bad input (ValueError, OSError) into one line on stderr and exit code 2. Warnings of libraries, which are
+    about their own use, stay away unless they are asked for (`python -W`, PYTHONWARNINGS)."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")
+            return answered(*args, **kwargs)
+
+    def answered(*args: P.args, **kwargs: P.kwargs) -> R:
         import onebasin.models  # noqa: F401  # what takes its time; torch swallows a KeyboardInterrupt while it loads
 
         try:

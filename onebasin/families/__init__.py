@@ -25,13 +25,17 @@ NOT_YET = {
 }
 
 
+def _names() -> list[str]:
+    return sorted(path.name[:-4] for path in files(__name__).iterdir() if path.name.endswith(".txt"))
+
+
 @cache
 def _shipped(family: str) -> Table:
     return read_table((files(__name__) / f"{family}.txt").read_text("utf-8"), f"{family}.txt", _included)
 
 
 def _included(family: str) -> Table:
-    if not (files(__name__) / f"{family}.txt").is_file():
+    if family not in _names():
         raise TableError(f"there is no family '{family}' to include")
     return _shipped(family)
 
@@ -39,8 +43,7 @@ def _included(family: str) -> Table:
 @cache
 def tables() -> dict[str, Table]:
     """All shipped tables, by family name, in alphabetical order."""
-    names = sorted(path.name for path in files(__name__).iterdir())
-    return {name[:-4]: _shipped(name[:-4]) for name in names if name.endswith(".txt")}
+    return {name: _shipped(name) for name in _names()}
 
 
 @cache

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,25 @@ def test_a_pickle_of_another_protocol(refused: Any, run: Any, a: Path, damaged: 
     command = [sys.executable, "-m", "onebasin", "inspect", str(damaged)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("way", ["a pickle with complex numbers", "a setting that transformers renamed"])
+def test_what_libraries_warn_of_is_no_second_line(
+    refused: Any, damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    weights = load_file(damaged / "model.safetensors")
+    if "pickle" in way:
+        (damaged / "model.safetensors").unlink()
+        name = "bert.embeddings.word_embeddings.weight"
+        torch.save({**weights, name: weights[name].to(torch.complex64)}, damaged / "pytorch_model.bin")
+    else:
+        config = json.loads((damaged / "config.json").read_text())
+        (damaged / "config.json").write_text(json.dumps({**config, "rope_scaling": {"rope_type": "yarn"}}))
+    monkeypatch.setattr(sys, "warnoptions", [])
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        refused("canonical", damaged, "-o", tmp_path / "out")
+    assert not heard, [str(warning.message) for warning in heard]
 
 
 def test_a_pickle_cut_short(refused: Any, a: Path, damaged: Path) -> None:

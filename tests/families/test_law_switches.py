@@ -50,8 +50,9 @@ MORE: dict[str, dict[str, list[Any]]] = {
     "albert": {"num_hidden_groups": [1, 2], "inner_group_num": [1, 2], "embedding_size": [128, 4096]},
     "electra": {"embedding_size": [128, 256]},
     "opt": {"word_embed_proj_dim": [512, 768]},
-    "t5": {"feed_forward_proj": ["relu", "gated-gelu", "gated-relu"]},
-    "mt5": {"feed_forward_proj": ["relu", "gated-gelu"]},
+    # What T5 runs is `dense_act_fn`, which saved configs state beside the setting that it once followed from.
+    "t5": {"feed_forward_proj": ["relu", "gated-gelu", "gated-relu"], "dense_act_fn": ["relu", "gelu", "tanh"]},
+    "mt5": {"feed_forward_proj": ["relu", "gated-gelu"], "dense_act_fn": ["relu", "gelu"]},
     "falcon": {"num_kv_heads": [71, 1], "num_ln_in_parallel_attn": [None, 1, 2]},
     "mpt": {"clip_qkv": [None, 0.5]},
     "gptj": {"rotary_dim": [64, 256]},

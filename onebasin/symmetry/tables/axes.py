@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 import torch
 
@@ -51,13 +52,14 @@ class Cat:
 Axis = Leaf | Flat | Cat
 
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)?'?|\d+|[()\[\]|])")
+DEEPEST = 20  # brackets inside one another: tensors need three
 
 
 @cache
 def parse(expression: str) -> tuple[Axis, ...]:
     """Read an expression such as `(head qk) stream'` into one axis per tensor dimension.
 
-    Raises ValueError, quoting the expression, where brackets do not match or a word is not a space.
+    Raises ValueError, quoting the expression, where brackets do not match or nest too deep, or a word is not a space.
     """
     tokens = []
     position = 0
@@ -71,6 +73,8 @@ def parse(expression: str) -> tuple[Axis, ...]:
             )
         tokens.append(found[1])
         position = found.end()
+    if max(accumulate((token in "([") - (token in ")]") for token in tokens), default=0) > DEEPEST:
+        raise ValueError(f"axes '{expression}': more than {DEEPEST} brackets stand inside one another")
 
     def sequence(index: int, closing: str) -> tuple[list[Axis], int]:
         axes: list[Axis] = []

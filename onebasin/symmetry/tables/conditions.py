@@ -97,10 +97,15 @@ def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
         if None in values:
             continue
         found = values[0]
+        if len(values) == 1 and not even:
+            return found
+        if not all(isinstance(value, (int, float)) for value in values):
+            raise TableError(f"'{key}' is no number in the config")
         for sign, value in zip(words[1::2], values[1:], strict=True):
+            if sign == "/" and not value:
+                raise TableError(f"'{key}' divides by zero in the config")
             found = found * value if sign == "*" else found / value  # in this order, since a class rounds down, too
-        found = found if len(values) == 1 else int(found)
-        return found + found % 2 if even else found
+        return int(found) + int(found) % 2 if even else int(found)
     return None
 
 

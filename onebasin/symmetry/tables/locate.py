@@ -7,7 +7,6 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any
 
 from .axes import leaves
@@ -32,7 +31,10 @@ def regex(pattern: str) -> re.Pattern[str]:
 
 def role_of(pattern: str, indices: tuple[str, ...]) -> str:
     """Return the first spelling of a pattern, its layer indices filled in."""
-    return spelled(pattern).replace("{}", "%s") % indices if indices else spelled(pattern)
+    if not indices:
+        return spelled(pattern)
+    first, *others = spelled(pattern).split("{}")
+    return first + "".join(index + other for index, other in zip(indices, others, strict=True))
 
 
 @dataclass
@@ -115,11 +117,16 @@ def layer_numbers(
         indices = {where for _, line, where in found.values() if line.heading == heading}
         ordered = sorted(indices, key=lambda where: tuple(map(int, where)))
         numbers[heading] = {where: number for number, where in enumerate(ordered)}
-    given = (lookup(config, keys) for keys in table.layers)
-    factors = [sum(each) if isinstance(each, (list, tuple)) else each for each in given]  # Swin: layers of each stage
+    counted: int | None = 1 if table.layers else None
+    for keys in table.layers:
+        each = lookup(config, keys)
+        stages = each if isinstance(each, (list, tuple)) else [each]  # Swin: layers of each stage
+        if each is not None and not all(isinstance(stage, int) for stage in stages):
+            raise TableError(f"'{' or '.join(keys)}' (number of layers) is no whole number in the config")
+        counted = None if each is None or counted is None else counted * sum(stages)
     first = next(iter(numbers), None)
-    if factors and None not in factors and first is not None and len(numbers[first]) != prod(factors):
-        raise TableError(f"the config counts {prod(factors)} layers, the weights hold {len(numbers[first])}")
+    if counted is not None and first is not None and len(numbers[first]) != counted:
+        raise TableError(f"the config counts {counted} layers, the weights hold {len(numbers[first])}")
     return numbers
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .axes import Leaf, leaves, nesting, rename
+from .axes import Leaf, leaves, nesting, rename, show
 from .conditions import TableError, holds, lookup, setting, settled
 from .locate import joined, layer_numbers, located, regex, require, role_of, same_here
 from .signature import Entry, Signature, Space
@@ -296,16 +296,24 @@ def _unite(
             key = parent[key]
         return key
 
+    for entry in absent.values():
+        lost = next((leaf.space for leaf in leaves(entry.axes) if not leaf.constant and leaf.space not in parent), None)
+        if lost:
+            raise TableError(f"'{entry.role}' is in '{lost}', which no tensor that is stored has an axis in")
     for entry in (*entries.values(), *absent.values()):
         if entry.norm:
             parent[top(entry.norm.target)] = top(entry.norm.source)
     ties = config.get("tie_word_embeddings", True)
     tied = [entry for entry in entries.values() if ties and entry.notes.get("tied") in entries]
     for entry in (*tied, *(entry for entry in absent.values() if "tied" in entry.notes)):
-        for mine, theirs in zip(entry.axes, entries[entry.notes["tied"]].axes, strict=True):
-            for a, b in zip(leaves(mine), leaves(theirs), strict=True):
-                if not a.constant:
-                    parent[top(a.space)] = top(b.space)
+        other = entries[entry.notes["tied"]]
+        mine, theirs = ([tuple(leaves(axis)) for axis in one.axes] for one in (entry, other))
+        if list(map(len, mine)) != list(map(len, theirs)):
+            raise TableError(f"'{entry.role}' has the axes '{show(entry.axes)}', and '{other.role}', to which it is "
+                             f"tied, has '{show(other.axes)}'")  # fmt: skip
+        for a, b in zip(leaves(entry.axes), leaves(other.axes), strict=True):
+            if not a.constant:
+                parent[top(a.space)] = top(b.space)
     return {key: top(key) for key in keys}, [entry.role for entry in tied]
 
 

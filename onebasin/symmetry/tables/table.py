@@ -323,6 +323,8 @@ def _tensors(name: str, rest: str, heading: str, block: _Block, head: bool) -> I
         pattern = (stem + (f"{{{spelled}}}" if "|" in spelled else spelled)).removeprefix("/")
         optional = (ending or name).endswith("?")
         if number == 1:
+            if not axes:
+                raise TableError(f"'{name}' has no axes, and its bias has one of its weight's")
             read = [[leaf.dual for leaf in leaves(axis)][-1] for axis in axes]
             axes, through = (axes[-1:] if read[0] and not read[-1] else axes[:1]), None
         yield Line(pattern.removesuffix("?"), optional, axes, through, inner.notes, inner.when, heading, head, absolute)
@@ -342,13 +344,16 @@ def _audited(table: Table, name: str, block: _Block) -> None:
 def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> Norm:
     """Return a norm of what stands on the last axis of `source`."""
     over = [leaf.space for leaf in leaves(source[-1:]) if not leaf.constant]
+    into = [leaf.space for leaf in leaves(target) if not leaf.constant]
+    if not over or not into:
+        raise TableError(f"a norm goes from a space to a space, as in '{kind}: stream -> normed'")
     around = {space for _, outer in nesting(source) for space in outer}
     beside = tuple(space for space in over[:-1] if space not in around)
     if beside and source[-1] not in (target[-1], *getattr(target[-1], "parts", ())):
         raise TableError("a norm of several parts side by side writes back into them")
     first = target[0].parts[0] if isinstance(target[0], Flat) else target[0]
     copies = int(first.space) if isinstance(first, Leaf) and first.constant else 1
-    return Norm(kind, over[-1], [leaf.space for leaf in leaves(target)][-1], copies, tuple(over), beside)
+    return Norm(kind, over[-1], into[-1], copies, tuple(over), beside)
 
 
 def _checked(table: Table, origin: str) -> None:
@@ -359,20 +364,27 @@ def _checked(table: Table, origin: str) -> None:
             table.spaces[line.norm.target] = Declared("linear", per=("layer",) if line.heading else ())
     simple = {name for name, declared in table.spaces.items() if "stage" not in declared.per}
     for line in table.lines:
-        for leaf in leaves(line.axes):
-            if leaf.constant or leaf.space in simple:
-                continue
-            where = f"{origin}: '{line.full}  {show(line.axes)}'"
-            name, _, which = leaf.space.partition(".")
+        where = f"{origin}: '{line.full}  {show(line.axes)}'"
+        named = [leaf.space for leaf in leaves(line.axes) if not leaf.constant]
+        for space in (*named, *(line.norm.over if line.norm else ())):
+            name, _, which = space.partition(".")
             if name not in table.spaces:
                 raise TableError(f"{where} names the undeclared space '{name}'")
-            if name in simple or which not in ("first", "last", *(["next", ""] if line.heading else [])):
-                raise TableError(f"{where}: '{leaf.space}' is of no stage here; see 'stage'")
+            if space not in simple and (
+                name in simple or which not in ("first", "last", *(["next", ""] if line.heading else []))
+            ):
+                raise TableError(f"{where}: '{space}' is of no stage here; see 'stage'")
+        if line.heading and "{}" in line.pattern:
+            raise TableError(f"{where} has an index of its own, and 'layer' has those of its lines")
+        indexed = re.findall(r"\{(\w+)\}", line.full)
+        if len(indexed) > 1 or not set(indexed) <= set(named):
+            raise TableError(f"{where}: one space of its axes may be an index in a name, as in 'experts.{{expert}}.up'")
     for name, other, _ in table.same:
         for space in {name, other} - table.spaces.keys():
             raise TableError(f"{origin}: '{name} = {other}' names the undeclared space '{space}'")
     for name, declared in table.spaces.items():
-        for space in set(declared.per) - {"layer", "stage"} - table.spaces.keys():
+        per = {space for one in (declared, *(other for _, other in declared.other)) for space in one.per}
+        for space in per - {"layer", "stage"} - table.spaces.keys():
             raise TableError(f"{origin}: '{name}' is per '{space}', which is no space")
     table.names = frozenset(spelled(line.full) for line in table.lines)
     names = table.names | {spelled(line.pattern) for line in table.lines}
