@@ -2,12 +2,14 @@
 """Write what the code already knows into the documentation: `python docs/generate.py`.
 
 docs/commands.md comes from the command line's own definitions and the text below, docs/families.md from the tables and
-from the audits that `python docs/audits.py` has recorded. A test fails when one of them is not current.
+from the audits that `python docs/audits.py` has recorded, docs/images/results.svg from the table of docs/results.md. A
+test fails when one of them is not current.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -303,6 +305,43 @@ def _counts(found: dict[str, Any]) -> str:
     return " | ".join(str(found.get(key, "")) for key in ("parameters", "nullity", "dimension"))
 
 
+BARS = (("plain average", "#9aa0a6"), ("matched", "#4477aa"), ("with data", "#228833"))
+CHART = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="sans-serif" font-size="13">
+<rect width="720" height="{height}" fill="white"/>
+{body}
+</svg>
+"""
+
+
+def results_chart() -> str:
+    """Return the headline table of docs/results.md as bars: how much of what the plain average loses is still lost.
+
+    An error of more than 100 % (Whisper repeats itself) is as bad as silence.
+    """
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "results.md").read_text("utf-8").splitlines()
+            if line.startswith("| ") and "results/" in line and line.count(" | ") == 6]  # fmt: skip
+    drawn, y = [], 34
+    for place, (name, colour) in enumerate(BARS):
+        drawn.append(f'<rect x="{220 + 130 * place}" y="8" width="12" height="12" fill="{colour}"/>')
+        drawn.append(f'<text x="{238 + 130 * place}" y="19">{name}</text>')
+    for pair, ends, *values in (row[:5] for row in rows):
+        numbers = [[min(100.0, float(one)) for one in re.findall(r"[0-9.]+", cell)] for cell in (ends, *values)]
+        end, plain = sum(numbers[0]) / len(numbers[0]), numbers[1][0]
+        drawn.append(f'<text x="208" y="{y + 20}" text-anchor="end">{pair}</text>')
+        for place, found in enumerate(numbers[1:]):
+            if found:
+                left = max(0.0, (end - found[0]) / (end - plain))
+                top = y + 10 * place
+                drawn.append(
+                    f'<rect x="220" y="{top}" width="{max(1.0, 440 * left):.1f}" height="9" fill="{BARS[place][1]}"/>'
+                )
+                drawn.append(f'<text x="{226 + 440 * left:.1f}" y="{top + 8}" font-size="9">{100 * left:.0f} %</text>')
+        y += 42
+    return CHART.format(height=y, body="\n".join(drawn))
+
+
 if __name__ == "__main__":
+    (ROOT / "docs" / "images" / "results.svg").write_text(results_chart(), "utf-8")
     (ROOT / "docs" / "commands.md").write_text(commands(), "utf-8")
     (ROOT / "docs" / "families.md").write_text(family_page(), "utf-8")

@@ -26,7 +26,7 @@ from onebasin.symmetry.tables import table
 from onebasin.symmetry.tables.signature import MOVES
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"make demo", ".venv/bin/onebasin merge demo/model-0 demo/model-1 -o merged", "onebasin demo -o demo",
              "pip install onebasin"}  # fmt: skip
@@ -132,6 +132,23 @@ def test_generated_pages_are_current() -> None:
     generate = generator()
     assert (ROOT / "docs" / "commands.md").read_text("utf-8") == generate.commands(), "run python docs/generate.py"
     assert (ROOT / "docs" / "families.md").read_text("utf-8") == generate.family_page(), "run python docs/generate.py"
+    chart = (ROOT / "docs" / "images" / "results.svg").read_text("utf-8")
+    assert chart == generate.results_chart(), "run python docs/generate.py"
+
+
+def test_headline_numbers_stand_in_their_studies() -> None:
+    """Every number of the table is one of the page that it names."""
+    rows = re.findall(
+        r"^\| (.*) \| \[[^]]*\]\((results/.*\.md)\) \|$", (ROOT / "docs" / "results.md").read_text(), re.M
+    )
+    assert len(rows) >= 8
+    for row, page in rows:
+        said = (ROOT / "docs" / page).read_text("utf-8")
+        for cell in row.split(" | ")[1:5]:
+            for number in re.findall(r"[0-9.]+", cell):
+                assert number == "0" or re.search(rf"(?<![0-9.]){re.escape(number)}(?![0-9])", said), (
+                    f"{number} of '{row}' is not in {page}"
+                )
 
 
 def test_methods_names_every_way_to_match_and_merge() -> None:
@@ -141,7 +158,8 @@ def test_methods_names_every_way_to_match_and_merge() -> None:
 
 def test_every_page_is_in_the_site() -> None:
     text = (ROOT / "mkdocs.yml").read_text("utf-8")
-    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in text]
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert not [page for page in pages if not re.search(rf"[:-] {re.escape(page)}$", text, re.MULTILINE)]
 
 
 def test_concepts_names_every_group_kind_and_level() -> None:
