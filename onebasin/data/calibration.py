@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,14 +22,11 @@ from onebasin.settings import Context, Count, Index, Indices, Seeded, Settings, 
 
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
-from .files import kind, read_rows
+from .files import kind, read_rows, split_off
 from .made import LENGTH, SEVERAL, made
 from .models import configured
 from .tasks import Task, load_task
 from .teaching import HELD_OUT, split_held_out
-
-if TYPE_CHECKING:
-    pass
 
 Batch = dict[str, Tensor]
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
@@ -78,6 +75,13 @@ class Calibration(Reading, Seeded):
     task: str | None = setting(None, "What the calibration data are for [default: by the model's class].")
     noise: Strength = setting(0.0, "Standard deviation of noise on 8 copies of every calibration image (or sound).")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.datasets:
+            file = split_off(name)[0]
+            if name != "self" and not name.startswith("builtin:") and kind(file) != "hub" and not os.path.exists(file):
+                raise ValueError(f"cannot read the data file '{file}': No such file or directory")
+
     @property
     def datasets(self) -> list[str]:
         """Return the names of all datasets."""
@@ -86,7 +90,7 @@ class Calibration(Reading, Seeded):
     @property
     def data_files(self) -> list[Path]:
         """Return the files and folders among them."""
-        named = [name.rpartition("#")[0] or name for name in self.datasets] + [self.vocabulary]
+        named = [*(split_off(name)[0] for name in self.datasets), self.vocabulary]
         return [Path(name) for name in named if name and os.path.exists(name)]
 
 

@@ -56,9 +56,9 @@ def in_one_frame(
     ModelError for models that cannot be paired, or not be verified so.
     """
     matching = level != "none"
-    how = verification(verify) if matching else "none"
+    how = verification(verify)
     for model in given if how == "outputs" else []:
-        refuse_unverifiable(model.origin)
+        refuse_unverifiable(model.origin, matching)
     models: list[Model] = [gauge(model, opt, tell) if matching else model for model in given]
     widest = max(range(len(models)), key=lambda i: numel(models[i]))
     models = [widened(model, models[widest if anchor is None else anchor]) for model in models]
@@ -69,4 +69,4 @@ def in_one_frame(
         centre = widest
     else:
         centre = nearest_to_mean(models, common.roles, shares or [1 / len(models)] * len(models))
-    return Frame(list(given), models, centre, common, how)
+    return Frame(list(given), models, centre, common, how if matching else "none")

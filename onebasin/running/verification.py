@@ -251,6 +251,17 @@ def load(
     return model, unused
 
 
+def refuse_incomplete(folder: Folder) -> None:
+    """Raise ModelError where the class of a folder's model does not load it whole; no weight is read.
+
+    Args:
+        folder: of a type that transformers has a class for.
+    """
+    dtype = folder.stored_dtype
+    like = {name: folder.read_name(name) for name in folder.files}
+    _complete(folder, dtype, ({**like, **stand_ins(like, dtype)}, {}))
+
+
 def held(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
     """Return the result of `load`, for the folder or for the tensors that take the place of its own."""
     return load(folder, dtype, device, (dict(instead[0]), instead[1]) if instead else None)

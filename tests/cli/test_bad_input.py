@@ -282,6 +282,29 @@ def test_statistics_that_are_not_there_are_missed_before_matching(
     assert "2 models need 2 statistics files, not 1" in refused(*words, tmp_path / "x")
 
 
+@pytest.mark.parametrize("how", [("--method", "fisher"), ("--method", "regmean"), ("--match-with", "activations")])
+def test_data_that_are_not_there_are_missed_before_any_work(
+    refused: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("onebasin.jobs.merge.opened", lambda *_, **__: pytest.fail("work began"))
+    for data in ("none.jsonl", "none.jsonl#train", f"self,{tmp_path}/none.csv"):
+        line = refused("merge", a, b, "-o", tmp_path / "out", *how, "--data", data)
+        assert "cannot read the data file" in line and "none." in line
+
+
+@pytest.mark.parametrize("level", ["none", "paper"])
+def test_a_config_that_contradicts_the_weights(
+    refused: Any, run: Any, a: Path, damaged: Path, tmp_path: Path, level: str
+) -> None:
+    """What is merged as it is would load no better than what is matched."""
+    config = json.loads((damaged / "config.json").read_text())
+    (damaged / "config.json").write_text(json.dumps({**config, "vocab_size": 31}))
+    words = ("merge", a, damaged, "-o", tmp_path / "out", "--match", level)
+    line = refused(*words)
+    assert str(damaged) in line and "(23, 12)" in line and "(31, 12) by config.json" in line
+    assert level != "none" or run(*words, "--no-verify").exit_code == 0
+
+
 # --- the output -----------------------------------------------------------------------------------------------
 
 
