@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from zoo import CASES, save
 
+from onebasin.matching.weights import _Descent
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -66,6 +68,12 @@ def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0, fa
             tensors[name] = part.to(tensors[name].dtype).contiguous()
     save_file(tensors, where / "model.safetensors", {"format": "pt"})
     return where
+
+
+def few_sweeps(patch: pytest.MonkeyPatch) -> None:
+    """End matching after three sweeps, however near the models are: those that share nothing take a hundred."""
+    sweep = _Descent._sweep
+    patch.setattr(_Descent, "_sweep", lambda self, tolerance, most, *rest: sweep(self, tolerance, 3, *rest))
 
 
 def weights(where: Path) -> dict[str, torch.Tensor]:

@@ -8,22 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    "kinds, cases",
-    [
-        (["header", "shards", "config", "pickle", "links", "tokenizer", "files"], 30),
-        (["family", "kill", "full", "writers"], 16),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
-)
-def test_nothing_that_must_not_happen(kinds: list[str], cases: int) -> None:
-    chosen = [word for kind in kinds for word in ("--only", kind)]
+def test_nothing_that_must_not_happen() -> None:
     paths = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fuzz", "--cases", str(cases), "--workers", "1", *chosen]
+    command = [sys.executable, "-m", "fuzz", "--cases", "40", "--workers", "1"]
     done = subprocess.run(command, env=paths, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

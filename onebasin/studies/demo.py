@@ -31,7 +31,8 @@ from onebasin.settings import Few, Seed, checked
 
 RESULTS = "results.json"
 LEVELS = ("paper", "full")
-BEST = "best"  # what `onebasin merge` chooses by itself, on images without labels
+BEST = "best"  # what `onebasin merge` chooses by itself,
+CHOOSING = {"data": "builtin:digits", "report": True}  # on images without labels
 WIDTH, HEADS = 48, 4
 EPOCHS = 30
 BATCH = 64
@@ -198,9 +199,7 @@ def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageCla
 
 def _merged(folders: Sequence[Path], output: Path, level: str, task: Task) -> dict[str, Any]:
     """Merge at a level, or, as `BEST`, in the best way that is found with training images, without labels."""
-    how: dict[str, Any] = (
-        {"data": "builtin:digits", "report": True} if level == BEST else {"match": level, "verdict": False}
-    )
+    how: dict[str, Any] = CHOOSING if level == BEST else {"match": level, "verdict": False}
     found = onebasin.merge(folders, output, anchor=0, overwrite=True, **how)
     keys = (
         "distance_before",

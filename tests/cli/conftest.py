@@ -64,10 +64,13 @@ def run() -> Run:
 
 @pytest.fixture
 def ask(run: Run) -> Run:
-    """The same with --json: what the command prints, which must be one JSON object and nothing else."""
+    """The same with --json: what the command prints, which must be one JSON object and nothing else.
 
-    def call(*words: object, code: int = 0) -> Any:
-        result = run(*words, "--json")
+    judged: whether a merge is judged, which takes longer than the merge.
+    """
+
+    def call(*words: object, code: int = 0, judged: bool = False) -> Any:
+        result = run(*words, "--json", *(["--no-verdict"] if words[0] == "merge" and not judged else []))
         assert result.exit_code == code, result.stderr
         assert result.stdout.count("\n") == 1
         return json.loads(result.stdout)

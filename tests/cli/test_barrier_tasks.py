@@ -53,8 +53,11 @@ def data(folder: Path, task: str) -> list[Any]:
     return [folder / "rows.jsonl", "--limit", 2]
 
 
-@pytest.mark.parametrize("level", ["none", "full"])
-@pytest.mark.parametrize("task", KINDS)
+@pytest.mark.parametrize(
+    ("task", "level"),
+    [("causal-lm", "none"), ("causal-lm", "full"), ("masked-lm", "full"), ("text-classification", "none"),
+     ("token-classification", "full")],
+)  # fmt: skip
 def test_the_ends_of_the_line_are_the_models(ask: Any, tmp_path: Path, task: str, level: str) -> None:
     """Matched or not, both ends have the losses that `evaluate` measures on the same examples."""
     ends = pair(tmp_path, task)

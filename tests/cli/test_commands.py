@@ -51,8 +51,8 @@ def test_match_keeps_the_function_and_distance_says_what_match_said(case: str, a
         tensor += 0.01 * torch.randn(tensor.shape, generator=generator)
     save_file(noisy, source / "model.safetensors", {"format": "pt"})
 
-    found = ask("match", source, anchor, "-o", out)
-    assert found.keys() >= MATCHED and found["output"] == str(out) and found["anchor"] == str(anchor)
+    found = ask("match", source, anchor, "-o", out, "--no-verify")
+    assert found["output"] == str(out) and found["anchor"] == str(anchor)
     assert found["distance_after"] < found["distance_before"]
     verdict = ask("verify", source, out)
     assert verdict.keys() == {"same", "max_difference", "relative_difference"} and verdict["same"]
@@ -65,7 +65,7 @@ def test_match_keeps_the_function_and_distance_says_what_match_said(case: str, a
 def test_a_scrambled_copy_is_recovered(ask: Any, a: Path, tmp_path: Path) -> None:
     source = scrambled(a, tmp_path / "source")
     found = ask("match", source, a, "-o", tmp_path / "out")
-    assert found["distance_before"] > 1
+    assert found.keys() >= MATCHED and found["distance_before"] > 1
     assert ask("distance", tmp_path / "out", a)["relative"] < 1e-5
 
 
@@ -208,7 +208,7 @@ def test_weights_and_no_matching(ask: Any, a: Path, b: Path, tmp_path: Path) -> 
 
 def test_the_merge_of_a_model_with_its_scrambled_copies_is_the_model(ask: Any, a: Path, tmp_path: Path) -> None:
     copies = [scrambled(a, tmp_path / f"{seed}", seed=seed) for seed in (1, 2)]
-    found = ask("merge", a, *copies, "-o", tmp_path / "out", "--anchor", "0")
+    found = ask("merge", a, *copies, "-o", tmp_path / "out", "--anchor", "0", judged=True)
     assert max(found["distance_after"]) < 1e-4 and "one function, written differently" in " ".join(found["notes"])
     assert ask("verify", a, tmp_path / "out")["same"] and found["verdict"]["works"]
     ask("merge", a, *copies, "-o", tmp_path / "plain", "--match", "none")
@@ -413,7 +413,8 @@ def test_methods_of_mergekit_need_no_file(ask: Any, refused: Any, a: Path, b: Pa
                     f"models:\n- {{model: {a}, parameters: {{weight: 1}}}}\n"
                     f"- {{model: {b}, parameters: {{weight: 1}}}}\n")  # fmt: skip
     ask("merge", "--config", file, "-o", tmp_path / "by-file")
-    found = ask("merge", a, b, "-o", tmp_path / "by-words", "--method", "ties", "--base", a, "--set", "density=0.5")
+    found = ask("merge", a, b, "-o", tmp_path / "by-words", "--method", "ties", "--base", a, "--set", "density=0.5",
+                judged=True)  # fmt: skip
     assert found["method"] == "ties" and found["verdict"]["predictions"] > 0
     first, second = weights(tmp_path / "by-file"), weights(tmp_path / "by-words")
     assert all(torch.equal(first[name], second[name]) for name in first)

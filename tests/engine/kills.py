@@ -66,7 +66,7 @@ def state(room: Path) -> dict[str, Any]:
     return found
 
 
-def main(folder: Path, bare: bool = False, every: int = 1) -> None:
+def main(folder: Path, bare: bool = False, every: int = 1) -> int:
     import_everything()
     if bare:
         placing._renameat2 = lambda *_: False
@@ -97,9 +97,9 @@ def main(folder: Path, bare: bool = False, every: int = 1) -> None:
             assert state(room) == new, moment
             assert sorted(path.name for path in room.iterdir()) == sorted(PLACES), moment
             shutil.rmtree(room)
-    print(moments)
+    return moments
 
 
 if __name__ == "__main__":
     numbers = [int(word) for word in sys.argv[2:] if word.isdigit()]
-    main(Path(sys.argv[1]), "bare" in sys.argv[2:], *numbers)
+    print(main(Path(sys.argv[1]), "bare" in sys.argv[2:], *numbers))

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import interrupted
@@ -34,6 +34,7 @@ from onebasin.symmetry import acting_groups
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")  # and kills, which Windows lacks
 QUICK = {"verify": "tensors", "rescale": "none", "max_sweeps": 2}
+MERGE = {**QUICK, "verdict": False}
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [make(folder / str(seed), 3, seed, **interrupted.SHAPE) for seed in range(2)]
 
 
+@pytest.fixture(scope="module")
+def whole(pair: list[Path]) -> dict[str, bytes]:
+    """The weights of a merge that nothing disturbed."""
+    out = pair[0].with_name("whole")
+    onebasin.merge(pair, out, **MERGE)
+    return interrupted.weights(out)
+
+
 # --- the same bytes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["paper", "full"])
 def test_any_number_of_workers(pair: list[Path], tmp_path: Path, level: str) -> None:
     for workers in (1, 2, 5):
-        onebasin.merge(pair, tmp_path / str(workers), match=level, workers=workers, **QUICK)
+        onebasin.merge(pair, tmp_path / str(workers), match=level, workers=workers, **MERGE)
     one, *others = (interrupted.weights(tmp_path / str(workers)) for workers in (1, 2, 5))
     assert one and all(other == one for other in others)
 
@@ -72,7 +81,7 @@ def test_two_local_workers_of_ray(
     pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: str, level: str
 ) -> None:
     """They write the files, of which there are several, and this process writes none."""
-    how = {**QUICK, "match": level, "shard_size": "200KB"}
+    how = {**MERGE, "match": level, "shard_size": "200KB"}
     onebasin.merge(pair, tmp_path / "here", workers=1, **how)
     monkeypatch.setattr(weights.Shard, "add", refuse)
     onebasin.merge(pair, tmp_path / "there", ray=ray, **how)
@@ -142,31 +151,34 @@ def test_no_worker_and_no_ray(pair: list[Path], tmp_path: Path, monkeypatch: pyt
         onebasin.merge(pair, tmp_path / "out", workers=0)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match="pip install"):
-        onebasin.merge(pair, tmp_path / "out", ray="auto", **QUICK)
+        onebasin.merge(pair, tmp_path / "out", ray="auto", **MERGE)
     assert not list(tmp_path.iterdir())
 
 
 # --- two writers, and what a killed one leaves ------------------------------------------------------
 
 
-def test_a_second_run_with_the_same_output_is_refused(pair: list[Path], tmp_path: Path) -> None:
+def test_a_second_run_with_the_same_output_is_refused(
+    pair: list[Path], whole: dict[str, bytes], tmp_path: Path
+) -> None:
     """While the first is at work, and the first loses nothing."""
     out, said = tmp_path / "out", []
 
     def second(line: str) -> None:
         if not said and any((tmp_path / ".out.units").iterdir()):
             with pytest.raises(ValueError) as refused:
-                onebasin.merge(pair[::-1], out, **QUICK)
+                onebasin.merge(pair[::-1], out, **MERGE)
             said.append(str(refused.value))
 
-    onebasin.merge(pair, out, tell=second, **QUICK)
-    onebasin.merge(pair, tmp_path / "whole", **QUICK)
+    onebasin.merge(pair, out, tell=second, **MERGE)
     assert said and all("another run is at work" in line for line in said)
-    assert interrupted.weights(out) == interrupted.weights(tmp_path / "whole")
+    assert interrupted.weights(out) == whole
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_that_appears_during_the_run_stays_as_it_is(pair: list[Path], tmp_path: Path, overwrite: bool) -> None:
+def test_a_folder_that_appears_during_the_run_stays_as_it_is(
+    pair: list[Path], whole: dict[str, bytes], tmp_path: Path, overwrite: bool
+) -> None:
     """The finished work is kept beside it, and the message says where."""
     out = tmp_path / "out"
 
@@ -175,23 +187,22 @@ def test_a_folder_that_appears_during_the_run_stays_as_it_is(pair: list[Path], t
         (out / "letter").write_text("dear")
 
     with pytest.raises(ValueError, match=r"came to be while this command ran.* is kept: .*out-1$"):
-        onebasin.merge(pair, out, tell=letter, overwrite=overwrite, **QUICK)
+        onebasin.merge(pair, out, tell=letter, overwrite=overwrite, **MERGE)
     assert [path.name for path in out.iterdir()] == ["letter"]
     assert {path.name for path in tmp_path.iterdir()} == {"out", "out-1"}
-    onebasin.merge(pair, tmp_path / "whole", **QUICK)
-    assert interrupted.weights(tmp_path / "out-1") == interrupted.weights(tmp_path / "whole")
+    assert interrupted.weights(tmp_path / "out-1") == whole
 
 
 @forks
 def test_a_resumed_run_removes_what_the_killed_one_left(pair: list[Path], tmp_path: Path) -> None:
     def killed() -> None:
         kills.placing.flush = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-        onebasin.merge(pair, tmp_path / "out", **{**QUICK, "match": "none"})
+        onebasin.merge(pair, tmp_path / "out", **{**MERGE, "match": "none"})
 
     in_a_fork(killed)
     left = [path.name for path in tmp_path.iterdir()]
     assert any(name.startswith(".out.") and name != ".out.units" for name in left)
-    onebasin.merge(pair, tmp_path / "out", resume=True, **QUICK)
+    onebasin.merge(pair, tmp_path / "out", resume=True, **MERGE)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -245,11 +256,9 @@ def test_a_kill_between_the_anchor_and_the_output_is_resumed(pair: list[Path], t
 @pytest.mark.parametrize("system", ["", "bare"])
 def test_kills_at_renames_and_flushes(tmp_path: Path, system: str) -> None:
     """At every seventh of them; `python tests/engine/kills.py FOLDER` takes all."""
-    script = [sys.executable, kills.__file__, str(tmp_path), *system.split(), "7"]
-    how = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(script, env=how, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 8
+    told = tmp_path / "told"
+    assert interrupted.finished(interrupted.forked(lambda: told.write_text(str(kills.main(tmp_path, bool(system), 7)))))
+    assert int(told.read_text()) > 8
 
 
 # --- interruptions ----------------------------------------------------------------------------------
@@ -257,11 +266,10 @@ def test_kills_at_renames_and_flushes(tmp_path: Path, system: str) -> None:
 
 @forks
 def test_kills_at_random_moments(tmp_path: Path) -> None:
-    script = [sys.executable, interrupted.__file__, str(tmp_path), "3", "full"]
-    how = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(script, env=how, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
+    told = tmp_path / "told"
+    run = partial(interrupted.main, tmp_path, 3)
+    assert interrupted.finished(interrupted.forked(lambda: told.write_text(json.dumps(run()))))
+    seen = json.loads(told.read_text())
     assert seen["none"] + seen["complete"] == 3
 
 
@@ -270,18 +278,18 @@ def test_finished_units_are_not_done_again(
     pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
     """Interrupted after the last unit, or sweep: the resumed run solves nothing, and writes the same bytes."""
-    onebasin.merge(pair, tmp_path / "whole", match=level, **QUICK)
+    onebasin.merge(pair, tmp_path / "whole", match=level, **MERGE)
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("onebasin.jobs.merge.write_model", interrupt)
-        onebasin.merge(pair, tmp_path / "out", match=level, **QUICK)
+        onebasin.merge(pair, tmp_path / "out", match=level, **MERGE)
     assert not (tmp_path / "out").exists() and list((tmp_path / ".out.units").iterdir())
     with monkeypatch.context() as patched:
         patched.setattr("onebasin.matching.weights._Descent._best", interrupt)
-        onebasin.merge(pair, tmp_path / "out", match=level, resume=True, **QUICK)
+        onebasin.merge(pair, tmp_path / "out", match=level, resume=True, **MERGE)
     assert interrupted.weights(tmp_path / "out") == interrupted.weights(tmp_path / "whole")
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}
 
@@ -313,9 +321,9 @@ def test_units_of_other_inputs_are_not_found(pair: list[Path], tmp_path: Path) -
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("onebasin.jobs.merge.write_model", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        onebasin.merge(pair, out, **QUICK)
-    onebasin.merge([other, pair[1]], out, resume=True, **QUICK)
-    onebasin.merge([other, pair[1]], tmp_path / "fresh", **QUICK)
+        onebasin.merge(pair, out, **MERGE)
+    onebasin.merge([other, pair[1]], out, resume=True, **MERGE)
+    onebasin.merge([other, pair[1]], tmp_path / "fresh", **MERGE)
     assert interrupted.weights(out) == interrupted.weights(tmp_path / "fresh")
 
 
@@ -366,7 +374,7 @@ def test_a_limit_on_the_size_of_files(pair: list[Path], tmp_path: Path) -> None:
         try:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-            onebasin.merge(pair, out, workers=1, **QUICK)
+            onebasin.merge(pair, out, workers=1, **MERGE)
         except ModelError as error:
             code = 0 if "cannot write" in str(error) and "\n" not in str(error) else 2
         finally:
@@ -374,12 +382,12 @@ def test_a_limit_on_the_size_of_files(pair: list[Path], tmp_path: Path) -> None:
     _, status = os.waitpid(child, 0)
     assert os.WEXITSTATUS(status) == 0
     assert [path.name for path in out.parent.iterdir()] == [".out.units"]
-    onebasin.merge(pair, out, resume=True, **QUICK)
+    onebasin.merge(pair, out, resume=True, **MERGE)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 def test_a_disk_that_is_full_while_units_are_saved(
-    pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: list[Path], whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sentence; the units before stay, and the resumed run writes what an undisturbed one does."""
     save, saved = Matched.save, []
@@ -393,12 +401,11 @@ def test_a_disk_that_is_full_while_units_are_saved(
     out = tmp_path / "out"
     with monkeypatch.context() as patched, pytest.raises(OSError, match=r"^the disk is full: .* --resume\)$"):
         patched.setattr(Matched, "save", full)
-        onebasin.merge(pair, out, **QUICK)
+        onebasin.merge(pair, out, **MERGE)
     assert not out.exists() and len(list((tmp_path / ".out.units").iterdir())) == 2
-    onebasin.merge(pair, out, resume=True, **QUICK)
-    onebasin.merge(pair, tmp_path / "whole", **QUICK)
-    assert interrupted.weights(out) == interrupted.weights(tmp_path / "whole")
-    assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}
+    onebasin.merge(pair, out, resume=True, **MERGE)
+    assert interrupted.weights(out) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 # --- units and threads ------------------------------------------------------------------------------

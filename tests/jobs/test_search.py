@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pairs import few_sweeps
 from zoo import CASES, save
 
 import onebasin
@@ -51,6 +52,12 @@ def three_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onebasin.jobs.search.Search.left", 3.0)
     monkeypatch.setattr("onebasin.jobs.search.Search.has_time", lambda *_: True)
     monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.5)
+
+
+@pytest.fixture
+def three_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not asked how near the models come: models that share nothing take many sweeps."""
+    few_sweeps(monkeypatch)
 
 
 @pytest.mark.parametrize("budget", [None, "1h"])
@@ -111,7 +118,7 @@ KINDS = ("ViTForImageClassification", "BertForMaskedLM", "BertForSequenceClassif
 
 
 @pytest.mark.parametrize("case", KINDS)
-@pytest.mark.usefixtures("three_seconds_left")
+@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
 def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> None:
     found = onebasin.merge(models_of(case, tmp_path), tmp_path / "out", samples=24, anchor=0)
     assert found["kinship"]["kind"] == APART
@@ -119,7 +126,7 @@ def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> N
     assert found["verdict"]["agreement"] != [None, None]
 
 
-@pytest.mark.usefixtures("three_seconds_left")
+@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
 def test_three_models_are_learned_together(tmp_path: Path) -> None:
     models = models_of("GPT2LMHeadModel", tmp_path, 3)
     found = onebasin.merge(models, tmp_path / "out", budget=40, samples=16)

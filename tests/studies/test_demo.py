@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pairs import few_sweeps
 from transformers import AutoModelForImageClassification
 from typer.testing import CliRunner
 
 from onebasin.cli import app
-from onebasin.studies.demo import BEST, LEVELS, demo, train
+from onebasin.studies.demo import BEST, CHOOSING, LEVELS, demo, train
 
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
@@ -19,7 +20,10 @@ pytest.importorskip("matplotlib")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("demo")
-    return folder, demo(folder, models=3, epochs=1)
+    with pytest.MonkeyPatch.context() as patch:
+        few_sweeps(patch)
+        patch.setitem(CHOOSING, "samples", 16)
+        return folder, demo(folder, models=3, width=16, epochs=1)
 
 
 def test_results_are_written_as_returned(run: tuple[Path, dict[str, Any]]) -> None:
@@ -77,7 +81,8 @@ def test_one_model_is_no_demo(tmp_path: Path) -> None:
 
 def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onebasin.studies.demo.find_spec", lambda name: None)
-    results = demo(tmp_path / "out", models=2, levels=(), epochs=1)
+    monkeypatch.setitem(CHOOSING, "samples", 16)
+    results = demo(tmp_path / "out", models=2, width=16, levels=(), epochs=1)
     assert results["picture"] is None and not (tmp_path / "out" / "curves.png").exists()
     assert (tmp_path / "out" / "results.json").is_file()
 

@@ -82,12 +82,12 @@ def test_out_of_domain_all_models_are_merged(tmp_path: Path, vits: Path, models:
     folders = [vits / str(i) for i in range(models)]
     task = load_task("image-classification", "builtin:digits", folders[0], split="train", limit=60)
     for name, level in (("no match", "none"), ("match", "paper")):
-        merged = onebasin.merge(folders, match=level, anchor=0, verify=False)["model"]
+        merged = onebasin.merge(folders, match=level, anchor=0, verify=False, verdict=False)["model"]
         assert rows["average"][name][0] == pytest.approx(evaluate(merged, task).loss, rel=1e-4)
     ends = [evaluate(load_model(folder, "image-classification"), task).loss for folder in folders]
     assert rows["the end models, mean"]["match"][0] == pytest.approx(sum(ends) / models)
     test = load_task("image-classification", "builtin:digits", folders[0], split="test", limit=60)
-    plain = onebasin.merge(folders[:2], match="none", anchor=0, verify=False)["model"]
+    plain = onebasin.merge(folders[:2], match="none", anchor=0, verify=False, verdict=False)["model"]
     assert found.tables[1].rows[0][2][0] == pytest.approx(evaluate(plain, test).loss, rel=1e-4)  # in its domain
 
 
@@ -100,7 +100,7 @@ def test_a_method_with_settings_is_that_merge(tmp_path: Path, vits: Path) -> Non
     models, data = [str(vits / "0"), str(vits / "1")], {"data": "builtin:digits", "samples": 32}
     task = load_task("image-classification", "builtin:digits", vits / "0", split="test", limit=60)
     for name, how in (("plain", {}), ("0", {"method": "regmean", "shrink": 0, **data})):
-        merged = onebasin.merge(models, match="none", anchor=0, verify=False, **how)["model"]
+        merged = onebasin.merge(models, match="none", anchor=0, verify=False, verdict=False, **how)["model"]
         assert rows[name] == pytest.approx(evaluate(merged, task).loss, rel=1e-5)
 
 
