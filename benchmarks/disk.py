@@ -27,7 +27,7 @@ import torch
 import typer
 from transformers import BertConfig, BertForSequenceClassification
 
-from onebasin.matching import match_weights
+from onebasin.matching import Run, match_weights
 from onebasin.models import Folder, read_pair, write_model
 from onebasin.symmetry import acting_groups
 
@@ -164,7 +164,7 @@ def floor(models: list[Path], out: Path) -> dict[str, float]:
     machine = floors.measure()
     with floors.tracing(groups, time.perf_counter) as found:
         read_both = partial(read_pair, anchor, source)
-        match_weights(source.signature, read_both, groups, roles=some, measure=False, workers=1)
+        match_weights(source.signature, read_both, groups, roles=some, run=Run(1, measure=False))
     gemm = times * found.flops / machine.gemm
     solvers = times * (found.svd + found.assignment)  # timed on all cores
     return {"read": read, "gemm": gemm, "solvers": solvers, "write": write, "seconds": read + gemm + solvers + write}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onebasin.engine import in_order
-from onebasin.matching import match_weights
+from onebasin.matching import Run, match_weights
 from onebasin.symmetry import Group, Signature, acting_groups
 from onebasin.symmetry.gauge.canonical import canonical
 
@@ -90,7 +90,7 @@ def ours(row: Row, signature: Signature, read: Read) -> Iterator[dict[str, Tenso
     """The matched tensors by role: the alignment, then every tensor that it moves, one thread for a layer or tensor."""
     groups, workers = row.groups(signature), torch.get_num_threads()
     roles = touched(signature, groups)
-    alignment = match_weights(signature, read, groups, roles=roles, measure=False, workers=workers).alignment
+    alignment = match_weights(signature, read, groups, roles=roles, run=Run(workers, measure=False)).alignment
 
     def moved(role: str) -> dict[str, Tensor]:
         return {role: alignment.apply(signature, role, read(role)[1])}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,14 @@ def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0, fa
 
 def few_sweeps(patch: pytest.MonkeyPatch) -> None:
     """End matching after three sweeps, however near the models are: those that share nothing take a hundred."""
-    sweep = _Descent._sweep
-    patch.setattr(_Descent, "_sweep", lambda self, tolerance, most, *rest: sweep(self, tolerance, 3, *rest))
+    descend = _Descent.descend
+
+    def limited(self: _Descent) -> None:
+        self.how = replace(self.how, max_sweeps=3)
+        descend(self)
+
+    patch.setattr(_Descent, "descend", limited)
+    patch.setattr("onebasin.matching.universe.ROUNDS", 3)
 
 
 def weights(where: Path) -> dict[str, torch.Tensor]:

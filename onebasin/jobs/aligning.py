@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onebasin.data.calibration import Data, recut
 from onebasin.data.teaching import LOSSES, Forward, forward_of
-from onebasin.matching import Matched, Universe, match_universe, soft_couplings
+from onebasin.matching import Matched, Run, Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, match_learned
 from onebasin.models import (
@@ -274,16 +274,18 @@ def align_together(models: Sequence[Model], centre: int, opt: Options, tell: Tel
         shapes = [each.signature.tensors[role].shape for each in models]
         return model.read(role, opt.dtype, opt.device)[tuple(map(slice, map(min, zip(*shapes, strict=True))))]
 
+    def progress(what: str, objective: float) -> None:
+        if tell:
+            tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")
+
     return match_universe(
         [model.signature for model in models],
         [partial(read, model) for model in models],
         [groups_of(model, opt) for model in models],
+        opt,
         roles=common_roles(models).roles,
         centre=centre,
-        workers=opt.workers,
-        **opt.descent,
-        progress=tell
-        and (lambda what, objective: tell(f"matching {len(models)} models: {what}, {objective**0.5:.6g}")),
+        run=Run(opt.workers, tell and progress),
     )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from onebasin.engine import Store, in_order, on_ray
-from onebasin.matching import Matched
-from onebasin.matching.units import Unit, joined, solve, units
+from onebasin.matching.units import Unit, units
+from onebasin.matching.weights import Matched, Run, joined, match_weights
 from onebasin.models import Model, read_pair
 from onebasin.symmetry import Group, acting_groups
 
@@ -54,16 +54,14 @@ def _unit(
     piece: Unit,
 ) -> Matched:
     """One unit of work. Another process can do it: models are opened where they are read."""
-    return solve(
+    groups = groups_of(source, opt)
+    return match_weights(
         source.signature,
         lambda role: read_pair(anchor, source, role, opt.dtype, opt.device),
-        groups_of(source, opt),
-        piece,
+        {root: groups[root] for root in piece.roots},
+        opt,
         roles=roles,
-        workers=opt.workers,
-        store=store,
-        progress=None if tell is None else partial(_progress, tell, source.name),
-        **opt.descent,
+        run=Run(opt.workers if piece.wide else 1, tell and partial(_progress, tell, source.name), store),
     )
 
 

@@ -7,6 +7,6 @@ Nothing here reads a folder, writes a model, or merges.
 
 from .soft import soft_couplings
 from .universe import Universe, match_universe
-from .weights import Matched, match_weights
+from .weights import Matched, Run, Weights, match_weights
 
-__all__ = ["Matched", "Universe", "match_universe", "match_weights", "soft_couplings"]
+__all__ = ["Matched", "Run", "Universe", "Weights", "match_universe", "match_weights", "soft_couplings"]

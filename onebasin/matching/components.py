@@ -39,6 +39,12 @@ class Component:
     roles: list[str]
 
 
+def present(signature: Signature, roles: Sequence[str], groups: Mapping[str, Group]) -> dict[str, Group]:
+    """Return the groups of those spaces that some tensor among `roles` touches."""
+    touched = {signature.root[leaf.space] for role in roles for leaf in signature.leaves(signature.tensors[role])}
+    return {root: group for root, group in groups.items() if root in touched}
+
+
 def components_of(signature: Signature, roles: Sequence[str], active: Mapping[str, Group]) -> list[Component]:
     """Split the active spaces into sets that no tensor block joins.
 

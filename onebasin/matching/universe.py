@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +27,10 @@ from torch import Tensor
 from onebasin.engine import in_order
 from onebasin.symmetry import Alignment, Group, Signature
 
-from .weights import match_weights
+from .weights import Run, Weights, match_weights
 
 Read = Callable[[str], Tensor]  # role -> tensor
+ROUNDS = 20  # over all models
 
 
 @dataclass
@@ -49,14 +49,11 @@ def match_universe(
     signatures: Sequence[Signature],
     models: Sequence[Read],
     groups: Sequence[Mapping[str, Group]],
+    how: Weights | None = None,
     *,
     roles: Sequence[str],
     centre: int | None = None,
-    tolerance: float = 1e-5,
-    max_rounds: int = 20,
-    workers: int | None = None,
-    progress: Callable[[str, float], None] | None = None,
-    **how: Any,
+    run: Run | None = None,
 ) -> Universe:
     """Align m models to one another.
 
@@ -65,43 +62,41 @@ def match_universe(
         models: Per model, role -> tensor, of equal shapes for each of `roles`; called whenever a tensor is looked at,
             from several threads.
         groups: Per model, root space -> what may act.
+        how: As in `match_weights`; rounds end as its sweeps do, at the latest after `ROUNDS`.
         roles: The tensors that count.
         centre: The model that stays as it is (default: the centre of the best star).
-        tolerance: Relative decrease per round under which the descent ends.
-        max_rounds: How many rounds at most.
-        workers: As in `match_weights`.
-        progress: Called with a text and the objective.
-        how: More arguments of `match_weights`.
+        run: As in `match_weights`.
     """
-    how |= {"roles": roles, "workers": workers, "progress": progress}
+    how, run = how or Weights(), run or Run()
 
     def current(alignments: Sequence[Alignment]) -> list[Read]:
         return [partial(_moved, *one) for one in zip(signatures, alignments, models, strict=True)]
 
+    def matched(i: int, anchor: Read, start: Alignment | None = None) -> Alignment:
+        def read(role: str) -> tuple[Tensor, Tensor]:
+            return anchor(role), models[i](role)
+
+        return match_weights(signatures[i], read, groups[i], how, roles=roles, start=start, run=run).alignment
+
     stars: dict[int, tuple[float, list[Alignment]]] = {}
     for middle in range(len(models)) if centre is None else [centre]:
-        alignments = [
-            Alignment() if i == middle else _match(signatures[i], models[middle], model, groups[i], how)
-            for i, model in enumerate(models)
-        ]
-        stars[middle] = scatter(current(alignments), roles, workers), alignments
+        alignments = [Alignment() if i == middle else matched(i, models[middle]) for i in range(len(models))]
+        stars[middle] = scatter(current(alignments), roles, run.workers), alignments
     centre = min(stars, key=lambda middle: stars[middle][0])
     value, alignments = stars[centre]
     objective = [value]
-    for round_number in range(max_rounds if len(models) > 2 else 0):
-        for i, signature in enumerate(signatures):
+    for round_number in range(min(ROUNDS, how.max_sweeps) if len(models) > 2 else 0):
+        for i in range(len(models)):
             if i == centre:  # it defines the frame: only relative positions matter
                 continue
             now = current(alignments)
-            others = partial(_mean, [*now[:i], *now[i + 1 :]])
-            more = {**how, "warm": True, "starts": 1, "start": alignments[i]}
-            alignments[i] = _match(signature, others, models[i], groups[i], more)
-        objective.append(scatter(current(alignments), roles, workers))
-        if progress:
-            progress(f"round {round_number + 1}", objective[-1])
-        if objective[-2] - objective[-1] <= tolerance * objective[-2]:
+            alignments[i] = matched(i, partial(_mean, [*now[:i], *now[i + 1 :]]), alignments[i])
+        objective.append(scatter(current(alignments), roles, run.workers))
+        if run.progress:
+            run.progress(f"round {round_number + 1}", objective[-1])
+        if objective[-2] - objective[-1] <= how.tolerance * objective[-2]:
             break
-    if (apart := scatter(models, roles, workers)) <= objective[-1]:  # by rounding alone, as among copies of one model
+    if (apart := scatter(models, roles, run.workers)) <= objective[-1]:  # by rounding, as among copies of one model
         alignments, objective = [Alignment() for _ in models], [*objective, apart]
     return Universe(alignments, centre, objective, {middle: star[0] for middle, star in stars.items()})
 
@@ -114,12 +109,6 @@ def scatter(models: Sequence[Read], roles: Sequence[str], workers: int | None = 
         return float((stacked - stacked.mean(0)).square().sum(dtype=torch.float64))
 
     return sum(in_order(of, roles, workers))
-
-
-def _match(
-    signature: Signature, anchor: Read, source: Read, groups: Mapping[str, Group], how: Mapping[str, Any]
-) -> Alignment:
-    return match_weights(signature, lambda role: (anchor(role), source(role)), groups, **how).alignment
 
 
 def _mean(models: Sequence[Read], role: str) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from safetensors import safe_open
@@ -28,7 +28,7 @@ from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import GroupedWreath, Wreath
 from onebasin.symmetry.groups.elements import Element, Linear, Monomial
 
-from .components import Block, Component, components_of
+from .components import Block, Component, components_of, present
 from .identity_proof import FROM, stays
 from .moments import (
     Pair,
@@ -86,18 +86,6 @@ class Weights(Seeded):
     tolerance: Factor = setting(1e-6, "Relative decrease per sweep below which coupled spaces have converged.")
     max_sweeps: Count = setting(100, "Most sweeps over coupled spaces.")
 
-    @property
-    def descent(self) -> dict[str, Any]:
-        """The keyword arguments of `match_weights` and `match_universe`."""
-        return {
-            "weights": self.weight,
-            "relative": self.relative,
-            "tolerance": self.tolerance,
-            "max_sweeps": self.max_sweeps,
-            "starts": self.starts,
-            "seed": self.seed,
-        }
-
     def refuse_unknown(self, roles: Collection[str]) -> None:
         """Raise ValueError where no role of a model contains a name that `tensor_weights` gives a weight."""
         for part in self.tensor_weights:
@@ -116,24 +104,30 @@ class Weights(Seeded):
         return next((weight for part, weight in self.tensor_weights.items() if part in role), 1.0)
 
 
+@dataclass(frozen=True)
+class Run:
+    """With what weight matching runs, which changes no alignment.
+
+    workers: how many independent pieces run at once (default: one per core). progress: called with a text and the
+    objective after every step. store: where coupled spaces are kept after every sweep, and looked for at the start.
+    measure: False spares closed forms the distance before any move; the objective then starts at 0.
+    """
+
+    workers: int | None = None
+    progress: Callable[[str, float], None] | None = None
+    store: Store | None = None
+    measure: bool = True
+
+
 def match_weights(
     signature: Signature,
     read: Read,
     groups: Mapping[str, Group],
+    how: Weights | None = None,
     *,
     roles: Iterable[str] | None = None,
-    weights: Callable[[str], float] | None = None,
-    relative: bool = False,
-    tolerance: float = 1e-6,
-    max_sweeps: int = 100,
-    starts: int = 1,
-    seed: int = 0,
-    warm: bool = False,
     start: Alignment | None = None,
-    measure: bool = True,
-    workers: int | None = None,
-    progress: Callable[[str, float], None] | None = None,
-    store: Store | None = None,
+    run: Run | None = None,
 ) -> Matched:
     """Match a source to an anchor over the spaces in `groups`.
 
@@ -143,92 +137,84 @@ def match_weights(
             whenever they are looked at, from several threads. Only the tensors of a few layers (one for every worker)
             are held at a time.
         groups: Root space -> what may act.
-        roles: The tensors that count (default: all but aliases).
-        weights: Role -> weight of its squared distance.
-        relative: Divide it by the root of the product of both norms, so that large tensors count for less.
-        tolerance: Relative decrease per sweep under which coupled spaces are called converged.
-        max_sweeps: How many sweeps at most.
-        starts: How many starts coupled spaces get, of which the least objective is kept: the first is from the tensors
+        how: The settings (default: all as usual). Of several starts of coupled spaces, the first is from the tensors
             anchored in fixed spaces, the second from the same tensors with their spectra evened out, the others from
             the first with noise.
-        seed: Of the noise.
-        warm: Descend from where the source stands instead.
-        start: An alignment by the same groups that a warm descent goes on from; the result includes it.
-        measure: False spares closed forms the distance before any move; the objective then starts at 0.
-        workers: How many independent pieces run at once (default: one per core); the result does not depend on it.
-        progress: Called with a text and the objective after every step.
-        store: Where coupled spaces are kept after every sweep, and looked for at the start.
+        roles: The tensors that count (default: all but aliases).
+        start: An alignment by the same groups that the descent goes on from, perhaps an empty one; the result includes
+            it.
+        run: Workers and what they tell.
     """
+    how, run = how or Weights(), run or Run()
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
     if roles is not None:
         wanted = set(roles)
         counted = [role for role in counted if role in wanted]
-    present = {signature.root[leaf.space] for role in counted for leaf in signature.leaves(signature.tensors[role])}
-    active = {root: group for root, group in groups.items() if root in present}
+    active = present(signature, counted, groups)
 
-    def solve(component: Component) -> _Descent:
+    def solve(component: Component) -> Matched:
+        descent = partial(_Descent, signature, component, read, active, how, run)
         best: _Descent | None = None
         coupled = len(component.blocks) > 1
-        for number in range(starts if coupled else 1):
-            noise = torch.Generator().manual_seed(seed + number) if number > 1 else None
-            descent = _Descent(
-                signature, component, read, active, weights, noise, workers, relative, number == 1, start
-            )
-            kept = None if store is None else (store, f"{component.blocks[0].root}, start {number}, warm {warm}")
-            descent.run(tolerance, max_sweeps, warm, progress, measure, kept)
-            if best is None or descent.objective[-1] < best.objective[-1]:
-                best = descent
-        if coupled and best is not None and best.objective[-1] > sum(best.before.values()):
-            # The start led away for good (models that were near already): descend from where the source stands.
-            best = _Descent(signature, component, read, active, weights, None, workers, relative, start=start)
-            best.run(tolerance, max_sweeps, True, progress)
+        for number in range(how.starts if coupled and start is None else 1):
+            tried = descent(number, start)
+            tried.descend()
+            if best is None or tried.objective[-1] < best.objective[-1]:
+                best = tried
         assert best is not None
-        best.finish()
-        return best
+        if coupled and start is None and best.objective[-1] > sum(best.before.values()):
+            # The start led away for good (models that were near already): descend from where the source stands.
+            best = descent(0, Alignment())
+            best.descend()
+        return best.finish()
 
     components = components_of(signature, counted, active)
     # Components run side by side; one with spaces of all layers uses the cores inside its sweeps instead.
     inward = [any(signature.spaces[block.root].layer is None for block in component.blocks) for component in components]
-    beside = iter(in_parallel(solve, [c for c, alone in zip(components, inward, strict=True) if not alone], workers))
-    solved = [solve(c) if alone else next(beside) for c, alone in zip(components, inward, strict=True)]
-    elements = {root: element for descent in solved for root, element in descent.total.elements.items()}
-    before = {role: distance for descent in solved for role, distance in descent.before.items()}
-    # A fused tensor may belong to several components through disjoint blocks, so gains add where distances do not.
-    length = max((len(descent.objective) for descent in solved), default=1)
+    alone = [component for component, inside in zip(components, inward, strict=True) if not inside]
+    beside = iter(in_parallel(solve, alone, run.workers))
+    return joined(solve(c) if inside else next(beside) for c, inside in zip(components, inward, strict=True))
+
+
+def joined(found: Iterable[Matched]) -> Matched:
+    """Join the results for sets of spaces that were matched apart."""
+    found = list(found)
+    elements = {root: element for one in found for root, element in one.alignment.elements.items()}
+    batch = {root: over for one in found for root, over in one.alignment.batch.items()}
+    apart = {role: distance for one in found for role, distance in one.apart.items()}
+    before = sum(apart.values())
+    # A fused tensor may belong to several of them through disjoint blocks, so gains add where distances do not.
+    length = max((len(one.objective) for one in found), default=1)
     objective = [
-        sum(before.values()) - sum(sum(d.before.values()) - d.objective[min(i, len(d.objective) - 1)] for d in solved)
-        for i in range(length)
+        before - sum(one.before - one.objective[min(i, len(one.objective) - 1)] for one in found) for i in range(length)
     ]
-    batch = {root: signature.spaces[root].batch for root in active}
-    return Matched(Alignment(elements, batch), sum(before.values()), objective, before)
+    return Matched(Alignment(elements, batch), before, objective, apart)
 
 
+@dataclass
 class _Descent:
-    """Block coordinate descent on one component.
+    """Block coordinate descent on one component, from a start of some number or from an alignment.
 
     Tensors are read anew at every visit and rewritten by what was found so far, so each step is an increment.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        component: Component,
-        read: Read,
-        groups: Mapping[str, Group],
-        weights: Callable[[str], float] | None,
-        noise: torch.Generator | None,
-        workers: int | None,
-        relative: bool = False,
-        even: bool = False,
-        start: Alignment | None = None,
-    ) -> None:
-        self.read, self.workers, self.even = read, workers, even
-        self.signature, self.component, self.groups, self.noise = signature, component, groups, noise
-        self.weight = {role: weights(role) if weights else 1.0 for role in component.roles}
-        for role in component.roles if relative else ():
-            self.weight[role] /= typical_size(*read(role))
+    signature: Signature
+    component: Component
+    read: Read
+    groups: Mapping[str, Group]
+    how: Weights
+    run: Run
+    number: int
+    start: Alignment | None
+
+    def __post_init__(self) -> None:
+        signature, component = self.signature, self.component
+        self.noise = torch.Generator().manual_seed(self.how.seed + self.number) if self.number > 1 else None
+        self.weight = {role: self.how.weight(role) for role in component.roles}
+        for role in component.roles if self.how.relative else ():
+            self.weight[role] /= typical_size(*self.read(role))
         self.batch = {root: signature.spaces[root].batch for block in component.blocks for root in block.roots}
-        given = start.elements if start else {}
+        given = self.start.elements if self.start else {}
         self.total = Alignment({root: given[root] for root in self.batch if root in given}, self.batch)
         self.touching = {
             root: [role for role in component.roles if role in set(signature.touching[root])] for root in self.batch
@@ -236,63 +222,55 @@ class _Descent:
         self.before: dict[str, float] = {}
         self.objective: list[float] = []
 
-    def run(
-        self,
-        tolerance: float,
-        max_sweeps: int,
-        warm: bool,
-        progress: Callable[[str, float], None] | None,
-        measure: bool = True,
-        kept: tuple[Store, str] | None = None,
-    ) -> None:
-        blocks = self.component.blocks
+    @property
+    def kept(self) -> str:
+        """The name under which its state is kept."""
+        return f"{self.component.blocks[0].root}, start {self.number}, warm {self.start is not None}"
+
+    def descend(self) -> None:
+        """Find the optimum of a single block, or sweep over coupled ones."""
+        blocks, measure, store = self.component.blocks, self.run.measure, self.run.store
         closed = len(blocks) == 1
-        if kept and not closed and (path := kept[0].find(kept[1])):
+        if store and not closed and (path := store.find(self.kept)):
             found = Matched.load(path)
             self.total, self.before, self.objective = found.alignment, found.apart, found.objective
-            return self._sweep(tolerance, max_sweeps, progress, kept)
+            return self._sweep()
         self.before = self._distances() if measure or not closed else {}
         self.objective = [sum(self.before.values())]
         if closed:  # what is gained follows from the moments
             elements, gain = self._best(blocks[0])
             self.total = Alignment(elements, self.batch).after(self.total)
             self.objective.append(max(self.objective[0] - gain, 0.0) if measure else -gain)
-            if progress:
-                progress(blocks[0].root, self.objective[-1])
-            return
-        if not warm:
+            if self.run.progress:
+                self.run.progress(blocks[0].root, self.objective[-1])
+            return None
+        if self.start is None:
             self._start()
             self.objective = [sum(self._distances().values())]
-        self._sweep(tolerance, max_sweeps, progress, kept)
+        return self._sweep()
 
-    def _sweep(
-        self,
-        tolerance: float,
-        max_sweeps: int,
-        progress: Callable[[str, float], None] | None,
-        kept: tuple[Store, str] | None,
-    ) -> None:
+    def _sweep(self) -> None:
         """Sweep until the objective stays; every state is kept."""
 
         def converged() -> bool:
             return len(self.objective) > 1 and (
-                self.objective[-2] - self.objective[-1] <= tolerance * self.objective[-2]
+                self.objective[-2] - self.objective[-1] <= self.how.tolerance * self.objective[-2]
             )
 
-        while len(self.objective) <= max_sweeps and not converged():
+        while len(self.objective) <= self.how.max_sweeps and not converged():
             for wave in self._waves():
                 self._step(wave)
             self.objective.append(sum(self._distances().values()))
-            if kept:
+            if self.run.store:
                 state = Matched(self.total, sum(self.before.values()), self.objective, self.before)
-                kept[0].put(kept[1], state.save)
-            if progress:
-                progress(f"sweep {len(self.objective) - 1}", self.objective[-1])
+                self.run.store.put(self.kept, state.save)
+            if self.run.progress:
+                self.run.progress(f"sweep {len(self.objective) - 1}", self.objective[-1])
 
-    def finish(self) -> None:
+    def finish(self) -> Matched:
         """Project the accumulated elements back onto their groups in float64."""
         exact = {root: self.groups[root].project(element) for root, element in self.total.elements.items()}
-        self.total = Alignment(exact, self.batch)
+        return Matched(Alignment(exact, self.batch), sum(self.before.values()), self.objective, self.before)
 
     def _waves(self) -> list[list[Block]]:
         """Blocks in order, those that follow one another and share no tensor together: layers, given the stream."""
@@ -312,7 +290,7 @@ class _Descent:
             return weight * squared_distance(anchor, source)
 
         roles = self.component.roles
-        return dict(zip(roles, in_order(distance, roles, self.workers), strict=True))
+        return dict(zip(roles, in_order(distance, roles, self.run.workers), strict=True))
 
     def _pair(self, role: str, without: str | None = None) -> Pair:
         """The tensors of a role, the source's rewritten by what was found so far, except on the space `without`."""
@@ -365,7 +343,7 @@ class _Descent:
         def best(block: Block) -> dict[str, Element]:
             return self._best(block, roles)[0]
 
-        for found in in_parallel(best, wave, self.workers) if len(wave) > 1 else map(best, wave):
+        for found in in_parallel(best, wave, self.run.workers) if len(wave) > 1 else map(best, wave):
             # Products of maps that are not isometries grow apart from those of their inverses: kept in float64.
             exact = {r: g.project(e) if (g := self.groups[r]).uses_gram else e for r, e in found.items()}
             self.total = Alignment(exact, self.batch).after(self.total)
@@ -381,7 +359,9 @@ class _Descent:
             return self._best_grouped(block, block.member, pairs)
         if block.nested:
             chain = block.roots
-            return nearest_nested(self.signature, chain, self.groups, pairs(self.touching[block.root]), self.workers)
+            return nearest_nested(
+                self.signature, chain, self.groups, pairs(self.touching[block.root]), self.run.workers
+            )
 
         def those(root: str) -> list[str]:
             return [role for role in self.touching[root] if roles is None or role in roles]
@@ -410,8 +390,8 @@ class _Descent:
             return {root: Monomial(torch.arange(space.size))}, 0.0
         own = self.total.elements.get(root) if shared and isometry else None
         read = partial(self._pair, without=root if own is not None else None)
-        run = partial(in_order, workers=self.workers if shared else 1)
-        if start and self.even:
+        run = partial(in_order, workers=self.run.workers if shared else 1)
+        if start and self.number == 1:
             read = partial(self._evened, root, read)
         moments = cross_moments(self.signature, root, roles, group.uses_gram, isometry, read, run)
         if own is not None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import onebasin
 from onebasin.jobs import aligning
-from onebasin.matching import match_universe, match_weights
+from onebasin.matching import Weights, match_universe, match_weights
 from onebasin.models import ModelError
 from onebasin.symmetry import LEVELS, Alignment, acting_groups
 from onebasin.symmetry.groups import Invertible
@@ -91,11 +91,9 @@ def test_the_bound_holds_for_the_product_of_all_sweeps_and_rounds(tiny):
     groups = acting_groups(signature, "invertible", parts=["attention"])
     bound = 1.2
     limited = {root: Invertible(bound) if isinstance(group, Invertible) else group for root, group in groups.items()}
-    pair = match_weights(signature, lambda role: (anchor[role], sources[0][role]), limited, max_sweeps=20)
+    pair = match_weights(signature, lambda role: (anchor[role], sources[0][role]), limited, Weights(max_sweeps=20))
     models = [tensors.__getitem__ for tensors in (anchor, *sources)]
-    three = match_universe(
-        [signature] * 3, models, [limited] * 3, roles=list(anchor), centre=0, max_rounds=3, max_sweeps=3
-    )
+    three = match_universe([signature] * 3, models, [limited] * 3, Weights(max_sweeps=3), roles=list(anchor), centre=0)
     found = [pair.alignment, *three.alignments[1:]]
     spreads = []
     for alignment in found:

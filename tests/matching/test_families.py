@@ -9,8 +9,8 @@ import pytest
 import zoo
 from elements import apply, random_alignment, squared
 
-from onebasin.matching import match_weights
-from onebasin.symmetry import acting_groups
+from onebasin.matching import Weights, match_weights
+from onebasin.symmetry import Alignment, acting_groups
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ def test_between_strangers_the_objective_is_the_distance_and_never_increases(tin
     signature, anchor = tiny(case, "full")
     _, source = tiny(case, "full", number=1)
     groups = acting_groups(signature, level, rescale="joint")
-    found = match_weights(signature, lambda role: (anchor[role], source[role]), groups, max_sweeps=4, warm=True)
+    found = match_weights(
+        signature, lambda role: (anchor[role], source[role]), groups, Weights(max_sweeps=4), start=Alignment()
+    )
     for before, after in zip(found.objective, found.objective[1:], strict=False):
         assert after <= before * (1 + 1e-12)
     gain = squared(anchor, source) - squared(anchor, apply(signature, found.alignment, source))

@@ -26,7 +26,7 @@ def split(signature, tensors, roots, share):
 
 def soft(signature, anchor, source, groups, temperature):
     """The distance after matching, and after mixing at this temperature as well."""
-    found = match_weights(signature, lambda role: (anchor[role], source[role]), groups, warm=True).alignment
+    found = match_weights(signature, lambda role: (anchor[role], source[role]), groups, start=Alignment()).alignment
     moved = apply(signature, found, source)
     couplings = soft_couplings(signature, lambda role: (anchor[role], moved[role]), groups, temperature)
     return squared(anchor, moved), squared(anchor, apply(signature, Softened(Alignment(), couplings), moved)), couplings

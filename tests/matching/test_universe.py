@@ -9,7 +9,7 @@ import pytest
 import torch
 from elements import apply, squared
 
-from onebasin.matching import match_universe
+from onebasin.matching import Run, Weights, match_universe
 from onebasin.matching.universe import scatter
 from onebasin.symmetry import acting_groups
 
@@ -31,7 +31,7 @@ def aligned(signatures, models, groups, **how):
 @pytest.mark.parametrize("count", [3, 5])
 def test_every_cycle_composes_to_the_identity(tiny, count):
     signatures, models, groups = many(tiny, count, "orthogonal")
-    found = aligned(signatures, models, groups, max_rounds=2, max_sweeps=5)
+    found = aligned(signatures, models, groups, how=Weights(max_sweeps=5))
     step = [found.alignments[(i + 1) % count].inverse().after(found.alignments[i]) for i in range(count)]
     around = step[0]
     for following in step[1:]:
@@ -80,7 +80,7 @@ def test_no_model_is_held(tiny):
 
         return read
 
-    match_universe(signatures, [reader(m) for m in models], groups, roles=list(models[0]), centre=0, max_rounds=1,
-                   max_sweeps=1, workers=1)  # fmt: skip
+    match_universe(signatures, [reader(m) for m in models], groups, roles=list(models[0]), centre=0,
+                   how=Weights(max_sweeps=1), run=Run(workers=1))  # fmt: skip
     largest = max(tensor.numel() for tensor in models[0].values())
     assert most[0] <= 2 * len(models) * largest < sum(tensor.numel() for model in models for tensor in model.values())

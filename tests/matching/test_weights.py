@@ -9,7 +9,7 @@ import pytest
 import torch
 from elements import Tensors, apply, random_alignment, squared
 
-from onebasin.matching import match_weights
+from onebasin.matching import Run, Weights, match_weights
 from onebasin.symmetry import LEVELS, Alignment, acting_groups
 from onebasin.symmetry.groups.elements import Monomial
 
@@ -73,9 +73,9 @@ def test_a_second_run_changes_nothing(tiny, level):
     signature, anchor = tiny("GPT2LMHeadModel", "full")
     _, source = tiny("GPT2LMHeadModel", "full", number=1)
     groups = acting_groups(signature, level)
-    once = match_weights(signature, pairs(anchor, source), groups, tolerance=1e-13, max_sweeps=500)
+    once = match_weights(signature, pairs(anchor, source), groups, Weights(tolerance=1e-13, max_sweeps=500))
     moved = apply(signature, once.alignment, source)
-    twice = match_weights(signature, pairs(anchor, moved), groups, warm=True, tolerance=1e-13)
+    twice = match_weights(signature, pairs(anchor, moved), groups, Weights(tolerance=1e-13), start=Alignment())
     assert twice.objective[-1] == pytest.approx(twice.objective[0], rel=1e-9)
 
 
@@ -151,11 +151,8 @@ def test_tensor_weights_change_what_counts(tiny):
     _, source = tiny("BertModel", number=1)
     groups = acting_groups(signature, "paper", parts=["attention"])
 
-    def keys(role: str) -> float:
-        return 100.0 if ".key." in role else 1.0
-
     plain = match_weights(signature, pairs(anchor, source), groups)
-    weighted = match_weights(signature, pairs(anchor, source), groups, weights=keys)
+    weighted = match_weights(signature, pairs(anchor, source), groups, Weights(tensor_weights={".key.": 100.0}))
     key = "encoder.layer.0.attention.self.key.weight"
     distances = [
         float((anchor[key] - found.alignment.apply(signature, key, source[key])).norm()) for found in (plain, weighted)
@@ -167,7 +164,7 @@ def test_relative_distances_are_those_over_the_roots_of_both_norms(tiny):
     signature, anchor = tiny("GPT2LMHeadModel", "full")
     _, source = tiny("GPT2LMHeadModel", "full", number=1)
     groups = acting_groups(signature, "orthogonal")
-    found = match_weights(signature, pairs(anchor, source), groups, relative=True)
+    found = match_weights(signature, pairs(anchor, source), groups, Weights(relative=True))
     moved = apply(signature, found.alignment, source)
     for tensors, value in ((source, found.before), (moved, found.objective[-1])):
         terms = [
@@ -183,7 +180,7 @@ def test_more_starts_never_end_higher(tiny):
     signature, anchor = tiny("GPT2LMHeadModel", "full")
     _, source = tiny("GPT2LMHeadModel", "full", number=1)
     groups = acting_groups(signature, "orthogonal")
-    one, four = (match_weights(signature, pairs(anchor, source), groups, starts=starts) for starts in (1, 4))
+    one, four = (match_weights(signature, pairs(anchor, source), groups, Weights(starts=starts)) for starts in (1, 4))
     assert four.objective[-1] <= one.objective[-1]
 
 
@@ -194,7 +191,7 @@ def test_single_precision_has_the_same_bits_for_any_number_of_workers(tiny, leve
     groups = acting_groups(signature, level, rescale=rescale)
     anchor, source = ({role: tensor.float() for role, tensor in each.items()} for each in (anchor, source))
     read = pairs(anchor, source)
-    one, two, five = (match_weights(signature, read, groups, workers=n, max_sweeps=3) for n in (1, 2, 5))
+    one, two, five = (match_weights(signature, read, groups, Weights(max_sweeps=3), run=Run(n)) for n in (1, 2, 5))
     for other in (two, five):
         assert other.objective == one.objective
         moved = apply(signature, other.alignment, source)

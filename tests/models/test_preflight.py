@@ -15,7 +15,7 @@ from pairs import folder, scrambled
 from torch import Tensor
 
 import onebasin
-from onebasin.matching import match_weights
+from onebasin.matching import Run, match_weights
 from onebasin.matching.cost import numbers_held
 from onebasin.models import Folder, ModelError, read_pair, shared_roles
 from onebasin.models.preflight import ancestors, preflight, tokens, vocabulary
@@ -110,7 +110,7 @@ def test_matching_holds_no_more_than_was_foretold(gpt2: Path, tmp_path: Path, le
         return pair[0], pair[1]
 
     roles, groups = shared_roles(a, b).roles, acting_groups(a.signature, level)
-    match_weights(a.signature, read, groups, roles=roles, workers=1)
+    match_weights(a.signature, read, groups, roles=roles, run=Run(1))
     foretold = numbers_held(a.signature, roles, groups, workers=1)
     assert peak <= 4 * foretold
     said = preflight(a, b, level)
