@@ -31,11 +31,11 @@ class Float64(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.nn.functional.batch_norm:
+        if func is torch.nn.functional.batch_norm and args[1] is not None and not kwargs.get("training"):
             return _batch_norm(*args, **kwargs)
         if func in _CASTS:
             return args[0].to(torch.float64)
-        fills = func is torch.full and isinstance(kwargs.get("fill_value", args[-1]), float)
+        fills = func is torch.full and isinstance(kwargs["fill_value"] if "fill_value" in kwargs else args[1], float)
         if (fills or func in _FACTORIES) and kwargs.get("dtype") is None and torch.get_default_dtype() in _WIDER:
             kwargs["dtype"] = torch.float64
         if kwargs.get("dtype") in _WIDER:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from itertools import islice, product
 from typing import Any
 
@@ -28,12 +29,13 @@ _INSTEAD = ("inputs_embeds", "hidden_states", "query_embeds")
 _TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_values": ("audio",)}
 
 
-def made_inputs(model: PreTrainedModel, seed: int = 0) -> Iterator[Given]:
+def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] = ()) -> Iterator[Given]:
     """Yield inputs that a model may run on, those that reach most of it first.
 
     Args:
         model: A model in float64.
         seed: Of the inputs.
+        widths: How many numbers a frame of sound may have, besides what the configuration says.
 
     Returns:
         Keywords of its `forward`: 3 rows of random tokens that are not special, images, sounds, none of them masked.
@@ -51,19 +53,19 @@ def made_inputs(model: PreTrainedModel, seed: int = 0) -> Iterator[Given]:
     for names in ([*first, *text, *image, *sound], [*first, *text, *image], [*first, *text, *sound], [*first, *text],
                   [*first, *image], [*first, *sound], first,
                   [name for name in accepted if name not in _INSTEAD or name in first]):  # fmt: skip
-        for given in _ways(model, tuple(dict.fromkeys(names)), seed):
+        for given in _ways(model, tuple(dict.fromkeys(names)), seed, widths):
             shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
             if shapes not in seen:
                 seen.add(shapes)
                 yield given
 
 
-def _ways(model: PreTrainedModel, names: tuple[str, ...], seed: int) -> Iterator[Given]:
+def _ways(model: PreTrainedModel, names: tuple[str, ...], seed: int, widths: Collection[int]) -> Iterator[Given]:
     """Inputs of these names, in each of the shapes that images and sounds come in."""
-    probe = _makers(model, torch.Generator(), names)
+    probe = _makers(model, torch.Generator(), widths)
     ranges = [range(len(probe[name])) for name in names if probe.get(name)]
     for places in islice(sorted(product(*ranges), key=lambda each: (sum(map(bool, each)), sum(each))), WAYS):
-        makers = _makers(model, torch.Generator().manual_seed(seed), names)
+        makers = _makers(model, torch.Generator().manual_seed(seed), widths)
         chosen = iter(places)
         given = {name: makers[name][next(chosen)]() for name in names if makers.get(name)}
         given = {name: value for name, value in given.items() if value is not None}
@@ -132,10 +134,10 @@ def _all_settings(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         yield from vars(each).items()
 
 
-def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str, ...]) -> Mapping[str, list[Maker]]:
+def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collection[int]) -> Mapping[str, list[Maker]]:
     """Argument -> how it may be made, in the order in which it is tried."""
     config: Any = model.config
-    text = config.get_text_config()
+    text = config.get_text_config(**({"encoder": True} if getattr(config, "is_encoder_decoder", False) else {}))
     decoder = config.get_text_config(decoder=True)
     every = list(configs(config))
     vision: Any = getattr(config, "vision_config", None) or next(
@@ -146,7 +148,7 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str
     def number(*names: str, default: int, scopes: tuple[Any, ...] = ()) -> int:
         for scope in (*scopes, *every):
             for name in names:
-                value = vars(scope).get(name)
+                value = getattr(scope, "__dict__", {}).get(name)
                 for n in numbers(value):
                     return n
         return default
@@ -157,7 +159,10 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str
     def ids(scope: Any, *shape: int) -> Tensor:
         vocabulary = number("vocab_size", "text_vocab_size", default=32, scopes=(scope,))
         plain = torch.tensor([n for n in range(vocabulary) if n not in special] or [0])
-        return plain[torch.randint(len(plain), shape or (BATCH, LENGTH), generator=generator)]
+        found = plain[torch.randint(len(plain), shape or (BATCH, LENGTH), generator=generator)]
+        for n in numbers(vars(scope).get("question_token_id")):  # where an answer is asked for
+            found[:, 2] = n
+        return found
 
     def whole(high: int, *shape: int) -> Tensor:
         return torch.randint(max(high, 1), shape, generator=generator)
@@ -180,7 +185,7 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str
     frames = number("num_frames", "frames_per_clip", default=FRAMES, scopes=(vision,))
     bins = number("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "n_mels", "mel_dim",
                   "feature_projection_input_dim", default=80, scopes=(sound,))  # fmt: skip
-    positions = 2 * number("max_source_positions", default=32, scopes=(sound,))
+    positions = 2 * number("n_window", "max_source_positions", default=32, scopes=(sound,))
     patches = [lambda: normal(BATCH * side * side, channels * depth * patch * patch)]
     accepted = inspect.signature(model.forward).parameters
     packed = "image_grid_thw" in accepted or "grid_thw" in accepted
@@ -188,7 +193,9 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str
     plane: list[Maker] = [
         lambda: normal(BATCH, channels, height, width), lambda: normal(BATCH, 1, channels, height, width),
         lambda: normal(BATCH, frames, channels, height, width), lambda: normal(BATCH, 1, 1, channels, height, width),
-        *flat, *patches, lambda: normal(BATCH, channels, SIDE, SIDE),
+        lambda: normal(BATCH, 2, channels, height, width),
+        *flat, *patches, lambda: normal(BATCH * side * side, channels, patch, patch),
+        lambda: normal(BATCH, channels, SIDE, SIDE),
     ]  # fmt: skip
     sequences = "spatial_shapes" in accepted or "pixel_position_ids" in accepted or "image_position_ids" in accepted
     pixels = [*patches, *plane] if packed else [*flat, *plane] if sequences else plane
@@ -200,7 +207,9 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str
         corner = whole(most // 2, BATCH, LENGTH, 2)
         return torch.cat([corner, corner + whole(most // 2, BATCH, LENGTH, 2)], -1)
 
-    spectrum: list[Maker] = [lambda: normal(BATCH, bins, positions), lambda: normal(BATCH, positions, bins)]
+    spectrum: list[Maker] = [lambda: normal(BATCH, 1, positions, bins)] if hasattr(sound, "spec_size") else []
+    spectrum += [partial(normal, BATCH, positions, n) for n in widths]
+    spectrum += [lambda: normal(BATCH, bins, positions), lambda: normal(BATCH, positions, bins)]
     wave: list[Maker] = [lambda: normal(BATCH, SAMPLES), lambda: normal(BATCH, 1, SAMPLES),
                          lambda: normal(BATCH, number("max_length", default=64), bins), *spectrum]  # fmt: skip
     books = number("num_codebooks", "codebooks", default=0)
@@ -241,6 +250,22 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, names: tuple[str
         "hidden_states": [lambda: normal(BATCH, LENGTH, number("hidden_size", "d_model", default=24)), *patches],
         "query_embeds": [lambda: normal(BATCH, LENGTH, number("hidden_size", default=24))],
         "qformer_input_ids": [lambda: ids(getattr(config, "qformer_config", text))],
+        "encoder_hidden_states": [
+            lambda: normal(BATCH, 5, number("encoder_hidden_size", "hidden_size", default=24))
+        ],
+        "states": [lambda: normal(BATCH, LENGTH, number("state_dim", default=2))],
+        "actions": [lambda: normal(BATCH, LENGTH, number("act_dim", default=2))],
+        "rewards": [lambda: normal(BATCH, LENGTH, 1)], "returns_to_go": [lambda: normal(BATCH, LENGTH, 1)],
+        "timesteps": [lambda: whole(number("max_ep_len", default=8), BATCH, LENGTH)],
+        "visual_feats": [lambda: normal(BATCH, 5, number("visual_feat_dim", default=24))],
+        "visual_pos": [lambda: normal(BATCH, 5, number("visual_pos_dim", default=4))],
+        "visual_embeds": [lambda: normal(BATCH, 5, number("visual_embedding_dim", default=24))],
+        "prompt_pixel_values": [lambda: normal(BATCH, channels, height, width)],
+        "prompt_masks": [lambda: normal(BATCH, channels, height, width)],
+        "state": [lambda: normal(BATCH, number("max_state_dim", default=8))],
+        "audio_mel": [lambda: normal(BATCH, positions, bins)],
+        "audio_mel_mask": [lambda: torch.zeros(BATCH, positions, dtype=torch.bool)],
+        "latents": [lambda: normal(BATCH, number("hidden_size", default=24), 8)],
         "langs": [lambda: torch.zeros(BATCH, LENGTH, dtype=torch.long)],
         "codebook_idx": [lambda: 1], "freq": [lambda: torch.zeros(BATCH, dtype=torch.long)],
     }  # fmt: skip

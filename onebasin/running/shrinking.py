@@ -36,7 +36,7 @@ RULES = {
     "upscaling": r"^encoder_stride$",
     "shared experts": r"shared_experts$",
     "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|mel_bins|"
-             r"layer_norm|_fft|chunk|ngram|temperature|merge|seconds|per_token|layer_freq|max_window|feature_layer)",
+             r"layer_norm|_fft|chunk|ngram|temperature|merge|pos_emb|seconds|per_token|layer_freq|max_window|feature_layer)",
     "layers": r"(^|_)(n_)?(layers?|depths?|blocks)$",
     "in head": r"(head_dim|head_size|d_kv|d_head|dim_head|headdim)$",
     "key heads": r"(key_value_heads|kv_heads|n_head_kv|kv_n_heads)$",
@@ -45,25 +45,27 @@ RULES = {
     "chosen": r"(experts_per_tok(en)?|moe_top_?k|moe_k)$",
     "chosen groups": r"topk_group$",
     "groups": r"(^n_group|_groups?|group_num)$",
-    "distances": r"(bucket|relative|max_distance|codevectors)",
-    "positions": r"(position|n_ctx|max_seq_len|seq_length|max_pos|block_size)",
+    "distances": r"((?<!hash_)bucket|relative|max_distance|codevectors)",
+    "queries": r"num_queries$",
+    "labels": r"_labels$",
+    "positions": r"(position|n_ctx|max_seq_len|seq_length|max_pos|block_size|hash_buckets)",
     "image": r"(^|_)image_size$",
     "patch": r"(^|_)patch_sizes?$",
     "window": r"window_sizes?$",
     "rotary": r"rotary_(dim|ndims)$",
     "neurons": r"(intermediate|ffn|mlp|inner|d_ff|feed_?forward)",
     "width": r"(hidden_size_\w+|size|sizes|dims?|width|rank|d_model|n_embd|embed|channels?|units|filters|features|"
-             r"dim_per_stage|d_state|d_ssm|latents)$",
+             r"dim_per_stage|d_state|d_ssm|latents|dimension|channel_list)$",
 }  # fmt: skip
 _ASIDE = {"transformers_version", "id2label", "label2id", "num_labels", "dtype", "torch_dtype", "problem_type",
-          "stage_names", "out_features", "out_indices", "_out_features", "_out_indices", "return_dict",
+          "stage_names", "out_indices", "return_dict",
           "output_hidden_states", "output_attentions"}  # fmt: skip
 _FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # no multiples of a head
+_STAGED = ("depths", "hidden_sizes")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
-         "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64}  # fmt: skip
-_LEFT = ("image", "patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
-         "vocabulary", "width")  # fmt: skip
+         "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64, "queries": 5,
+         "labels": 7}  # fmt: skip
 _PRIMES = [67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
 
 
@@ -80,6 +82,7 @@ class Scale:
     head: int = 6
     layers: int = 2
     kept: frozenset[str] = frozenset()
+    divisor: int | None = None  # of all widths alike, where sums and ratios matter; heads stay as many
     filled: Mapping[str, int | None] | None = None  # whether sizes that are not set are set, and what else, to what
 
 
@@ -154,6 +157,8 @@ def _own(config: PretrainedConfig) -> dict[str, Any]:
     held = vars(config)
     own = {name: held[name] for name in declared if name in held and name not in _ASIDE}
     overrides = getattr(held.get("_heterogeneity_spec"), "per_layer_overrides", None)
+    if own.keys() & {"_out_indices", "_out_features"}:
+        del own["_out_features"]
     return own | ({"per_layer_config": deepcopy(overrides)} if overrides else {})
 
 
@@ -186,7 +191,9 @@ class _Shrinking:
         self.unit = self.head * lcm(*counts) if counts else self.head * 4
         widths = of("width")
         neurons = [n for n in of("neurons") if n not in widths]
-        self.sizes = {n: self.unit * place for place, n in enumerate(widths, 1)}
+        shared = lcm(*counts)
+        self.sizes = {n: self.unit * place if n > self.unit * place or n % shared else n
+                      for place, n in enumerate(widths, 1)}  # fmt: skip
         self.sizes |= dict(zip(neurons, chain(_FREE, range(102, 10**6, 4)), strict=False))
         self.inner = {n: self.head * place for place, n in enumerate(of("in head"), 1)}
         self.vocabularies = dict(zip([n for n in of("vocabulary") if n > VOCABULARY], _PRIMES, strict=False))
@@ -217,10 +224,17 @@ class _Shrinking:
             given["is_decoder"] = True
         labels: Any = {} if getattr(config, "num_labels", None) is None else {"num_labels": LABELS}
         found = type(config)(**given, **labels)
+        wanted, stages = vars(config).get("_out_indices"), len(vars(found).get("stage_names") or ())
+        if wanted and stages:  # a backbone: the same stages, or the last ones
+            same = stages == len(vars(config)["stage_names"])
+            indices = list(wanted) if same else list(range(stages))[-len(wanted) :]
+            cls: Any = type(config)
+            found = cls(**given, **labels, out_indices=indices)
         named = self.scale.filled or {}
         for name in named if type(config).__name__ in named else ():
             if name.islower() and not hasattr(found, name):
-                setattr(found, name, 1e4 if "theta" in name else 2)
+                own_heads = small.get("num_attention_heads", 2)
+                setattr(found, name, 1e4 if "theta" in name else own_heads if "head" in name else 2)
         return found
 
     def derived(self, config: PretrainedConfig, own: Mapping[str, Any]) -> set[str]:
@@ -248,7 +262,7 @@ class _Shrinking:
         patch = next((n for key, value in own.items() if kind_of_number(key) == "patch" for n in numbers(value)), 1)
         staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # convolutions reduce it
         small_patch = min(patch, 2) if "patch" not in scale.kept else patch
-        lists = (own.get(key) for key in ("depths", "hidden_sizes"))
+        lists = (own.get(key) for key in _STAGED)
         grid: int = max(GRID, 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0))
         hidden: int = next((own[key] for key in _HIDDEN if is_number(own.get(key))), 0)
         counts: list[tuple[str, int]] = [(key, own[key]) for kind in ("heads", "key heads") for key in own
@@ -272,6 +286,8 @@ class _Shrinking:
             kind = kind_of_number(key)
             if kind in scale.kept or n < 0:
                 return n
+            if scale.divisor and kind in ("width", "neurons", "in head", "rotary", "heads", "key heads"):
+                return n if "heads" in kind or n % scale.divisor or n < WIDE else n // scale.divisor
             if kind == "rotary":
                 whole = hidden // count if count else 0
                 head: int = (
@@ -282,10 +298,16 @@ class _Shrinking:
                 return in_head(key, n)
             if kind == "shared" and n in depths:
                 return len(depths[n])
+            if kind == "layers" and any(
+                isinstance(own.get(key), list | tuple) and len(own[key]) == n for key in _STAGED
+            ):
+                return n
             if kind == "layers":
                 return len(depths[n]) if n in depths else min(n, scale.layers)
             if kind == "patch" and staged:
                 return n
+            if kind == "window" and patch > 2 and n % patch == 0 and n >= 4 * patch:  # of pixels
+                return 4 * small_patch
             if kind == "image" and (staged or patch == 1):
                 return min(n, CONVOLVED)
             if kind == "image":
@@ -327,7 +349,7 @@ class _Shrinking:
                 return min(value, 1.0)
             return deepcopy(value)
 
-        small = {key: value_of(key, value) for key, value in own.items()}
+        small = {key: value_of(key, value) for key, value in own.items() if key != "_out_indices"}
         width = next((small[key] for key in _HIDDEN if is_number(small.get(key))), self.unit)
         number_of = next((small[key] for key, _ in counts), 1)
         if scale.filled is not None:
@@ -347,10 +369,11 @@ class _Shrinking:
                     small[key] = 8.0 if "float" in typed[key] else 2
                 elif named.get(key) is not None and is_number(value):
                     small[key] = named[key]
-            words = _words_of_layers(cls)
-            if "layer_types" in small and not small["layer_types"] and words:
-                depth = next((small[key] for key in ("num_hidden_layers", "n_layers") if key in small), 2)
-                small["layer_types"] = [words[place % len(words)] for place in range(depth)]
+            depth = next((small[key] for key in ("num_hidden_layers", "n_layers") if key in small), 2)
+            for key in small.keys() & {"layer_types", "mlp_layer_types"}:
+                words = _words_of_layers(cls, "MLP" if "mlp" in key else "ATTN")
+                if not small[key] and words:
+                    small[key] = [words[place % len(words)] for place in range(depth)]
             if named.keys() & set(small.get("layer_types") or ()) and not small.get("rope_parameters"):
                 rotary = {"rope_type": "default", "rope_theta": 1e4}
                 small["rope_parameters"] = {word: dict(rotary) for word in small["layer_types"]}
@@ -364,17 +387,18 @@ class _Shrinking:
     def least(self, own: Mapping[str, Any]) -> int:
         """The number of layers where no list tells them apart: twice a period, one more than the first ones."""
         periods = any(kind_of_number(key) == "period" and is_number(value) and value > 1 for key, value in own.items())
+        outputs = len(own.get("_out_indices") or ())
         first = any(kind_of_number(key) == "first" and is_number(value) and value > 0 for key, value in own.items())
-        return max(self.scale.layers, 4 if periods else 3 if first else 2)
+        return max(self.scale.layers, outputs, 4 if periods else 3 if first else 2)
 
 
-def _words_of_layers(cls: type) -> list[str]:
+def _words_of_layers(cls: type, part: str) -> list[str]:
     """The kinds of layers that the module of a configuration's models speaks of."""
     try:
         module = import_module(cls.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
         return []
-    known = getattr(configuration_utils, "ALLOWED_ATTN_LAYER_TYPES", ())
+    known = getattr(configuration_utils, f"ALLOWED_{part}_LAYER_TYPES", ())
     source = inspect.getsource(module)
     return [word for word in known if f'"{word}"' in source]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from math import prod, sqrt
 from typing import Any
@@ -32,6 +32,7 @@ from .shrinking import ALL, Scale, configs, default_config, kind_of_number, sett
 from .verification import _quietly
 
 LARGEST = 20_000_000  # parameters of a twin that some number keeps large
+INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router", "cache")
 SECONDS = 6.0  # to look for a twin that runs
 KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
         "vocabulary", "width")  # fmt: skip
@@ -39,19 +40,22 @@ KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers"
 HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT",
          "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "CTC")  # fmt: skip
 
+LAST = ("PRETRAINING", "IMAGE", "BACKBONE", "TEXT_ENCODING")
+
 
 def classes(model_type: str) -> list[str]:
-    """Return the names of all classes that the installed transformers has for a model type, the bare model's last.
+    """Return the names of all classes that the installed transformers has for a model type, the most telling first.
 
     Args:
         model_type: As in a configuration.
     """
     names = [name for name in vars(modeling_auto) if re.fullmatch("MODEL_FOR_.*_MAPPING_NAMES", name)]
     first = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in HEADS]
-    order = [*(name for name in first if name in names), *sorted(set(names) - set(first)), "MODEL_MAPPING_NAMES"]
+    last = ["MODEL_MAPPING_NAMES", *(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in LAST)]
+    order = [*first, *sorted(set(names) - {*first, *last}), *last]
     found: list[str] = []
     for name in order:
-        entry = getattr(modeling_auto, name).get(model_type, ())
+        entry = getattr(modeling_auto, name, {}).get(model_type, ())
         found += [entry] if isinstance(entry, str) else list(entry)
     return list(dict.fromkeys(found))
 
@@ -90,18 +94,12 @@ def build(
     if not known:
         raise ModelError(f"transformers has no model class for '{whole.model_type}'")
     reasons: list[str] = []
-    for each in known:
+    for each in (known[0], *known[-1:0:-1]):
         chosen: Any = getattr(transformers, each) if isinstance(each, str) else each
         found = _first_that_runs(whole, chosen, seed, reasons)
         if found is not None:
             return found
-        if len(reasons) and not _other_class_may_help(reasons[-1]):
-            break
     raise ModelError(f"no tiny '{whole.model_type}' runs: {reasons[0]}")
-
-
-def _other_class_may_help(reason: str) -> bool:
-    return "forward" in reason
 
 
 def _first_that_runs(
@@ -114,13 +112,14 @@ def _first_that_runs(
     decoder = cls.__name__ in _names(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     reason = ""
     named: dict[str, int | None] = {}
+    widths: set[int] = set()
     until = time.process_time() + SECONDS
     scales = list(_scales(whole))
     while scales and time.process_time() < until:
         said: list[Exception] = []
         try:
             model = random_model(twin_config(whole, scales.pop(0), decoder=decoder), cls, seed)
-            for given in made_inputs(model, seed):
+            for given in made_inputs(model, seed, widths):
                 try:
                     if outputs(model, given):
                         return model, given
@@ -132,6 +131,9 @@ def _first_that_runs(
             said.append(error)
         for refusal in said[:1]:
             reason = reason or one_line(refusal)
+            widths |= {int(n) for n in re.findall(r"shapes cannot be multiplied \(\d+x\d+ and (\d+)x", str(refusal))}
+            if "parameters" in str(refusal) and Scale(divisor=8) in scales:
+                scales.sort(key=lambda scale: scale != Scale(divisor=8))
             more = _named(str(refusal))
             if not more.items() <= named.items():
                 named |= more
@@ -153,11 +155,11 @@ def _names(mapping: Mapping[str, Any]) -> set[str]:
 
 def _scales(config: PretrainedConfig) -> Iterator[Scale]:
     """The scales to try, the smallest first."""
-    yield from (Scale(), Scale(filled={}), Scale(kept=frozenset({"width", "neurons"})), Scale(8), Scale(16), Scale(32))
+    yield from (Scale(), Scale(8), Scale(divisor=8), Scale(filled={}), Scale(divisor=1), Scale(16), Scale(32))
     present = {kind_of_number(key) for each in configs(config) for key, _ in settings(each)}
     yield from (Scale(kept=frozenset({kind})) for kind in KEPT if kind in present)
     yield Scale(kept=frozenset({"image", "patch", "window"}))
-    yield Scale(kept=frozenset({"width", "neurons", "in head", "heads", "groups"}))
+    yield Scale(kept=frozenset({"groups"}), divisor=1)
 
 
 def random_model(config: PretrainedConfig, cls: Any, seed: int = 0) -> PreTrainedModel:
@@ -237,10 +239,18 @@ def outputs(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) ->
     with torch.random.fork_rng(devices=[]), in_float64():
         torch.manual_seed(seed)
         found = model(**inputs)
-    named = (
-        found.items() if isinstance(found, Mapping) else enumerate(found if isinstance(found, Sequence) else [found])
-    )
-    return [value for name, value in named if isinstance(value, Tensor) and value.is_floating_point()]
+    named = dict(found.items()) if isinstance(found, Mapping) else {"": found}
+    return list(_told({name: value for name, value in named.items() if not any(word in name for word in INTERNAL)}))
+
+
+def _told(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in an output, those in lists too."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _told(each)
 
 
 def in_float64() -> Float64:
