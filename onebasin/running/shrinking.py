@@ -64,8 +64,8 @@ _FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # no m
 _STAGED = ("depths", "hidden_sizes")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
-         "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64, "queries": 5,
-         "labels": 7}  # fmt: skip
+         "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
+         "queries": 5, "labels": 7}  # fmt: skip
 _PRIMES = [67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
 
 
