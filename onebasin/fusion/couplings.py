@@ -58,9 +58,8 @@ class OptimalTransport(Method):
         """Return every model in the shapes and among the neurons of `models[anchor]`, which stays as it is."""
         fixed = models[anchor]
         batches = replace(data, models=[fixed]).batches if self.ground == "acts" else []
-        how = {**self.told(), "dtype": means.dtype, "device": means.device, "tell": tell}
         return [model if model is fixed else
-                Transported(model, transport(model, fixed, batches=batches, **how), fixed)
+                Transported(model, transport(model, fixed, self, batches, means, tell), fixed)
                 for model in models]  # fmt: skip
 
     def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
@@ -83,13 +82,9 @@ class Unit:
 def transport(
     source: Model,
     anchor: Model,
-    *,
-    ground: str = "wts",
-    entropy: float = 0.0,
-    residual: str = "one",
+    way: OptimalTransport | None = None,
     batches: Sequence[Batch] = (),
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    means: Means | None = None,
     tell: Tell | None = None,
 ) -> Transport:
     """Find how to carry `source` among the neurons of `anchor`, of the same or of other widths.
@@ -97,37 +92,33 @@ def transport(
     Args:
         source: The model that is carried.
         anchor: The model among whose neurons it comes.
-        ground: What neurons are compared by: `wts` (weights) or `acts` (activations).
-        entropy: See `plan`.
-        residual: How plans of the stream's writers are joined: `one` plan for all, their `average`, or a `weighted`
-            mean.
-        batches: Inputs, for `acts`.
-        dtype: Of the mathematics.
-        device: Where it runs.
+        way: What neurons are compared by, and how softly; see also `plan`.
+        batches: Inputs, for a ground cost from activations.
+        means: The type of the mathematics, and where it runs.
         tell: Called with a line about what happens now.
 
     Raises:
-        ValueError: A word is unknown, `acts` has no data, or spaces differ in size between which nothing can be carried
+        ValueError: `acts` has no data, or spaces differ in size between which nothing can be carried
             (classes, heads, vocabulary).
         ModelError: The models have other families or numbers of layers.
     """
-    OptimalTransport.of({"ground": ground, "entropy": entropy, "residual": residual})  # refuses other words
-    if ground == "acts" and not batches:
+    way, means = way or OptimalTransport(), means or Means()
+    if way.ground == "acts" and not batches:
         raise ValueError("a ground cost from activations needs calibration data (--data), or take weights (wts)")
-    if ground == "acts" and any(entry.pieces for entry in anchor.signature.tensors.values()):
+    if way.ground == "acts" and any(entry.pieces for entry in anchor.signature.tensors.values()):
         raise ValueError("a ground cost from activations compares what two models do on the same tokens, but experts "
                          "see only those that their own router sends them; compare weights (wts)")  # fmt: skip
     mine, theirs = anchor.signature, source.signature
     if mine.family != theirs.family or mine.layers != theirs.layers:
         raise ModelError(f"'{source.name}' and '{anchor.name}' differ in family or number of layers")
-    finder = _Finder(source, anchor, entropy, {"dtype": dtype, "device": device})
-    if ground == "acts":
+    finder = _Finder(source, anchor, way.entropy, {"dtype": means.dtype, "device": means.device})
+    if way.ground == "acts":
         ours, moved = loaded_model(anchor, **finder.how), loaded_model(source, **finder.how)
         finder.measured = of_activations(ours, moved, batches, finder.target.sizes, tell)
-    if residual == "one":
+    if way.residual == "one":
         finder.all_at_once(tell)
     else:
-        finder.block_by_block(residual == "weighted", tell)
+        finder.block_by_block(way.residual == "weighted", tell)
     return Transport(finder.target, finder.maps, finder.own)
 
 

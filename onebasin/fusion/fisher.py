@@ -66,9 +66,7 @@ class Fisher(StatisticsMethod):
         batches = data.batches
         stock = loaded_model(model, dtype=means.dtype, device=means.device, attention="eager", experts=True)
         causal = given and (data.given.task or task_of(model)) == "causal-lm"
-        diagonal, count = fisher_diagonal(
-            stock, batches, labels=self.labels, causal=causal, draws=self.draws, seed=data.given.seed, tell=tell
-        )
+        diagonal, count = fisher_diagonal(stock, batches, self, causal=causal, seed=data.given.seed, tell=tell)
         return measured(self.kind, diagonal, count, (), model)
 
     def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
@@ -83,10 +81,9 @@ class Fisher(StatisticsMethod):
 def fisher_diagonal(
     stock: LoadedModel,
     batches: Sequence[Batch],
+    way: Fisher | None = None,
     *,
-    labels: str = "sampled",
     causal: bool = False,
-    draws: int = 1,
     chunk: int | None = None,
     seed: int = 0,
     tell: Tell | None = None,
@@ -99,10 +96,10 @@ def fisher_diagonal(
     Args:
         stock: The model, best in float32 and with eager attention, which `torch.func` can follow everywhere.
         batches: Inputs; with labels, only the positions whose label is not -100 count, else all but padding.
-        labels: `given`, or `sampled` from the model: classes; for one output, a regression, or a model without logits,
-            a normal distribution of variance 1 around the output; for several labels at once, each by itself.
+        way: Whose labels and how many. Those sampled from the model are classes; for one output, a regression, or a
+            model without logits, from a normal distribution of variance 1 around the output; for several labels at
+            once, each by itself.
         causal: Whether the label of a position is that of the next.
-        draws: Labels drawn per example.
         chunk: Examples at once (default: what fits into 1 GiB of gradients).
         seed: Of the draws.
         tell: Called with a line about what happens now.
@@ -111,7 +108,8 @@ def fisher_diagonal(
         ValueError: There are no examples, an example is padding alone, labels are asked for and missing, or no label
             counts.
     """
-    labels, draws = (Fisher.of({"labels": labels, "draws": draws}).told()[name] for name in ("labels", "draws"))
+    way = way or Fisher()
+    labels, draws = way.labels, way.draws
     examples = [example for batch in batches for example in unpadded(batch)]
     if not examples:
         raise ValueError("the Fisher information needs at least one example")

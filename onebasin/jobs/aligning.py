@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from onebasin.data.calibration import Data, recut
-from onebasin.data.teaching import LOSSES, Forward, forward_of
+from onebasin.data.teaching import Forward, forward_of
 from onebasin.matching import Matched, Run, Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
-from onebasin.matching.learned import Learned, match_learned
+from onebasin.matching.learned import Learned, Lessons, match_learned
 from onebasin.models import (
     Distances,
     Model,
@@ -234,13 +234,10 @@ def learn(
         def shown(what: str, loss: float) -> None:
             tell(f"learning: {what}, loss {loss:.4g}")
 
+    steps = recut(batches, examples_per_step(forward, stock[0].parameter, batches))
     return match_learned(
-        models[centre].signature, tensors[0], tensors[1:],
-        [alignments[i] for i in others], groups_of(models[centre], opt), forward,
-        recut(batches, examples_per_step(forward, stock[0].parameter, batches)), held_out=held_out,
-        steps=opt.steps, lr=opt.lr, seed=opt.seed, loss=LOSSES[opt.loss],
-        permutations=opt.permutations, patience=opt.patience, seconds=opt.seconds,
-        checkpoint=opt.checkpoint, progress=shown,
+        models[centre].signature, tensors, [alignments[i] for i in others], groups_of(models[centre], opt),
+        Lessons(forward, steps, held_out), opt, shown,
     )  # fmt: skip
 
 

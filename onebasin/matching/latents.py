@@ -24,9 +24,8 @@ from onebasin.symmetry.alignment import move
 from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts, Element, Linear, Monomial
 from onebasin.symmetry.groups.group import Latent
-from onebasin.symmetry.groups.permutation import ORDERS as PERMUTATIONS
 
-__all__ = ["PERMUTATIONS", "Latent", "blend", "finished", "zeros"]
+__all__ = ["Latent", "blend", "finished", "zeros"]
 
 
 def zeros(
@@ -38,7 +37,7 @@ def zeros(
         signature: Of all models.
         groups: Root space -> what may act; signs alone have no numbers.
         like: Gives dtype and device.
-        permutations: One of `PERMUTATIONS`.
+        permutations: One of `permutation.ORDERS`.
     """
     found: dict[str, Latent] = {}
     for root, group in groups.items():

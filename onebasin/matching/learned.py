@@ -17,21 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from onebasin.data.teaching import Forward, Loss, Teachers, descent_plan, divergence, mean_loss, split_held_out
+from onebasin.data.teaching import LOSSES, Forward, Teachers, descent_plan, mean_loss, split_held_out
 from onebasin.engine import MOST_STEPS, Descent
 from onebasin.running.trace import Batch
-from onebasin.settings import Count, Rate, Seconds, Seeded, checked, setting
+from onebasin.settings import Count, Rate, Seconds, Seeded, setting
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts
 
-from .latents import PERMUTATIONS, Latent, blend, finished, zeros
+from .latents import Latent, blend, finished, zeros
 
 LOOKS = 20  # at the held-out loss in one run
 LEAN = 0.1  # weight of all sources together where orders are learned
@@ -81,65 +80,55 @@ class Learned:
     couplings: list[dict[str, Coupling]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Lessons:
+    """What learning looks at.
+
+    forward: computes a model's outputs for a batch. batches: inputs; one makes a step. held_out: those to choose the
+    step by (default: a sixteenth of `batches`, at least one; they then teach nothing).
+    """
+
+    forward: Forward
+    batches: Sequence[Batch]
+    held_out: Sequence[Batch] | None = None
+
+
 def match_learned(
     signature: Signature,
-    anchor: Mapping[str, Tensor],
-    sources: Sequence[Mapping[str, Tensor]],
+    models: Sequence[Mapping[str, Tensor]],
     starts: Sequence[Alignment],
     groups: Mapping[str, Group],
-    forward: Forward,
-    batches: Sequence[Batch],
-    *,
-    held_out: Sequence[Batch] | None = None,
-    steps: int = 200,
-    lr: float = 8e-3,
-    seed: int = 0,
-    loss: Loss | None = None,
-    permutations: str = "fixed",
-    patience: int | None = None,
-    seconds: float | None = None,
-    checkpoint: str | Path | None = None,
+    lessons: Lessons,
+    how: Learning | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Learned:
     """Learn the alignments of sources to an anchor, all together.
 
     Args:
         signature: Of all models.
-        anchor: Role -> tensor, all roles that `forward` needs, in the dtype and on the device of the mathematics.
-        sources: The same of each source, of equal shapes.
+        models: Role -> tensor of the anchor, then of each source: all roles that the forward pass needs, of equal
+            shapes, in the dtype and on the device of the mathematics.
         starts: One alignment per source.
         groups: Root space -> what may act.
-        forward: Computes a model's outputs for a batch.
-        batches: Inputs; one makes a step.
-        held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one; they then teach
-            nothing).
-        steps: How many.
-        lr: The largest learning rate.
-        seed: Of the order of batches.
-        loss: Default: `divergence`.
-        permutations: `fixed` as the starts have them; `straight-through` learns them, too; `sinkhorn` relaxes those of
-            neurons to doubly stochastic couplings, after which the sources are no longer the same functions.
-        patience: Stop after this many looks at the held-out loss without improvement (there are 20); None: run all
-            steps.
-        seconds: How long to learn, instead of `steps`.
-        checkpoint: A file that the run is saved in at every look, and continued from where it exists; a continued run
-            ends as an undisturbed one does.
+        lessons: The data.
+        how: The settings (default: all as usual). A continued run ends as an undisturbed one does.
         progress: Called with a text and the loss.
 
     Raises:
-        ValueError: There are too few batches, models of different shapes, a learning rate or number of steps that is
-            not positive, or a checkpoint of another run.
+        ValueError: There are too few batches, models of different shapes, or a checkpoint of another run.
     """
-    loss = loss or divergence
-    _check(anchor, sources, starts, steps, lr, permutations)
-    fit, held = split_held_out(batches, held_out)
+    how, forward = how or Learning(), lessons.forward
+    anchor, *sources = models
+    _check(anchor, sources, starts)
+    loss = LOSSES[how.loss]
+    fit, held = split_held_out(lessons.batches, lessons.held_out)
     with torch.no_grad():
         aligned = [
             {role: start.apply(signature, role, tensor) for role, tensor in source.items()}
             for source, start in zip(sources, starts, strict=True)
         ]
-    moving = _Moving(groups, [zeros(signature, groups, next(iter(anchor.values())), permutations) for _ in sources])
-    answers = Teachers([partial(forward, tensors) for tensors in (anchor, *sources)])
+    moving = _Moving(groups, [zeros(signature, groups, next(iter(anchor.values())), how.permutations) for _ in sources])
+    answers = Teachers([partial(forward, tensors) for tensors in models])
     equal = [1 / (len(sources) + 1)] * (len(sources) + 1)
 
     def merged(shares: Sequence[float]) -> dict[str, Tensor]:
@@ -149,8 +138,8 @@ def match_learned(
     def held_out_loss() -> float:
         return mean_loss(loss, partial(forward, merged(equal)), answers, equal, held)
 
-    steps = MOST_STEPS if seconds else steps
-    order, weights = descent_plan(seed, steps, len(fit), len(sources) + 1)
+    steps = MOST_STEPS if how.seconds else how.steps
+    order, weights = descent_plan(how.seed, steps, len(fit), len(sources) + 1)
 
     def loss_at(step: int) -> Tensor:
         batch, shares = fit[order[step - 1]], weights[step - 1]
@@ -158,9 +147,9 @@ def match_learned(
             shares = leaning(shares)
         return loss(forward(merged(shares), batch), answers(batch), shares, batch)
 
-    run = Descent(moving.free, moving.scores, steps=steps, seconds=seconds, lr=lr, looks=LOOKS, seed=seed,
-                  batches=len(fit), sources=len(sources), permutations=permutations)  # fmt: skip
-    run.descend(loss_at, held_out_loss, moved=moving.forget, patience=patience, checkpoint=checkpoint,
+    run = Descent(moving.free, moving.scores, steps=steps, seconds=how.seconds, lr=how.lr, looks=LOOKS, seed=how.seed,
+                  batches=len(fit), sources=len(sources), permutations=how.permutations)  # fmt: skip
+    run.descend(loss_at, held_out_loss, moved=moving.forget, patience=how.patience, checkpoint=how.checkpoint,
                 progress=progress)  # fmt: skip
     found = [finished(signature, groups, *pair) for pair in zip(starts, moving.latents, strict=True)]
     return Learned([item[0] for item in found], run.best_step, run.losses, [item[1] for item in found])
@@ -207,14 +196,7 @@ def _check(
     anchor: Mapping[str, Tensor],
     sources: Sequence[Mapping[str, Tensor]],
     starts: Sequence[Alignment],
-    steps: int,
-    lr: float,
-    permutations: str,
 ) -> None:
-    checked(Count, "steps", steps)
-    checked(Rate, "lr", lr)
-    if permutations not in PERMUTATIONS:
-        raise ValueError(f"permutations '{permutations}': choose one of {', '.join(PERMUTATIONS)}")
     if not sources or len(sources) != len(starts):
         raise ValueError("learned matching needs a start for every source")
     for source in sources:

@@ -15,8 +15,8 @@ from zoo import CASES, inputs
 
 import onebasin
 from onebasin.engine import Means
-from onebasin.fusion.couplings import transport
-from onebasin.fusion.fisher import fisher_diagonal
+from onebasin.fusion.couplings import OptimalTransport, transport
+from onebasin.fusion.fisher import Fisher, fisher_diagonal
 from onebasin.fusion.method import Sources
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import measured
@@ -148,7 +148,7 @@ def test_fisher_diagonals_of_experts_are_the_squares_of_single_gradients(tmp_pat
     found, batches = stock(opened(tmp_path, case, 1)[0]), data(case, count=2)
     for batch in batches:
         batch["labels"] = batch["input_ids"].where(batch["attention_mask"] == 1, -100)
-    diagonal, count = fisher_diagonal(found, batches, labels="given", causal=True)
+    diagonal, count = fisher_diagonal(found, batches, Fisher(labels="given"), causal=True)
     assert diagonal.keys() == set(found.roles)
     expected = {role: torch.zeros_like(tensor) for role, tensor in diagonal.items()}
     found.model.requires_grad_(True)
@@ -171,8 +171,8 @@ def test_fisher_diagonals_of_experts_are_the_squares_of_single_gradients(tmp_pat
 def test_transport_by_activations_is_refused_where_experts_choose_their_tokens(tmp_path: Path) -> None:
     models = opened(tmp_path, CASE[0])
     with pytest.raises(ValueError, match="experts see only those that their own router sends them"):
-        transport(models[0], models[1], ground="acts", batches=data(CASE[0]))
-    assert transport(models[0], models[1], ground="wts").maps
+        transport(models[0], models[1], OptimalTransport(ground="acts"), data(CASE[0]))
+    assert transport(models[0], models[1]).maps
 
 
 @pytest.mark.parametrize("method", ["fisher", "regmean"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo import CASES, inputs, save
 
 from onebasin.engine import Means
-from onebasin.fusion.fisher import fisher_diagonal, fisher_mean, unpadded
+from onebasin.fusion.fisher import Fisher, fisher_diagonal, fisher_mean, unpadded
 from onebasin.fusion.method import Sources
 from onebasin.fusion.statistics import measured
 from onebasin.fusion.tensors import merged_tensors
@@ -55,7 +55,7 @@ def test_a_linear_gaussian_model_has_its_analytic_information() -> None:
     """y ~ N(W x + b, 1): E (d log p / d W_oi)^2 = x_i^2 and 1 for b; the mean over all draws is within 5 sigma."""
     model, draws = linear(), 5000
     x = torch.randn(2, 4, dtype=torch.float64)
-    found, count = fisher_diagonal(model, [{"pixel_values": x.repeat(draws // 2, 1)}], draws=2, chunk=2500)
+    found, count = fisher_diagonal(model, [{"pixel_values": x.repeat(draws // 2, 1)}], Fisher(draws=2), chunk=2500)
     assert count == draws
     expected = x.square().mean(0).expand(3, 4)
     error = 5 * (2 * x.pow(4).sum(0) / 4 / draws).sqrt()  # the variance of the square of a normal variable is 2
@@ -97,7 +97,7 @@ def test_given_labels_give_the_squares_of_single_gradients(case: str, tmp_path: 
             batch["labels"] = batch["input_ids"].where(batch["attention_mask"] == 1, -100)
         else:
             batch["labels"] = torch.tensor([number, (number + 1) % 3]) % 3
-    found, count = fisher_diagonal(model, batches, labels="given", causal=causal, chunk=2)
+    found, count = fisher_diagonal(model, batches, Fisher(labels="given"), causal=causal, chunk=2)
     expected = {role: torch.zeros_like(parameter) for role, parameter in model.parameter.items()}
     for parameter in model.parameter.values():
         parameter.requires_grad_()
@@ -119,8 +119,8 @@ def test_the_size_of_batches_and_chunks_changes_nothing(case: str, tmp_path: Pat
     model, batches = stock(case, tmp_path), data(case)
     for batch in batches:
         batch["labels"] = batch["input_ids"]
-    whole, _ = fisher_diagonal(model, batches, labels="given", chunk=6)
-    parts, _ = fisher_diagonal(model, batches, labels="given", chunk=1)
+    whole, _ = fisher_diagonal(model, batches, Fisher(labels="given"), chunk=6)
+    parts, _ = fisher_diagonal(model, batches, Fisher(labels="given"), chunk=1)
     for role in whole:
         assert torch.allclose(whole[role], parts[role], atol=1e-10 * float(whole[role].max()) + 1e-20)
 
@@ -129,7 +129,7 @@ def test_one_by_one_where_the_model_cannot_be_vectorised(tmp_path: Path, monkeyp
     model, batches = stock("BertForSequenceClassification", tmp_path), data("BertForSequenceClassification")
     for batch in batches:
         batch["labels"] = torch.tensor([0, 2])
-    expected, _ = fisher_diagonal(model, batches, labels="given")
+    expected, _ = fisher_diagonal(model, batches, Fisher(labels="given"))
     forward = type(model.model).forward
 
     def looking(self, **given):  # type: ignore[no-untyped-def]
@@ -137,7 +137,7 @@ def test_one_by_one_where_the_model_cannot_be_vectorised(tmp_path: Path, monkeyp
         return forward(self, **given)
 
     monkeypatch.setattr(type(model.model), "forward", looking)
-    found, _ = fisher_diagonal(model, batches, labels="given")
+    found, _ = fisher_diagonal(model, batches, Fisher(labels="given"))
     for role in expected:
         assert torch.allclose(found[role], expected[role], atol=1e-10 * float(expected[role].max()) + 1e-20)
 
@@ -163,7 +163,7 @@ def test_permutations_and_scales_carry_a_diagonal_along(tmp_path: Path) -> None:
         fisher_diagonal(
             loaded_model(Rewritten(checkpoint, moved, torch.float64), dtype=torch.float64, attention="eager"),
             batches,
-            labels="given",
+            Fisher(labels="given"),
         )
         for moved in (Alignment(), alignment)
     )
@@ -223,11 +223,11 @@ def test_bad_data_end_in_one_sentence() -> None:
     with pytest.raises(ValueError, match="at least one example"):
         fisher_diagonal(model, [])
     with pytest.raises(ValueError, match="given labels need data with labels"):
-        fisher_diagonal(model, [x], labels="given")
+        fisher_diagonal(model, [x], Fisher(labels="given"))
     with pytest.raises(ValueError, match="labels 'true': choose one of"):
-        fisher_diagonal(model, [x], labels="true")
+        Fisher(labels="true")
     with pytest.raises(ValueError, match="nothing to predict"):
-        fisher_diagonal(model, [{**x, "labels": torch.tensor([-100, -100])}], labels="given")
+        fisher_diagonal(model, [{**x, "labels": torch.tensor([-100, -100])}], Fisher(labels="given"))
     with pytest.raises(ValueError, match="padding alone"):
         list(unpadded({"input_ids": torch.ones(1, 3), "attention_mask": torch.zeros(1, 3)}))
     with pytest.raises(ValueError, match=r"eps .*: it must"):

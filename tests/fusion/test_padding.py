@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import VOCAB
 
 from onebasin.engine import Means
-from onebasin.fusion.couplings import transport
+from onebasin.fusion.couplings import OptimalTransport, transport
 from onebasin.fusion.method import Sources
 from onebasin.fusion.progressive import merge_progressively
 from onebasin.fusion.regmean import input_grams
@@ -55,6 +55,9 @@ def test_measures_do_not_see_padding(models: list[Folder], length: int) -> None:
     for role, tensor in fits[0].items():
         assert torch.allclose(tensor, fits[1][role]), role
 
-    plans = [transport(*models, ground="acts", batches=batches, dtype=torch.float64) for batches in (plain, other)]
+    plans = [
+        transport(*models, OptimalTransport(ground="acts"), batches, Means(precision="float64"))
+        for batches in (plain, other)
+    ]
     for root, act in plans[0].maps.items():
         assert isinstance(act, Monomial) and torch.equal(act.index, plans[1].maps[root].index), root

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from zoo import CASES, GPT2, ROTARY, TEXT, build, inputs, named_outputs, save
 
-from onebasin.fusion.couplings import transport, units
+from onebasin.engine import Means
+from onebasin.fusion.couplings import OptimalTransport, transport, units
 from onebasin.fusion.transport import Transport, Transported, plan
 from onebasin.models import Folder, Rewritten
 from onebasin.running.loaded import loaded_model
@@ -19,6 +20,8 @@ from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Monomial
 
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
+
+FLOAT64 = Means(precision="float64")
 
 
 def planted(case: str, folder: Path, seed: int = 0) -> tuple[Folder, Folder, Alignment]:
@@ -45,7 +48,7 @@ def functions(checkpoint: Folder, batch: dict[str, Tensor]) -> dict[str, Tensor]
 def test_hard_transport_recovers_a_planted_permutation(case: str, ground: str, tmp_path: Path) -> None:
     anchor, source, _ = planted(case, tmp_path)
     batches = [inputs(CASES[case]().double(), seed) for seed in range(4)]
-    found = transport(source, anchor, ground=ground, batches=batches, dtype=torch.float64)
+    found = transport(source, anchor, OptimalTransport(ground=ground), batches, FLOAT64)
     moved = Transported(source, found, anchor)
     for role in anchor.signature.tensors:
         assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
@@ -60,7 +63,7 @@ def test_hard_transport_between_any_two_models_keeps_the_function(case: str, tmp
     for parameter in other.parameters():
         parameter.data = 0.3 * torch.randn_like(parameter)
     source = Folder(save(other, tmp_path / "other"))
-    found = transport(source, anchor, dtype=torch.float64)
+    found = transport(source, anchor, means=FLOAT64)
     assert all(isinstance(one, Monomial) for one in found.maps.values())
     assert any(not one.is_identity() for one in found.maps.values())  # type: ignore[union-attr]
     batch = inputs(other, 7)
@@ -133,7 +136,7 @@ def test_a_model_whose_neurons_were_all_doubled_is_carried_exactly(kind: str, tm
     models = [Folder(save(model, tmp_path / str(i))) for i, model in enumerate((narrow, wide))]
     batch = inputs(narrow, 3)
     for source, anchor in (models, reversed(models)):
-        found = transport(source, anchor, dtype=torch.float64)
+        found = transport(source, anchor, means=FLOAT64)
         moved = Transported(source, found, anchor)
         assert moved.signature.sizes == anchor.signature.sizes
         for role in anchor.signature.tensors:
@@ -149,11 +152,11 @@ def test_plans_block_by_block(case: str, ground: str, residual: str, tmp_path: P
     """A model carried to itself stays; what reads the stream after a sum takes a mean of plans, whose rows sum to 1."""
     anchor, source, _ = planted(case, tmp_path)
     batches = [inputs(CASES[case]().double(), seed) for seed in range(4)]
-    how = dict(ground=ground, batches=batches, dtype=torch.float64, residual=residual)
-    same = Transported(anchor, transport(anchor, anchor, **how), anchor)
+    how = OptimalTransport(ground=ground, residual=residual), batches, FLOAT64
+    same = Transported(anchor, transport(anchor, anchor, *how), anchor)
     for role in anchor.signature.tensors:
         assert torch.allclose(same.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role
-    found: Transport = transport(source, anchor, **how)
+    found: Transport = transport(source, anchor, *how)
     own = [act for maps in found.own.values() for act in maps.values() if isinstance(act, Coupling)]
     assert own
     for act in own:
@@ -172,7 +175,7 @@ def test_a_model_of_any_family_carried_to_itself_stays(case: str, tmp_path: Path
     model = CASES[case]()
     checkpoint = Folder(save(model, tmp_path))
     for ground in ("wts", "acts")[: 1 if "Mixtral" in case else 2]:
-        found = transport(checkpoint, checkpoint, ground=ground, batches=[inputs(model)])
+        found = transport(checkpoint, checkpoint, OptimalTransport(ground=ground), [inputs(model)])
         same = Transported(checkpoint, found, checkpoint)
         assert found.maps
         for role in checkpoint.signature.tensors:
@@ -189,11 +192,11 @@ def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=reason):
             transport(source, made[0])
     with pytest.raises(ValueError, match="ground 'weights': choose one of wts, acts"):
-        transport(made[0], made[0], ground="weights")
+        OptimalTransport(ground="weights")
     with pytest.raises(ValueError, match="residual 'mean': choose one of one, average"):
-        transport(made[0], made[0], residual="mean")
+        OptimalTransport(residual="mean")
     with pytest.raises(ValueError, match="needs calibration data"):
-        transport(made[0], made[0], ground="acts")
+        transport(made[0], made[0], OptimalTransport(ground="acts"))
     with pytest.raises(ValueError, match=r"entropy .*: it must"):
         plan(torch.rand(3, 3), -1)
 
@@ -210,7 +213,7 @@ def test_heads_are_split_and_joined_exactly_where_they_are_copies(case: str, gro
     models = [Folder(save(model, tmp_path / name)) for name, model in (("few", few), ("many", many))]
     batches = [inputs(few, seed) for seed in range(2)]
     for source, anchor in (models, models[::-1]):
-        found = transport(source, anchor, ground=ground, batches=batches, dtype=torch.float64)
+        found = transport(source, anchor, OptimalTransport(ground=ground), batches, FLOAT64)
         moved = Transported(source, found, anchor)
         for role in anchor.signature.tensors:
             assert torch.allclose(moved.read(role, torch.float64), anchor.read(role, torch.float64), atol=1e-9), role

@@ -12,9 +12,9 @@ from stopped import stopped_and_continued
 from torch import Tensor
 from zoo import CASES, inputs, named_outputs
 
-from onebasin.data.teaching import divergence, forward_of, logit_distance, own_loss
+from onebasin.data.teaching import divergence, forward_of
 from onebasin.matching.latents import blend, zeros
-from onebasin.matching.learned import Learned, leaning, match_learned
+from onebasin.matching.learned import Learned, Learning, Lessons, leaning, match_learned
 from onebasin.models import Canonical
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, Group, acting_groups
@@ -63,11 +63,10 @@ class Setting:
         ]
         self.forward = forward_of(self.models[0])
 
-    def learn(self, **options: Any) -> Learned:
-        anchor, *sources = self.tensors
-        options = {"steps": 6, "held_out": self.batches[4:], **options}
-        return match_learned(self.signature, anchor, sources, self.starts, self.groups, self.forward, self.batches[:4],
-                             **options)  # fmt: skip
+    def learn(self, progress: Any = None, held_out: Any = None, **options: Any) -> Learned:
+        lessons = Lessons(self.forward, self.batches[:4], held_out or self.batches[4:])
+        how = Learning(**{"steps": 6, **options})
+        return match_learned(self.signature, self.tensors, self.starts, self.groups, lessons, how, progress)
 
     def aligned(self, alignments: list[Alignment]) -> list[dict[str, Tensor]]:
         pairs = zip(alignments, self.tensors[1:], strict=True)
@@ -210,31 +209,31 @@ def test_a_planted_turn_is_undone(level: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", [3, 12, 20])
 def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path, count=3)
-    whole = setting.learn(steps=20, checkpoint=tmp_path / "whole")
+    whole = setting.learn(steps=20, checkpoint=str(tmp_path / "whole"))
     resumed, again = stopped_and_continued(
-        lambda progress: setting.learn(steps=20, checkpoint=tmp_path / "run", progress=progress), stop
+        lambda progress: setting.learn(steps=20, checkpoint=str(tmp_path / "run"), progress=progress), stop
     )
     assert again == 20 - (stop - 1)  # what was saved is not done twice
     assert resumed.losses == whole.losses and resumed.step == whole.step
     assert all(map(same, resumed.alignments, whole.alignments))
-    finished = setting.learn(steps=20, checkpoint=tmp_path / "whole")
+    finished = setting.learn(steps=20, checkpoint=str(tmp_path / "whole"))
     assert all(map(same, finished.alignments, whole.alignments))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["run", "whole"]
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path)
-    setting.learn(steps=4, checkpoint=tmp_path / "run")
+    setting.learn(steps=4, checkpoint=str(tmp_path / "run"))
     with pytest.raises(ValueError, match="belongs to another run"):
-        setting.learn(steps=5, checkpoint=tmp_path / "run")
+        setting.learn(steps=5, checkpoint=str(tmp_path / "run"))
     for role, tensor in setting.tensors[1].items():
         if setting.signature.tensors[role].norm is None:
             tensor += 0.01 * torch.randn_like(tensor)
     with pytest.raises(ValueError, match="belongs to another run"):
-        setting.learn(steps=4, checkpoint=tmp_path / "run")
+        setting.learn(steps=4, checkpoint=str(tmp_path / "run"))
     (tmp_path / "run").write_bytes(b"no checkpoint")
     with pytest.raises(ValueError, match="cannot be read"):
-        setting.learn(steps=4, checkpoint=tmp_path / "run")
+        setting.learn(steps=4, checkpoint=str(tmp_path / "run"))
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
@@ -247,18 +246,18 @@ def test_the_task_s_own_loss(tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path)
     for batch in setting.batches:
         batch["labels"] = batch["input_ids"]
-    learned = setting.learn(loss=own_loss, lr=0.02, steps=20)
+    learned = setting.learn(loss="task", lr=0.02, steps=20)
     merged = setting.aligned(learned.alignments)[0]
     half = {role: (merged[role] + tensor) / 2 for role, tensor in setting.tensors[0].items()}
     losses = [float(setting.forward(half, batch)["loss"]) for batch in setting.batches[4:]]
     assert learned.losses[learned.step] == pytest.approx(sum(losses) / 2, rel=1e-9)
     with pytest.raises(ValueError, match="labels"):
-        setting.learn(loss=own_loss, held_out=[{"input_ids": setting.batches[0]["input_ids"]}])
+        setting.learn(loss="task", held_out=[{"input_ids": setting.batches[0]["input_ids"]}])
 
 
 def test_the_distance_of_logits(tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path)
-    learned = setting.learn(loss=logit_distance, lr=0.02, steps=20)
+    learned = setting.learn(loss="logits", lr=0.02, steps=20)
     merged = setting.aligned(learned.alignments)[0]
     half = {role: (merged[role] + tensor) / 2 for role, tensor in setting.tensors[0].items()}
     apart = []
@@ -342,10 +341,9 @@ def test_a_planted_order_of_relu_neurons_is_recovered(cycle: tuple[int, ...], tm
     order[list(cycle)] = torch.tensor(cycle).roll(1)
     case, level, root = NEURONS[0]
     setting = planted(case, level, root, order, tmp_path)
-    anchor, source = setting.tensors
-    learned = match_learned(setting.signature, anchor, [source], setting.starts, setting.groups, setting.forward,
-                            setting.batches[:36], held_out=setting.batches[36:], permutations="sinkhorn", steps=200,
-                            lr=0.3)  # fmt: skip
+    lessons = Lessons(setting.forward, setting.batches[:36], setting.batches[36:])
+    how = Learning(permutations="sinkhorn", steps=200, lr=0.3)
+    learned = match_learned(setting.signature, setting.tensors, setting.starts, setting.groups, lessons, how)
     found = learned.couplings[0][root].matrix.argmax(-1)
     assert torch.equal(order[found], torch.arange(len(order)))
     assert learned.losses[learned.step] < 0.02 * learned.losses[0]
@@ -357,10 +355,9 @@ def test_straight_through_leads_back_from_a_planted_order(
     case: str, level: str, root: str, order: list[int], tmp_path: Path
 ) -> None:
     setting = planted(case, level, root, torch.tensor(order), tmp_path)
-    anchor, source = setting.tensors
-    learned = match_learned(setting.signature, anchor, [source], setting.starts, setting.groups, setting.forward,
-                            setting.batches[:36], held_out=setting.batches[36:], permutations="straight-through",
-                            lr=0.03)  # fmt: skip
+    lessons = Lessons(setting.forward, setting.batches[:36], setting.batches[36:])
+    how = Learning(permutations="straight-through", lr=0.03)
+    learned = match_learned(setting.signature, setting.tensors, setting.starts, setting.groups, lessons, how)
     found = learned.alignments[0].elements[root]
     assert isinstance(found, Monomial)
     assert torch.equal(torch.tensor(order)[found.index], torch.arange(len(order)))
@@ -450,9 +447,8 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lr .*: it must"):
         setting.learn(lr=0.0)
     with pytest.raises(ValueError, match="at least two batches"):
-        anchor, source = setting.tensors
-        match_learned(setting.signature, anchor, [source], setting.starts, setting.groups, setting.forward,
-                      setting.batches[:1])  # fmt: skip
+        lessons = Lessons(setting.forward, setting.batches[:1])
+        match_learned(setting.signature, setting.tensors, setting.starts, setting.groups, lessons)
     role = next(iter(setting.tensors[1]))
     setting.tensors[1][role] = setting.tensors[1][role][:1]
     with pytest.raises(ValueError, match=role.replace(".", r"\.")):
