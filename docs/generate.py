@@ -319,13 +319,13 @@ def results_chart() -> str:
 
     An error of more than 100 % (Whisper repeats itself) is as bad as silence.
     """
-    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "results.md").read_text("utf-8").splitlines()
-            if line.startswith("| ") and "results/" in line and line.count(" | ") == 6]  # fmt: skip
+    lines = (ROOT / "docs" / "results.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.count("|") == 8]
     drawn, y = [], 34
     for place, (name, colour) in enumerate(BARS):
         drawn.append(f'<rect x="{220 + 130 * place}" y="8" width="12" height="12" fill="{colour}"/>')
         drawn.append(f'<text x="{238 + 130 * place}" y="19">{name}</text>')
-    for pair, ends, *values in (row[:5] for row in rows):
+    for pair, ends, *values in (row[:5] for row in rows if "results/" in row[-1]):
         numbers = [[min(100.0, float(one)) for one in re.findall(r"[0-9.]+", cell)] for cell in (ends, *values)]
         end, plain = sum(numbers[0]) / len(numbers[0]), numbers[1][0]
         drawn.append(f'<text x="208" y="{y + 20}" text-anchor="end">{pair}</text>')

@@ -229,8 +229,8 @@ def duration(text: str | float) -> float:
     return seconds
 
 
-def read_yaml(path: str | Path) -> tuple[Any, str]:
-    """Return what a YAML file holds, and its text.
+def read_yaml(path: str | Path, several: bool = False) -> tuple[Any, str]:
+    """Return what a YAML file holds, and its text; with `several` a list of all its documents.
 
     Raises ValueError, naming the file, where it cannot be read, is not YAML, or holds more than `refuse_vast` allows.
     """
@@ -241,7 +241,7 @@ def read_yaml(path: str | Path) -> tuple[Any, str]:
     except UnicodeDecodeError as error:
         raise ValueError(f"'{path}' is not valid YAML: {error}") from None
     try:
-        content = yaml.safe_load(text)
+        content = [one for one in yaml.safe_load_all(text) if one is not None] if several else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that Python cannot hold
         raise ValueError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:

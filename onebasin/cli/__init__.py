@@ -24,7 +24,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 from . import audit, barrier, canonical, check, demo, distance, env, evaluate, families, inspect, study, verify
-from .common import exits_with_2
+from .common import console, exits_with_2
+from .switches import translated
 
 # Commands whose options are the fields of settings, which stand beside the code that takes them: torch is imported
 # with them, and only when the command is asked for. Name -> what `onebasin --help` says of it; a test compares.
@@ -71,6 +72,10 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # whose types moved between versions of typer
         """Return the command that is named, and the words after its name."""
         name, command, rest = super().resolve_command(ctx, args)
+        if name == "merge":
+            rest, notes = exits_with_2(translated)(rest)
+            for note in notes if "--quiet" not in rest and "-q" not in rest else []:
+                console.print(note, style="dim", soft_wrap=True)
         return name, exits_with_2(loaded)(name) if name in LATE else command, rest
 
 

@@ -92,7 +92,8 @@ class Examples:
 
         refuse_device(device)
         if self.task in TASKS:
-            refuse_unfit(models, self.task)
+            bases = (model if Path(model).exists() else model.partition("+")[0] for model in models)
+            refuse_unfit(list(bases), self.task)
 
     def of(self, model: str, beside: Sequence[str] = (), device: str = "cpu", **more: Any) -> Task:
         """Return them as `model` reads them, once all models and the device are known to be there.

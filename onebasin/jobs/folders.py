@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from onebasin.engine import Placing, kept, placed_by
 from onebasin.engine.placing import hidden, real, said
 from onebasin.models import Canonical, Folder, Model, ModelError, Widened
 from onebasin.models.companions import copy_companions
-from onebasin.models.folder import link, refuse_links_out
+from onebasin.models.folder import link, locate, refuse_links_out
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.models.weight_files import CannotWrite
+from onebasin.running.adapted import write_adapted
+from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
 from onebasin.symmetry.gauge.widening import widening
 
 from .options import STREAM_LEVELS, ModelSource, Options, StateDict, Tell
@@ -41,6 +43,11 @@ def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
     if isinstance(model, StateDict):
         model.write(folder)
         return folder, model.name
+    base, plus, lora = str(model).partition("+")
+    if plus and not isinstance(model, Path) and not Path(str(model)).exists():
+        with closing(Folder(base)) as whole:
+            write_adapted(whole, Adapter(locate(lora, CONFIG, WEIGHTS)), folder)
+        return folder, str(model)
     path = Path(str(model))
     if path.suffix == ".safetensors" and path.is_file():
         if not path.with_name("config.json").is_file():

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-# Code (*.py) and other weights are never copied.
+# Code (*.py) and pickled weights are never copied.
 TOKENIZER = (
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
@@ -18,6 +18,8 @@ COMPANIONS = (
     "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
     *TOKENIZER,
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",  # of sentence-transformers: what
+    *(f"[0-9]_*/{name}" for name in ("config.json", "model.safetensors")),  # comes after the model, such as pooling
     "LICENSE*", "NOTICE*",
 )  # fmt: skip
 

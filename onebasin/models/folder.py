@@ -39,7 +39,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 _STORED = {CODES[dtype]: dtype for dtype in DTYPES.values()}
-_TEMPLATES = "additional_chat_templates"  # the one folder inside a model's that is read
+_INSIDE = ("additional_chat_templates/*", "[0-9]_*/*")  # of the folders inside a model's, what is read
+_ADAPTER = "adapter_config.json"
 _BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model holds besides weights
 
 _LAYERS, _LABELS = 1000, 10**6  # no more of them than these are believed where there are fewer tensors
@@ -86,6 +87,8 @@ def locate(model: str | Path, *files: str) -> Path:
         refuse_links_out(path)
         return path
     if text and path.exists():
+        if path.suffix == ".gguf":
+            raise ModelError(_gguf(path))
         raise ModelError(f"'{text}' is a file; give the folder that holds config.json and the weights")
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.parent.is_dir():
         raise ModelError(f"there is no folder '{text}' (a model on the hub is called 'owner/name')")
@@ -128,7 +131,7 @@ def refuse_links_out(folder: Path) -> None:
     roots = [whole, Path(constants.HF_HUB_CACHE).resolve()]
     if whole.parent.name == "snapshots":
         roots.append(whole.parent.parent / "blobs")
-    for path in (*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*")):
+    for path in (*folder.iterdir(), *(path for inside in _INSIDE for path in folder.glob(inside))):
         target = Path(os.path.realpath(path))  # `resolve` raises where links run in a circle
         if not any(map(target.is_relative_to, roots)) and target.is_file() and path.absolute() not in _followed:
             raise ModelError(f"'{path}' is a link that leads out of its folder, to '{target}'; put a copy of the "
@@ -138,6 +141,12 @@ def refuse_links_out(folder: Path) -> None:
 def _fetch(model: str, *weights: str) -> Path:
     name, _, revision = model.partition("@")
     return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_BESIDES, *weights]))
+
+
+def _gguf(file: Path) -> str:
+    return (f"'{file}' is a GGUF file; write it in floating point first (with the package gguf): "
+            f"transformers.AutoModelForCausalLM.from_pretrained('{file.parent}', gguf_file='{file.name}')"
+            ".save_pretrained(FOLDER)")  # fmt: skip
 
 
 def finite(tensor: Tensor) -> bool:
@@ -171,14 +180,31 @@ class Folder:
         """config.json as it stands."""
         path = self.folder / "config.json"
         if not path.is_file():
-            raise ModelError(f"'{self.folder}' holds no config.json; is it a Hugging Face model folder?")
+            raise ModelError(self._no_config())
         config = _json(path)
         if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
             raise ModelError(f"'{path}' names no model_type")
         if "quantization_config" in config:
-            raise ModelError(f"'{self.name}' is quantised; give the model in floating point")
+            classes = config.get("architectures")
+            cls = classes[0] if isinstance(classes, list) and classes else "AutoModel"
+            raise ModelError(
+                f"'{self.name}' is quantised; write it in floating point first: transformers.{cls}.from_pretrained"
+                f"('{self.name}').dequantize().save_pretrained(FOLDER)"
+            )
         _refuse_kinds(config, path)
         return config
+
+    def _no_config(self) -> str:
+        """Why there is no config.json: what this is instead of a model."""
+        if (self.folder / _ADAPTER).is_file():
+            config = _json(self.folder / _ADAPTER)
+            base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+            named = base if isinstance(base, str) and base else "BASE"
+            return f"'{self.name}' is an adapter alone; name it with its base model: '{named}+{self.name}'"
+        packed = sorted(self.folder.glob("*.gguf"))
+        if packed:
+            return _gguf(packed[0])
+        return f"'{self.folder}' holds no config.json; is it a Hugging Face model folder?"
 
     @cached_property
     def raw_config(self) -> dict[str, Any]:

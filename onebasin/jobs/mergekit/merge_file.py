@@ -38,7 +38,7 @@ from ..search import judged_on
 from ..verdict import verdict_on
 from ..writing import Record, hashed, tensors_of
 from .run import merge_in_mergekit, parameters_of
-from .schema import Recipe, Reference, parameter_names, read_recipe
+from .schema import Recipe, Reference, parameter_names, read_recipe, split_documents
 from .stacking import config_of, refuse_missing_layers, stacked
 
 if TYPE_CHECKING:
@@ -70,18 +70,27 @@ def merge_config(
     models as they are or, with `align`, on their matched copies, the base model's among them. The file is saved beside
     the weights as mergekit_config.yml, with the models' names instead of paths. seed: of methods that draw random
     numbers and of the search's starts [default: the file's `random_seed`, or 0]. The other parameters are those of
-    `merge`; options: fields of `Written`.
+    `merge`; options: fields of `Written`. A file may hold several documents: those before the last have a `name`, by
+    which the others name what they make.
 
     Returns as `merge` does. Raises ValueError with one clear sentence for a file that says what cannot be.
     """
     started = time.perf_counter()
-    recipe, text = read_recipe(config)
-    refuse_unknown(recipe)
-    look = Written(**options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {})
-    seed = recipe.seed if seed is None else seed
-    common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        *before, last = split_documents(config, scratch)
+        for file in before:
+            if tell:
+                tell(f"document {file.stem}")
+            merge_config(file, scratch / file.stem, device=device, precision=precision, family=family, verify=verify,
+                         verdict=False, seed=seed, tell=tell)  # fmt: skip
+        recipe, text = read_recipe(last)
+        if before:
+            text = Path(config).read_text("utf-8")
+        refuse_unknown(recipe)
+        look = Written(**options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {})
+        seed = recipe.seed if seed is None else seed
+        common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
         named = recipe.references
         names = [str(reference) for reference in named]
         folders = resolved(named, scratch, family)

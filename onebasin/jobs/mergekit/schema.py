@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import yaml
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from onebasin.settings import Context, Count, Few, Indices, Seed, read_yaml
@@ -195,6 +197,46 @@ class Recipe(Strict):
         bases = [self.base_model, *(piece.base_model for piece in pieces)]
         named = [*(base for base in bases if base), *(source.model for source in sources)]
         return list({str(reference): reference for reference in named}.values())
+
+
+def split_documents(path: str | Path, folder: Path) -> list[Path]:
+    """Write every document of a file with several into one of its own, as mergekit-multi reads them.
+
+    All but the last have a `name`, by which those after them name what they make: the folder of that name in `folder`.
+    Returns their files, whose stems are the names; the file itself where it has one document. Raises ValueError for a
+    name that is missing, there twice, or no name.
+    """
+    contents, _ = read_yaml(path, several=True)
+    if len(contents) < 2:
+        return [Path(path)]
+    places: dict[str, str] = {}
+    files = []
+    for number, content in enumerate(contents):
+        if not isinstance(content, dict):
+            raise ValueError(f"'{path}': document {number + 1} is not a merge file")
+        name = content.pop("name", None)
+        if number < len(contents) - 1 and (not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name)):
+            raise ValueError(f"'{path}': document {number + 1} needs a name of letters, digits, - and _, by which the "
+                             "next ones name what it makes")  # fmt: skip
+        if name in places:
+            raise ValueError(f"'{path}': two documents are called '{name}'")
+        file = folder / (f"{name}.yml" if number < len(contents) - 1 else "last document.yml")
+        file.write_text(yaml.safe_dump(_placed(content, places), sort_keys=False), "utf-8")
+        places[str(name)] = str(folder / str(name))
+        files.append(file)
+    return files
+
+
+def _placed(value: Any, places: Mapping[str, str]) -> Any:
+    """A document whose models are the folders that earlier ones made, where they have such a name."""
+    if isinstance(value, dict):
+        return {key: _placed(one, places) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_placed(one, places) for one in value]
+    if not isinstance(value, str):
+        return value
+    model, plus, lora = value.partition("+")
+    return places.get(model, model) + plus + lora
 
 
 def read_recipe(path: str | Path) -> tuple[Recipe, str]:
