@@ -21,9 +21,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/onebasin demo -o demo
 
-# Two workers with one thread each: more threads would only fight over two cores.
+# Two workers with one thread each: more threads would only fight over two cores. Each keeps to its half, and with it to
+# the models that tests of one file share, until it has nothing left to do.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 test-real: $(INSTALLED)
 	$(BIN)/python -m pytest -m real tests

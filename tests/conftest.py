@@ -21,6 +21,11 @@ settings.register_profile("untimed", deadline=None)  # a busy machine is no fail
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test comes first, lest one worker end with it while the other has nothing left to do."""
+    items.sort(key=lambda item: "test_fuzz_slice" not in item.nodeid)
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

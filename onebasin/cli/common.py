@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command shares: option types, the console on stderr, JSON on stdout, one line for bad input."""
+"""Shared by all commands: option types, the console on stderr, JSON on stdout, one line for bad input."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def progress(quiet: bool, verbose: int = 0) -> Iterator[Callable[[str], None] | 
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
-    """What was typed, not left to its default: parameter -> its option."""
+    """Return parameter -> option for all options that were given on the command line."""
     names = {str(param.name): param.opts[0] for param in context.command.params}
     return {
         name: option
@@ -310,6 +310,6 @@ def size(number: int) -> str:
 
 
 def print_effort(result: dict[str, Any]) -> None:
-    """What the run took."""
+    """Print the time and memory that the run took."""
     memory = f", at most {size(result['peak_memory'])} of memory" if result["peak_memory"] else ""
     print(f"{result['seconds']:.3g} s{memory}")

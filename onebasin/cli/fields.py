@@ -116,7 +116,7 @@ def _repeats(hint: Any) -> bool:
 
 
 def _parser(kind: type[Settings], name: str) -> Callable[[Any], Any]:
-    """What makes a value of a field of what was typed."""
+    """Return the function that turns what was typed into a value of the field."""
     hint, flag = _hint(kind, name), _flag(kind, name)
     if isinstance(hint, tuple):  # a word or several
         return c.datasets if any(get_origin(one) for one in hint) else _same

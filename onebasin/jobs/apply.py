@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found for a model moves all that belongs to it: other weights of it, adapters, task vectors."""
+"""Apply a saved alignment to what belongs to a model: other weights of it, adapters, task vectors."""
 
 from __future__ import annotations
 

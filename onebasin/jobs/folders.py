@@ -150,7 +150,7 @@ def refuse_places(
 
 
 def together(opt: Options) -> Placing:
-    """What gives all outputs of a job their places at once; it notes them where a resumed run looks."""
+    """Place all outputs of a job at once, and note them where a resumed run looks."""
     return Placing(Path(opt.units) / JOURNAL if opt.units else None, CannotWrite)
 
 

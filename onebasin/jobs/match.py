@@ -128,7 +128,7 @@ def match(
         record = Record("match", command, given, opt, result, [found], sha256)
 
         def complete(folder: Path) -> None:
-            """What belongs to the output is written before anyone sees the output, which must be right."""
+            """Verify the output and write what belongs to it, before anyone sees it."""
             result["max_output_difference"] = verified(given[0], moved, opt, tell, verify)
             record.write(folder)
             if alignment is not None:

@@ -47,7 +47,7 @@ class Barrier:
 
 @dataclass(frozen=True)
 class Examples:
-    """What models are measured on; the fields are those of `onebasin.data.load_task`."""
+    """The data that models are measured on; the fields are those of `onebasin.data.load_task`."""
 
     split: str | None = None
     limit: int | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job can be told: models, options, weights, dtypes."""
+"""The options of jobs: models, settings, weights, dtypes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 @dataclass(frozen=True)
 class Matching(Settings):
-    """What is matched, and what is compared for it: the weights, what the models do on calibration data, or how well
+    """The spaces to match, and what is compared: the weights, activations on calibration data, or how well
     the average of both predicts there, which is learned from a start. The levels are in `onebasin.symmetry.levels`."""
 
     section: ClassVar[str] = "Matching"

@@ -74,7 +74,7 @@ def groups_of(model: Model, opt: Options) -> dict[str, Group]:
 
 
 def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> str:
-    """What a match depends on, as text: the files of both models, as they stand now, the tensors and the options."""
+    """Return all that a match depends on, as text: the files of both models as they are now, tensors and options."""
     files = [
         [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for model in (source, anchor)

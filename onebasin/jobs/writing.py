@@ -156,7 +156,7 @@ def write_canonical(
 
 @dataclass
 class Record:
-    """What is written beside the weights: README.md and onebasin.json. sha256: gives the inputs' hashes."""
+    """The files beside the weights: README.md and onebasin.json. sha256: gives the hashes of the inputs."""
 
     job: str
     command: str | None

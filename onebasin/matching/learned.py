@@ -82,7 +82,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What learning looks at.
+    """The data of learning.
 
     forward: computes a model's outputs for a batch. batches: inputs; one makes a step. held_out: those to choose the
     step by (default: a sixteenth of `batches`, at least one; they then teach nothing).

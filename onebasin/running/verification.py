@@ -85,8 +85,6 @@ def compare(
     b: str | Path,
     *,
     dtype: torch.dtype = torch.float32,
-    batch: int = 4,
-    length: int = 16,
     seed: int = 0,
     device: str = "cpu",
     tolerance: float | None = None,
@@ -100,9 +98,7 @@ def compare(
         a: A model folder.
         b: Another.
         dtype: Of the forward pass.
-        batch: How many inputs, which fit both models.
-        length: Of texts, in tokens.
-        seed: Of the inputs.
+        seed: Of the inputs, which fit both models.
         device: Where the models run.
         tolerance: Of the relative difference (default: what rounding explains, given how both are stored).
 
@@ -113,7 +109,7 @@ def compare(
     stored = (value for folder in folders for value in folder.dtypes.values())
     allowed = tolerance_of(dtype, *stored) if tolerance is None else tolerance
     sides = (folders[0], None), (folders[1], None)
-    return _compared(sides, dtype, device, batch=batch, length=length, seed=seed, tolerance=allowed)
+    return _compared(sides, dtype, device, seed=seed, tolerance=allowed)
 
 
 def compare_rewritten(

@@ -284,8 +284,8 @@ def resolved(references: Sequence[Reference], scratch: Path, family: str | None)
 
 
 def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:
-    """What `merge` is told for a method of whole models with one weight each. A base model that is none of them only
-    serves as the anchor."""
+    """Return the arguments of `merge` for a method of whole models with one weight each. A base model that is none of
+    them only serves as the anchor."""
     own = {str(source.model): source.parameters for source in recipe.models or []}
     settings = {name: value for name, value in recipe.parameters.items() if name != "weight"}
     for name, parameters in own.items():

@@ -84,7 +84,7 @@ def refuse_missing_layers(recipe: Recipe, models: Mapping[str, Model]) -> None:
 
 
 def config_of(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> dict[str, Any]:
-    """What the config must say: another number of layers, and lists with one value per layer."""
+    """Return the changed entries of the config: the number of layers, and lists with one value per layer."""
     if not recipe.slices:
         return {}
     kept = [
@@ -146,7 +146,7 @@ def _slots(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> Iterat
 
 
 def _stack(entry: Entry) -> str:
-    """What stands before the layer's number: `encoder.block`, `decoder.block`."""
+    """Return what precedes the layer number in a name: `encoder.block`, `decoder.block`."""
     return "" if entry.layer is None else re.split(r"(?:^|\.)\d+\.", entry.role, maxsplit=1)[0]
 
 
