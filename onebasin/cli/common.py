@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 import yaml
 from rich.console import Console
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+    from rich.progress import Task as Step
 
 # What is printed may hold any name: no markup, no emoji.
 LONGEST = 1200  # characters of a message
@@ -176,16 +180,44 @@ def stdout() -> Console:
 
 
 @contextmanager
-def progress(quiet: bool, verbose: int = 0) -> Iterator[Callable[[str], None] | None]:
-    """A status line on stderr that shows what is going on, or a line for every step; None when quiet."""
+def progress(quiet: bool, verbose: int = 0, seconds: float | None = None) -> Iterator[Callable[[str], None] | None]:
+    """A line on stderr that shows what is going on and for how long, or a line for every step; None when quiet.
+
+    seconds: how long it takes at most, where that is known: a bar shows how much of it is over, and what is left.
+    """
     if quiet:
         yield None
         return
     if verbose:
         yield lambda text: console.print(line(text), soft_wrap=True)
         return
-    with console.status("") as status:
-        yield lambda text: status.update(Text(line(text)))
+    from rich.progress import Progress
+
+    with Progress(*_columns(seconds), console=console, transient=True) as shown:
+        task = shown.add_task("", total=seconds)
+        yield lambda text: shown.update(task, description=line(text))
+
+
+def _columns(seconds: float | None) -> list[ProgressColumn]:
+    """What the line shows. Its clock runs by itself, since a step may take minutes."""
+    from rich.progress import ProgressColumn, SpinnerColumn, TimeElapsedColumn
+    from rich.progress_bar import ProgressBar
+
+    class Words(ProgressColumn):
+        def render(self, task: Step) -> Text:
+            return Text(task.description, overflow="ellipsis", no_wrap=True)
+
+    class Bar(ProgressColumn):
+        def render(self, task: Step) -> ProgressBar:
+            return ProgressBar(total=seconds or 1, completed=min(task.elapsed or 0, seconds or 0), width=20)
+
+    class Left(ProgressColumn):
+        def render(self, task: Step) -> Text:
+            left = max(0, round((seconds or 0) - (task.elapsed or 0)))
+            return Text(f"at most {left // 60}:{left % 60:02d} left")
+
+    shown: list[ProgressColumn] = [SpinnerColumn(), Words(), TimeElapsedColumn()]
+    return shown if seconds is None else [*shown, Bar(), Left()]
 
 
 def given_options(context: typer.Context) -> dict[str, str]:

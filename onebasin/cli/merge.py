@@ -165,7 +165,9 @@ def merge(
     chosen: dict[str, Any] = {"layers": c.numbers(layers if layers != "auto" else None, "--layers")}
     if layers == "auto":
         job, chosen = onebasin.merge_best_layers, {"validation": validation, "metric": metric}
-    with c.progress(quiet, verbose) as tell:
+    from onebasin.jobs.merge import seconds_of
+
+    with c.progress(quiet, verbose, seconds_of(budget, quality, ())) as tell:
         result = job(
             models, output, method=method, budget=budget, quality=quality, weights=c.weights(weights), match=match,
             anchor=anchor, heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, require=require,

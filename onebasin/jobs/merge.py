@@ -166,7 +166,7 @@ def merge(
         stack.enter_context(ready_to_run(given if verdict or frame.how == "outputs" else []))
         data = Data(frame.models, opt, opt, tell, opt.labels)
         template = frame.centre if heads_from is None else heads_from
-        chosen = aligned(frame, plan, opt, data, template, kin, started)
+        chosen = aligned(frame, plan, opt, data, template, kin, started, report)
         mixed = softly(plan, frame, chosen.aligned, opt)
         sources = Sources(mixed if unified is None else unified.filled(mixed, opt.dtype), plan.shares, frame.centre,
                           template)  # fmt: skip
@@ -293,12 +293,13 @@ def seconds_of(budget: str | float | None, quality: str | None, said: Sequence[s
 
 
 def aligned(
-    frame: Frame, plan: Plan, opt: Options, data: Data, template: int, kin: Kinship | None, started: float
-) -> Chosen:
+    frame: Frame, plan: Plan, opt: Options, data: Data, template: int, kin: Kinship | None, started: float,
+    draws: bool = False,
+) -> Chosen:  # fmt: skip
     """Return the models of a frame, aligned; merged already where several ways were tried."""
     if plan.searches and kin is not None:
         return choose(
-            Search(frame.models, frame.centre, template, plan.shares, kin, opt, plan.budget, started, data.tell)
+            Search(frame.models, frame.centre, template, plan.shares, kin, opt, plan.budget, started, data.tell, draws)
         )
     if plan.method.needs_data:
         data.refuse_none()

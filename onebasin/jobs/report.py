@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ _STYLE = f"""
 :root {{ --before: light-dark({COLOURS[0]}, #9a9fa6); --after: light-dark({COLOURS[2]}, {COLOURS[6]}); }}
 .before {{ color: var(--before); fill: var(--before); }} .after {{ color: var(--after); fill: var(--after); }}
 .verdict {{ background: var(--soft); border-left: 4px solid var(--after); padding: .7rem 1rem; }}
+polyline.before {{ fill: none; stroke-width: 2; stroke: var(--before); }}
+polyline.after {{ fill: none; stroke-width: 2; stroke: var(--after); }}
+.line text {{ fill: currentColor; font-size: 13px; }}
 figcaption {{ margin-bottom: .5rem; }} .bars text {{ fill: currentColor; font-size: 12px; }}
 @media (max-width: 30rem) {{ table {{ font-size: .8rem; }}
                              th, td {{ padding: .3rem .25rem; white-space: normal; overflow-wrap: break-word; }} }}
@@ -145,7 +148,34 @@ def _search(search: Mapping[str, Any]) -> str:
     rows = [(name, _number(one["loss"]), f"{one['seconds']:.1f}", "chosen" if name == search["chosen"] else "")
             for name, one in tried]  # fmt: skip
     caption = f"Loss: KL divergence from the sources on {search['held_out']} examples on which nothing was fitted"
-    return f"<h2>Candidates</h2>\n{_table(caption, ['candidate', 'loss', 'seconds', ''], rows)}"
+    line = _line(search["line"]) if "line" in search else ""
+    return f"<h2>Candidates</h2>\n{_table(caption, ['candidate', 'loss', 'seconds', ''], rows)}{line}"
+
+
+def _line(line: Mapping[str, Sequence[float]]) -> str:
+    """The curve over lambda: the averages between the two models, as they are and matched."""
+    kinds = [(kind, name) for kind, name in (("before", "unmatched"), ("after", "matched")) if name in line]
+    most = max([value for _, name in kinds for value in line[name] if isfinite(value)], default=0.0) or 1.0
+    left, top, wide, high = 60, 12, 620, 220
+    drawn = [f'<path d="M{left} {top}V{top + high}H{left + wide}" fill="none" stroke="currentColor"/>',
+             f'<text x="{left - 6}" y="{top + 5}" text-anchor="end">{_number(most)}</text>',
+             f'<text x="{left - 6}" y="{top + high}" text-anchor="end">0</text>',
+             *(f'<text x="{left + wide * lam}" y="{top + high + 18}" text-anchor="middle">{lam:g}</text>'
+               for lam in line["lambdas"][::5])]  # fmt: skip
+    for kind, name in kinds:
+        points = [(left + wide * lam, top + high * (1 - min(value, most) / most))
+                  for lam, value in zip(line["lambdas"], line[name], strict=True) if value == value]  # fmt: skip
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        drawn.append(f'<polyline class="{kind}" points="{path}"/>')
+        drawn += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in points]
+    names = {"before": "as they are", "after": "matched"}
+    key = " ".join(f'<span class="{kind}">&#9632;</span> {names[kind]}' for kind, _ in kinds)
+    return (
+        "<figure><figcaption>The average with the weights 1 &minus; &lambda; and &lambda;: KL divergence from the "
+        f"mixture of both models' predictions, over &lambda;: {key}</figcaption>\n"
+        f'<svg class="line" role="img" aria-label="divergence over lambda" viewBox="0 0 {left + wide + 20} '
+        f'{top + high + 28}">{"".join(drawn)}</svg></figure>\n'
+    )
 
 
 def _matched(name: str, anchor: str, signature: Signature, pair: AlignedPair) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,6 +62,7 @@ PASSES, IMAGINING = 8, 60  # over the data by each model: of all closed forms, a
 SPEED = 2e10  # operations a second, of two processor cores
 COPIES = 1e-4  # relative distance of matched models that are copies of one another
 DISTILLED = 32  # examples of a step of distillation
+LAMBDAS = tuple(i / 10 for i in range(11))
 FEWEST = 32  # examples that are made whatever they cost
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # times as many inputs are made as samples are asked for, being cheap
 
@@ -103,7 +105,7 @@ class Search:
     """What candidates are made of.
 
     models: in canonical form where they are matched. shares: one per model. budget: seconds after `started`, None for
-    closed forms alone.
+    closed forms alone. draws: whether the curve over lambda is wanted.
     """
 
     models: Sequence[Model]
@@ -115,6 +117,7 @@ class Search:
     budget: float | None
     started: float
     tell: Tell | None
+    draws: bool = False
 
     @property
     def left(self) -> float:
@@ -190,6 +193,24 @@ class Search:
         facts = {"ridges": found.ridges, "held_out_losses": found.losses}
         name = f"{name}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
         return self.candidate(name, aligned, method, found.tensors, **facts)
+
+    def line(self, aligned: Aligned) -> list[float]:
+        """Return the divergence of the averages of two aligned models, with the weights 1 - lambda and lambda, from the
+        mixture of their predictions with the same weights, on a few examples held out."""
+        first, second = aligned.models
+        batches, found = recut(self.split[1], FEWEST)[:1], list[float]()
+        for lam in LAMBDAS:
+            tensors = {}
+            for role in aligned.models[self.template].signature.tensors:
+                x = aligned.models[self.template].read(role, self.opt.dtype, self.opt.device)
+                if all(role in one.signature.tensors and one.signature.tensors[role].shape == tuple(x.shape)
+                       for one in (first, second)):  # fmt: skip
+                    a, b = (one.read(role, self.opt.dtype, self.opt.device) for one in (first, second))
+                    x = torch.lerp(a, b, lam)
+                tensors[role] = x
+            model, parts = partial(self.forward, tensors), [1 - lam, lam]
+            found.append(float(example_losses(divergence, model, self.answers, parts, batches).mean()))
+        return found
 
     def matched(self, start: str) -> Candidate:
         """The best closed form after matching by weights or activations."""
@@ -282,13 +303,18 @@ def choose(search: Search) -> Chosen:
     sources = search.sources(taken.aligned)
     entries = sources.signature.tensors.items()
     pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(taken.tensors[role]))
-    report = {
+    report: dict[str, Any] = {
         "budget": search.budget,
         "chosen": taken.name,
         "candidates": {one.name: {"loss": one.loss, "seconds": round(seconds[one.name], 1)} for one in found},
         "data": opt.data or "self",
         "held_out": len(taken.losses),
     }
+    if search.draws and len(search.models) == 2:
+        curves = {"unmatched": search.aligned("none"), "matched": taken.aligned}
+        if not any(pair.alignment.elements for pair in taken.aligned.found):
+            del curves["matched"]
+        report["line"] = {"lambdas": list(LAMBDAS), **{name: search.line(one) for name, one in curves.items()}}
     losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(found, key=lambda one: one.loss))
     notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *notes]
     return Chosen(

@@ -85,6 +85,13 @@ def test_the_page_holds_the_numbers_of_the_result(chosen: tuple[dict[str, Any], 
         assert len(distances["layers"]) == 2, which
     for name, one in result["search"]["candidates"].items():
         told += [name, f"{one['loss']:.4g}"]
+    line = result["search"]["line"]
+    assert line["lambdas"] == [i / 10 for i in range(11)]
+    curves = [line[name] for name in ("unmatched", "matched") if name in line]
+    assert page.text.count("<polyline") == len(curves) >= 1
+    for curve in curves:  # a model is no way from its own predictions
+        assert max(abs(curve[0]), abs(curve[-1])) < 1e-4 and len(curve) == 11
+    told.append(f"{max(map(max, curves)):.4g}")
     verdict = result["verdict"]
     told += [f"{100 * share:.1f} %" for share in (*verdict["agreement"], verdict["sources_agree"])]
     told += [f"{apart:.4g}" for apart in verdict["divergence"]]
