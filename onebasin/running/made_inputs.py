@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from .shrinking import configs, kind_of_number, numbers, settings
 
-BATCH, LENGTH, FRAMES, SIDE, SAMPLES, WAYS = 3, 13, 2, 64, 4000, 12
+BATCH, LENGTH, FRAMES, SIDE, SAMPLES, WAYS = 3, 13, 2, 64, 4000, 10
 Given = dict[str, Any]
 Maker = Callable[[], Any]
 
 # What goes with the main input where `forward` takes it.
 _TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox")
-_IMAGE = ("pixel_values", "image_grid_thw", "grid_thw", "image_sizes", "spatial_shapes", "pixel_attention_mask",
+_IMAGE = ("pixel_values", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
           "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes")  # fmt: skip
 _SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens",
           "audio_feature_lengths")  # fmt: skip
@@ -49,10 +49,13 @@ def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] =
     first = [*needed, *([main] if main in accepted or (through and not needed) else [])]
     text = [name for name in _TEXT if name in accepted and ("input_ids" in accepted or name == "decoder_input_ids")]
     image = [name for name in _IMAGE if name in accepted]
+    sized = [*image, *({"image_sizes"} & accepted.keys())]
     sound = [name for name in _SOUND if name in accepted]
-    for names in ([*first, *text, *image, *sound], [*first, *text, *image], [*first, *text, *sound], [*first, *text],
-                  [*first, *image], [*first, *sound], first,
-                  [name for name in accepted if name not in _INSTEAD or name in first]):  # fmt: skip
+    told = [name for name in accepted if name not in _INSTEAD or name in first]
+    needs = inspect.signature(getattr(model, "get_image_features", len)).parameters.keys()
+    both = [sized, image] if "image_sizes" in needs else [image, sized]
+    choices = [*([*each, *sound] for each in both), *both, sound, []]
+    for names in (*([*first, *text, *more] for more in choices), *([*first, *more] for more in choices), told):
         for given in _ways(model, tuple(dict.fromkeys(names)), seed, widths):
             shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
             if shapes not in seen:
@@ -269,3 +272,13 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
         "langs": [lambda: torch.zeros(BATCH, LENGTH, dtype=torch.long)],
         "codebook_idx": [lambda: 1], "freq": [lambda: torch.zeros(BATCH, dtype=torch.long)],
     }  # fmt: skip
+
+
+def senses(model: PreTrainedModel) -> set[str]:
+    """Return the images and sounds that a model takes beside its text.
+
+    Args:
+        model: A model.
+    """
+    accepted = inspect.signature(model.forward).parameters.keys()
+    return {"pixel_values", "input_features", "input_values"} & accepted if "input_ids" in accepted else set()

@@ -48,6 +48,7 @@ RULES = {
     "distances": r"((?<!hash_)bucket|relative|max_distance|codevectors)",
     "queries": r"num_queries$",
     "labels": r"_labels$",
+    "image tokens": r"(mm_tokens_per_image|num_image_tokens|soft_tokens_per_image)$",
     "positions": r"(position|n_ctx|max_seq_len|seq_length|max_pos|block_size|hash_buckets)",
     "image": r"(^|_)image_size$",
     "patch": r"(^|_)patch_sizes?$",
@@ -65,7 +66,7 @@ _STAGED = ("depths", "hidden_sizes")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
          "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
-         "queries": 5, "labels": 7}  # fmt: skip
+         "queries": 5, "image tokens": 4, "labels": 7}  # fmt: skip
 _PRIMES = [67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
 
 
@@ -178,8 +179,10 @@ class _Shrinking:
     def __init__(self, whole: PretrainedConfig, scale: Scale, decoder: bool) -> None:
         self.scale, self.decoder = scale, decoder
         scopes = [_own(config) for config in configs(whole)]
+        self.text = getattr(whole.get_text_config(), "hidden_size", 0) if len(scopes) > 1 else 0
         shares = {share for scope in scopes for share in _shares(scope)}
-        self.head = scale.head
+        sight = any(kind_of_number(key) == "patch" for scope in scopes for key in scope)
+        self.head = max(scale.head, 8) if sight else scale.head  # of which half may turn by rows, half by columns
         while any(int(self.head * share) < 2 or int(self.head * share) % 2 for share in shares) and self.head < 32:
             self.head += 2
 
@@ -205,7 +208,7 @@ class _Shrinking:
     def heads(self, scope: Mapping[str, Any]) -> dict[int, int]:
         """What the numbers of heads become: groups stay, the largest are at most eight."""
         counts = sorted({n for key, value in scope.items() if kind_of_number(key) in ("heads", "key heads")
-                         for n in numbers(value) if n > 1})  # fmt: skip
+                         and not _is_staged(key, value) for n in numbers(value) if n > 1})  # fmt: skip
         if "heads" in self.scale.kept:
             return {n: n for n in counts}
         if len(counts) == 1:
@@ -319,6 +322,8 @@ class _Shrinking:
                     for whose, number_of in counts:
                         if number_of * size == n and key.split("_")[0] == other.split("_")[0] == whose.split("_")[0]:
                             return heads.get(number_of, number_of) * in_head(other, size)
+            if _is_staged(key, own.get(key)):
+                return min(n, 2)
             maps: dict[str, Mapping[int, int]] = {
                 "token": self.ids, "vocabulary": self.vocabularies, "heads": heads, "key heads": heads,
                 "width": self.sizes, "neurons": self.sizes,
@@ -350,6 +355,9 @@ class _Shrinking:
             return deepcopy(value)
 
         small = {key: value_of(key, value) for key, value in own.items() if key != "_out_indices"}
+        outward = "out_hidden_size" if "out_hidden_size" in own else "hidden_size" if "embed_dim" in own else ""
+        if outward in own and self.text in self.sizes:  # what a tower gives to the text; defaults may not agree
+            small[outward] = self.sizes[self.text]
         width = next((small[key] for key in _HIDDEN if is_number(small.get(key))), self.unit)
         number_of = next((small[key] for key, _ in counts), 1)
         if scale.filled is not None:
@@ -422,15 +430,21 @@ def numbers(value: Any) -> Iterator[int]:
 
 
 def _depths(own: Mapping[str, Any]) -> list[int]:
-    """The numbers of layers of a configuration that lists may be as long as."""
-    return sorted({value for key, value in own.items()
-                   if kind_of_number(key) == "layers" and is_number(value) and value > 1}, reverse=True)  # fmt: skip
+    """The numbers of layers of a configuration that lists may be as long as; not those of stages, which all stay."""
+    stages = {len(own[key]) for key in _STAGED if isinstance(own.get(key), list | tuple)}
+    found = {value for key, value in own.items() if kind_of_number(key) == "layers" and is_number(value) and value > 1}
+    return sorted(found - stages, reverse=True)
 
 
 def _is_per_layer(value: Any, depth: int) -> bool:
     """Whether a setting is a list with an entry for each of so many layers."""
     return (isinstance(value, list | tuple) and len(value) == depth and len(value) > 0
             and (not all(map(is_number, value)) or len(set(value)) < len(value) or depth > 6))  # fmt: skip
+
+
+def _is_staged(key: str, value: Any) -> bool:
+    """Whether a setting is the number of heads in each of a few stages, whose width grows with it."""
+    return "heads" in kind_of_number(key) and isinstance(value, list | tuple) and len(value) < 6
 
 
 def _is_layers(key: str, value: Any, depth: int) -> bool:

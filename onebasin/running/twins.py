@@ -27,7 +27,7 @@ from onebasin.models.folder import one_line
 
 from .expert_layout import one_by_one
 from .float64 import Float64
-from .made_inputs import made_inputs
+from .made_inputs import made_inputs, senses
 from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
 from .verification import _quietly
 
@@ -106,23 +106,29 @@ def _first_that_runs(
     whole: PretrainedConfig, cls: Any, seed: int, reasons: list[str]
 ) -> tuple[PreTrainedModel, dict[str, Any]] | None:
     """The first twin that runs within a few seconds, and its inputs; the reason why the first of all does not."""
-    wanted = getattr(cls, "config_class", None)
-    if wanted is not None and not isinstance(whole, wanted):  # the text model of a multimodal type
-        whole = next((each for each in configs(whole) if isinstance(each, wanted)), None) or wanted()
+    kind = getattr(cls, "config_class", None)
+    if kind is not None and not isinstance(whole, kind):  # the text model of a multimodal type
+        whole = next((each for each in configs(whole) if isinstance(each, kind)), None) or kind()
     decoder = cls.__name__ in _names(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     reason = ""
     named: dict[str, int | None] = {}
     widths: set[int] = set()
+    deaf: tuple[PreTrainedModel, dict[str, Any]] | None = None  # one that runs on texts alone
     until = time.process_time() + SECONDS
     scales = list(_scales(whole))
     while scales and time.process_time() < until:
         said: list[Exception] = []
         try:
             model = random_model(twin_config(whole, scales.pop(0), decoder=decoder), cls, seed)
+            wanted = senses(model)
             for given in made_inputs(model, seed, widths):
                 try:
-                    if outputs(model, given):
+                    if not outputs(model, given):
+                        continue
+                    if not wanted or wanted & given.keys():
                         return model, given
+                    if deaf is None:
+                        deaf, until = (model, given), time.process_time() + SECONDS / 3
                 except Exception as error:
                     said.append(error)
                 if time.process_time() > until:
@@ -139,8 +145,9 @@ def _first_that_runs(
                 named |= more
                 scales.insert(0, Scale(filled=dict(named)))
                 scales.append(Scale(filled={**named, ALL: None}))
-    reasons.append(reason)
-    return None
+    if deaf is None:
+        reasons.append(reason)
+    return deaf
 
 
 def _named(said: str) -> dict[str, int | None]:
@@ -155,7 +162,7 @@ def _names(mapping: Mapping[str, Any]) -> set[str]:
 
 def _scales(config: PretrainedConfig) -> Iterator[Scale]:
     """The scales to try, the smallest first."""
-    yield from (Scale(), Scale(8), Scale(divisor=8), Scale(filled={}), Scale(divisor=1), Scale(16), Scale(32))
+    yield from (Scale(), Scale(8), Scale(filled={}), Scale(divisor=8), Scale(divisor=1), Scale(16), Scale(32))
     present = {kind_of_number(key) for each in configs(config) for key, _ in settings(each)}
     yield from (Scale(kept=frozenset({kind})) for kind in KEPT if kind in present)
     yield Scale(kept=frozenset({"image", "patch", "window"}))
@@ -227,6 +234,22 @@ def _random(module: nn.Module, name: str, value: Tensor) -> Tensor:
     return value * (1 + 0.1 * torch.rand_like(value))
 
 
+def unused(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) -> list[str]:
+    """Return the names of the parameters that no output depends on, by their gradients.
+
+    Args:
+        model: A model in float64.
+        inputs: What its `forward` takes.
+        seed: Of what the forward pass draws.
+    """
+    model.zero_grad()
+    with torch.enable_grad():
+        torch.stack([(value**2).sum() for value in _run(model, inputs, seed) if value.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
+    found = [name for name, each in model.named_parameters() if each.grad is None or not bool(each.grad.any())]
+    model.zero_grad()
+    return found
+
+
 @torch.no_grad()
 def outputs(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) -> list[Tensor]:
     """Return all floating-point outputs of a model that say what it computes: logits, or the last hidden state.
@@ -236,6 +259,10 @@ def outputs(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) ->
         inputs: What its `forward` takes.
         seed: Of what the forward pass draws.
     """
+    return _run(model, inputs, seed)
+
+
+def _run(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int) -> list[Tensor]:
     with torch.random.fork_rng(devices=[]), in_float64():
         torch.manual_seed(seed)
         found = model(**inputs)
