@@ -25,6 +25,7 @@ _IMAGE = ("pixel_values", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel
           "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes")  # fmt: skip
 _SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens",
           "audio_feature_lengths")  # fmt: skip
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "n_ctx")
 _INSTEAD = ("inputs_embeds", "hidden_states", "query_embeds")
 _TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_values": ("audio",)}
 
@@ -159,10 +160,14 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
     special = {n for each in every for key, value in settings(each) if kind_of_number(key) == "token"
                for n in numbers(value)}  # fmt: skip
 
+    rows = (number(name, default=0) for name in POSITIONS)
+    pads = [n for n in numbers(getattr(text, "pad_token_id", None)) if n < 8]  # RoBERTa counts positions from there on
+    length = min([LENGTH, *(n - max(pads, default=-1) - 1 for n in rows if n > 2)])
+
     def ids(scope: Any, *shape: int) -> Tensor:
         vocabulary = number("vocab_size", "text_vocab_size", default=32, scopes=(scope,))
         plain = torch.tensor([n for n in range(vocabulary) if n not in special] or [0])
-        found = plain[torch.randint(len(plain), shape or (BATCH, LENGTH), generator=generator)]
+        found = plain[torch.randint(len(plain), shape or (BATCH, length), generator=generator)]
         for n in numbers(vars(scope).get("question_token_id")):  # where an answer is asked for
             found[:, 2] = n
         return found
@@ -207,8 +212,8 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
     most = number("max_2d_position_embeddings", default=32, scopes=(text,))
 
     def boxes() -> Tensor:
-        corner = whole(most // 2, BATCH, LENGTH, 2)
-        return torch.cat([corner, corner + whole(most // 2, BATCH, LENGTH, 2)], -1)
+        corner = whole(most // 2, BATCH, length, 2)
+        return torch.cat([corner, corner + whole(most // 2, BATCH, length, 2)], -1)
 
     spectrum: list[Maker] = [lambda: normal(BATCH, 1, positions, bins)] if hasattr(sound, "spec_size") else []
     spectrum += [partial(normal, BATCH, positions, n) for n in widths]
@@ -217,10 +222,10 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
                          lambda: normal(BATCH, number("max_length", default=64), bins), *spectrum]  # fmt: skip
     books = number("num_codebooks", "codebooks", default=0)
     codes: list[Maker] = [
-        lambda: ids(text, BATCH * books, LENGTH), lambda: ids(text, BATCH, LENGTH, books),
-        lambda: ids(text, BATCH, books, LENGTH),
+        lambda: ids(text, BATCH * books, length), lambda: ids(text, BATCH, length, books),
+        lambda: ids(text, BATCH, books, length),
     ] if books else []  # fmt: skip
-    context = number("context_length", default=LENGTH)
+    context = number("context_length", default=length)
     lags = max([0, *numbers(vars(config).get("lags_sequence"))])
     steps = context + lags
     variables = number("num_input_channels", "input_size", default=1)
@@ -228,8 +233,8 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
     return {
         "input_ids": [lambda: ids(text), *codes],
         "decoder_input_ids": [lambda: ids(decoder)],
-        "attention_mask": [lambda: ones(BATCH, LENGTH)],
-        "token_type_ids": [lambda: whole(number("type_vocab_size", default=1, scopes=(text,)), BATCH, LENGTH)],
+        "attention_mask": [lambda: ones(BATCH, length)],
+        "token_type_ids": [lambda: whole(number("type_vocab_size", default=1, scopes=(text,)), BATCH, length)],
         "bbox": [boxes], "lang_ids": [lambda: torch.zeros(BATCH, dtype=torch.long)],
         "pixel_values": pixels,
         "pixel_values_videos": [lambda: normal(BATCH, frames, channels, height, width), *patches],
@@ -248,18 +253,18 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
         "past_observed_mask": [lambda: torch.ones(BATCH, steps, dtype=torch.float64)],
         "future_values": [lambda: normal(BATCH, ahead)],
         "future_time_features": [lambda: normal(BATCH, ahead, number("num_time_features", default=0))],
-        "inputs": [lambda: ids(text), lambda: normal(BATCH, LENGTH, number("d_model", default=24))],
-        "inputs_embeds": [lambda: normal(BATCH, LENGTH, number("hidden_size", "d_model", default=24))],
-        "hidden_states": [lambda: normal(BATCH, LENGTH, number("hidden_size", "d_model", default=24)), *patches],
-        "query_embeds": [lambda: normal(BATCH, LENGTH, number("hidden_size", default=24))],
+        "inputs": [lambda: ids(text), lambda: normal(BATCH, length, number("d_model", default=24))],
+        "inputs_embeds": [lambda: normal(BATCH, length, number("hidden_size", "d_model", default=24))],
+        "hidden_states": [lambda: normal(BATCH, length, number("hidden_size", "d_model", default=24)), *patches],
+        "query_embeds": [lambda: normal(BATCH, length, number("hidden_size", default=24))],
         "qformer_input_ids": [lambda: ids(getattr(config, "qformer_config", text))],
         "encoder_hidden_states": [
             lambda: normal(BATCH, 5, number("encoder_hidden_size", "hidden_size", default=24))
         ],
-        "states": [lambda: normal(BATCH, LENGTH, number("state_dim", default=2))],
-        "actions": [lambda: normal(BATCH, LENGTH, number("act_dim", default=2))],
-        "rewards": [lambda: normal(BATCH, LENGTH, 1)], "returns_to_go": [lambda: normal(BATCH, LENGTH, 1)],
-        "timesteps": [lambda: whole(number("max_ep_len", default=8), BATCH, LENGTH)],
+        "states": [lambda: normal(BATCH, length, number("state_dim", default=2))],
+        "actions": [lambda: normal(BATCH, length, number("act_dim", default=2))],
+        "rewards": [lambda: normal(BATCH, length, 1)], "returns_to_go": [lambda: normal(BATCH, length, 1)],
+        "timesteps": [lambda: whole(number("max_ep_len", default=8), BATCH, length)],
         "visual_feats": [lambda: normal(BATCH, 5, number("visual_feat_dim", default=24))],
         "visual_pos": [lambda: normal(BATCH, 5, number("visual_pos_dim", default=4))],
         "visual_embeds": [lambda: normal(BATCH, 5, number("visual_embedding_dim", default=24))],
@@ -269,7 +274,7 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
         "audio_mel": [lambda: normal(BATCH, positions, bins)],
         "audio_mel_mask": [lambda: torch.zeros(BATCH, positions, dtype=torch.bool)],
         "latents": [lambda: normal(BATCH, number("hidden_size", default=24), 8)],
-        "langs": [lambda: torch.zeros(BATCH, LENGTH, dtype=torch.long)],
+        "langs": [lambda: torch.zeros(BATCH, length, dtype=torch.long)],
         "codebook_idx": [lambda: 1], "freq": [lambda: torch.zeros(BATCH, dtype=torch.long)],
     }  # fmt: skip
 

@@ -163,6 +163,17 @@ def _own(config: PretrainedConfig) -> dict[str, Any]:
     return own | ({"per_layer_config": deepcopy(overrides)} if overrides else {})
 
 
+def _undeclared(config: PretrainedConfig, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers that a configuration was given and its class reads, without declaring them (the size of a head)."""
+    more = {name: value for name, value in vars(config).items()
+            if name not in own and is_number(value) and kind_of_number(name) == "in head"}  # fmt: skip
+    try:
+        again = type(config)(**deepcopy(dict(own))) if more else config
+    except Exception:  # it needs what is missing
+        return more
+    return {name: value for name, value in more.items() if not hasattr(again, name)}
+
+
 def settings(config: PretrainedConfig | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield names and values of a configuration's settings, those of single layers too."""
     for key, value in (_own(config) if isinstance(config, PretrainedConfig) else config).items():
@@ -220,6 +231,7 @@ class _Shrinking:
 
     def config(self, config: PretrainedConfig) -> PretrainedConfig:
         own = _own(config)
+        own |= _undeclared(config, own)
         small = self.scope(own, type(config))
         derived = self.derived(config, own) if self.scale.filled is None else set()
         given = {name: value for name, value in small.items() if name not in derived}

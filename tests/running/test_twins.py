@@ -1,28 +1,158 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny twins of model types: they run, in float64, and keep what is no size."""
+"""Tiny twins of model types: they run, all of them in float64, and keep what is no size."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
 import pytest
+import torch
+import zoo
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING
+from transformers.models.auto import modeling_auto
 
+from onebasin.models import ModelError
 from onebasin.running import twins
+from onebasin.running.shrinking import Scale, configs
+from onebasin.running.twin_sweep import counts, sweep
 
-TYPES = ["llama", "qwen3_next", "gpt_oss", "gemma3_text", "deepseek_v3", "mpnet", "marian", "convnext", "resnet"]
+DRAFTS = {"gemma4_assistant", "gemma4_unified_assistant"}  # they read the keys and values of another model
+TEXTS = sorted({
+    *modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+} - DRAFTS)  # fmt: skip
+TODAY = Random(date.today().toordinal()).sample(TEXTS, 3)
+ALWAYS = ["qwen3_next", "deepseek_v3", "mpnet", "marian", "convnext"]
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_twin_runs_in_float64(kind: str) -> None:
+@pytest.mark.parametrize("kind", [*TODAY, *ALWAYS])
+def test_a_twin_is_small_and_runs(kind: str) -> None:
+    try:
+        model, inputs = twins.build(kind)
+    except ModelError as error:
+        assert re.search("requires the .* library", str(error)), str(error)
+        pytest.skip(str(error))
+    first, again = (twins.outputs(model, inputs) for _ in range(2))
+    assert first and all(bool(value.isfinite().all()) for value in first)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert sum(parameter.numel() for parameter in model.parameters()) <= twins.LARGEST
+    assert all(float(parameter.detach().std()) > 0 for parameter in model.parameters() if parameter.numel() > 1)
+
+
+class Narrow(TorchDispatchMode):
+    """Remember operations that give less than float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        narrow = (torch.float32, torch.float16, torch.bfloat16)
+        if any(isinstance(each, torch.Tensor) and each.dtype in narrow for each in tree_leaves(found)):
+            self.seen.add(str(func))
+        return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_oss", "t5", "mamba2", "xlnet"])
+def test_nothing_is_computed_in_less_than_float64(kind: str) -> None:
+    """Norms, rotary tables, softmaxes and scans are, in the stock classes; a table may be made narrow and then cast."""
     model, inputs = twins.build(kind)
-    found = twins.outputs(model, inputs)
-    assert found and all(bool(value.isfinite().all()) for value in found)
-    assert sum(parameter.numel() for parameter in model.parameters()) < 10**6
+    with Narrow() as mode:
+        found = twins.outputs(model, inputs)
+    assert all(value.dtype == torch.float64 for value in found)
+    assert not [name for name in mode.seen if re.search(r"mm|softmax|rsqrt|mean|sum|exp|mul|cos|sin", name)]
+
+
+@pytest.mark.parametrize("case", zoo.one_of_each_family())
+def test_the_small_models_of_the_tests_have_twins(case: str) -> None:
+    builder = zoo.CASES[case]
+    given = builder()
+    model, inputs = twins.build(given.config, builder.args[0])
+    assert type(model).__name__ == type(given).__name__
+    assert twins.outputs(model, inputs)
 
 
 def test_ratios_stay() -> None:
     given = CONFIG_MAPPING["qwen3_next"]()
     small = twins.twin_config(given)
-    assert small.num_attention_heads // small.num_key_value_heads > 1
+    assert small.num_attention_heads > small.num_key_value_heads > 1
     assert small.linear_num_value_heads == 2 * small.linear_num_key_heads
+    assert small.linear_num_key_heads % 2 == 0
     assert small.num_experts > small.num_experts_per_tok > 1
-    assert sorted(set(small.layer_types)) == sorted(set(given.layer_types))
+    assert small.layer_types.count("full_attention") == small.layer_types.count("linear_attention") == 2
+    assert len({small.hidden_size, small.intermediate_size, small.head_dim, small.vocab_size}) == 4
+
+
+def test_products_and_sums_stay() -> None:
+    mamba = twins.twin_config("mamba2")
+    assert mamba.num_heads * mamba.head_dim == mamba.expand * mamba.hidden_size
+    latent = twins.twin_config("deepseek_v3")
+    assert latent.qk_head_dim == latent.qk_rope_head_dim + latent.qk_nope_head_dim
+    seen = twins.twin_config("qwen2_vl")
+    assert seen.vision_config.hidden_size == seen.text_config.hidden_size
+    layout = twins.twin_config("layoutlmv3", Scale(divisor=8))
+    assert layout.hidden_size == 4 * layout.coordinate_size + 2 * layout.shape_size
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", "clip", "qwen3_vl", "bart", "gpt_oss"])
+def test_no_dropout_no_cache_and_tokens_within_the_vocabulary(kind: str) -> None:
+    small = twins.twin_config(kind)
+    for config in configs(small):
+        held = vars(config)
+        assert not held.get("use_cache") and config._attn_implementation == "eager"
+        assert not any(value for name, value in held.items() if name.endswith("dropout"))
+        tokens = [value for name, value in held.items() if name.endswith("_token_id") and isinstance(value, int)]
+        assert all(token < small.get_text_config().vocab_size for token in tokens)
+
+
+def test_what_no_output_depends_on_is_named() -> None:
+    """CLIP's classifier averages patches, and leaves out the norm of the class token."""
+    model, inputs = twins.build("clip")
+    assert twins.unused(model, inputs) == ["vision_model.post_layernorm.weight", "vision_model.post_layernorm.bias"]
+    assert not twins.unused(*twins.build("qwen3_next"))
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl", "voxtral"])
+def test_images_and_sounds_reach_the_output(kind: str) -> None:
+    model, inputs = twins.build(kind)
+    (sense,) = twins.senses(model) & inputs.keys()
+    first = twins.outputs(model, inputs)[0]
+    other = twins.outputs(model, {**inputs, sense: torch.rand_like(inputs[sense])})[0]
+    assert not torch.allclose(first, other)
+
+
+def test_ties_stay() -> None:
+    model, _ = twins.build("gemma3_text")
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_the_class_that_tells_most_comes_first() -> None:
+    assert twins.main_class("bert") == "BertLMHeadModel"
+    assert twins.main_class("mpnet") == "MPNetForMaskedLM"
+    assert twins.main_class("vit") == "ViTForImageClassification"
+    assert "MPNetModel" in twins.classes("mpnet")
+    with pytest.raises(ModelError, match="no model class for 'nothing'"):
+        twins.main_class("nothing")
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    yield from map(json.loads, path.read_text("utf-8").splitlines())
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "types.jsonl"
+    path.write_text(json.dumps({"type": "bert", "class": "BertModel", "seconds": 0.1}) + "\n", "utf-8")
+    found = sweep(path, ["bert", "opt", "nothing"])
+    assert [line["type"] for line in found] == ["bert", "opt", "nothing"] == [line["type"] for line in lines(path)]
+    assert found[1]["class"] == "OPTForCausalLM" and found[1]["unused"] == []
+    assert "reason" in found[2]
+    assert counts(found)["causal language models"][0] == 2
