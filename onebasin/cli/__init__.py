@@ -50,17 +50,30 @@ def loaded(name: str) -> Any:
     return typer.main.get_command(single)
 
 
+FIRST = {"merge": ("output", "data", "budget", "method", "match", "weights", "base", "require", "report", "overwrite")}
+
+
 class Sections(TyperCommand):
-    """A command whose help lists its options in sections, those without one first."""
+    """A command whose help lists its options in sections: those that most people need, in the order of `FIRST` where a
+    command has many, then those without a section."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, section by section."""
         found: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
+        first = FIRST.get(str(self.name), ())
+        params = self.get_params(ctx)
+        named = {str(param.name): param for param in params}
+        rest = [param for param in params if param.name not in first]
+        for param in sorted([*map(named.__getitem__, first), *rest], key=lambda one: one.param_type_name != "argument"):
             record = param.get_help_record(ctx)
             if record is not None:
-                kind = "Arguments" if param.param_type_name == "argument" else "Options"
-                found.setdefault(getattr(param, "rich_help_panel", None) or kind, []).append(record)
+                if param.param_type_name == "argument":
+                    kind = "Arguments"
+                elif param.name in first:
+                    kind = "Options"
+                else:
+                    kind = getattr(param, "rich_help_panel", None) or ("More options" if first else "Options")
+                found.setdefault(kind, []).append(record)
         for section, records in found.items():
             with formatter.section(section):
                 formatter.write_dl(records)

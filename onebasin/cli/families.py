@@ -9,7 +9,7 @@ from . import common as c
 
 
 def families(json: c.Json = False) -> None:
-    """List the supported families, their model types, and which of their spaces can move."""
+    """List the supported families and their model types; with --json also which of their spaces can move."""
     from onebasin.families import NOT_YET, installed, tables
 
     known = {**tables(), **installed()}
@@ -20,10 +20,9 @@ def families(json: c.Json = False) -> None:
     if json:
         c.print_json(found)
         return
-    shown = Table("family", "model types", "spaces that move, and how")
+    shown = Table("family", "model types")
     for name, table in known.items():
-        spaces = ", ".join(f"{key}: {space.kind}" for key, space in table.spaces.items() if space.part)
-        shown.add_row(name, " ".join(table.types), spaces)
+        shown.add_row(name, " ".join(table.types))
     c.stdout().print(shown)
     for kind, reason in NOT_YET.items():
         c.stdout().print(f"not yet: {kind} ({reason})")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from . import common as c
 
@@ -51,11 +51,17 @@ def inspect(
         return
     console = c.stdout()
     console.print(f"{model}: {signature.family}, {len(signature.tensors)} tensors, {len(signature.layers)} layers")
-    table = Table("space", "size", "copies", "group", "dimension", "tensors")
+    table = Table(Column("space", no_wrap=True), "size", "copies", "group", "dimension", "tensors")
+    alike: dict[tuple[str, ...], list[str]] = {}  # what a line says -> the spaces of all layers of which it says so
     for row in spaces:
-        if row["group"] != "fixed" or not signature.spaces[str(row["space"])].layer:
-            shown = [str(row[key]) for key in ("space", "size", "copies", "group", "dimension")]
-            table.add_row(*shown, str(len(signature.touching[str(row["space"])])))
+        name = str(row["space"])
+        if row["group"] != "fixed" or not signature.spaces[name].layer:
+            said = [str(row[key]) for key in ("size", "copies", "group", "dimension")]
+            kind = "" if signature.spaces[name].layer is None else name.rpartition(".")[2]
+            alike.setdefault((kind, *said, str(len(signature.touching[name]))), []).append(name)
+    for (_, *said), names in alike.items():
+        first, last = (f".{signature.spaces[name].layer}" for name in (names[0], names[-1]))
+        table.add_row(names[0] if first == last else names[0].replace(first, f"{first}-{last[1:]}", 1), *said)
     console.print(table)
     console.print(f"continuous symmetries at level {symmetry}: {total} dimensions")
     if tensors:  # plain lines, which no terminal's width cuts

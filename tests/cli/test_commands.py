@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -299,7 +300,8 @@ def test_inspect(run: Any, ask: Any, a: Path) -> None:
     assert heads["dimension"] == 3 * (4 * 3 // 2 + 1)
     assert spaces["encoder.layer.1.ffn"]["group"] == "permutation" and spaces["stream"]["group"] == "fixed"
     assert "encoder.layer.0.attention.self.query.weight" in heads["tensors"]
-    assert "encoder.layer.0.qk" in run("inspect", a).stdout
+    shown = run("inspect", a).stdout
+    assert shown.count("encoder.layer.0-1.qk") == 1 and "encoder.layer.1" not in shown  # layers that are alike: a line
     listed = {line.split()[0] for line in run("inspect", a, "--tensors").stdout.splitlines() if line}
     assert set(weights(a)) <= listed
 
@@ -423,3 +425,13 @@ def test_methods_of_mergekit_need_no_file(ask: Any, refused: Any, a: Path, b: Pa
     assert "mergekit" in refused("merge", a, b, "-o", tmp_path / "no", "--base", a)
     assert "--budget does not go with" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties",
                                                   "--budget", "5m")  # fmt: skip
+
+
+def test_help_of_merge_begins_with_what_most_people_need(run: Any) -> None:
+    """Ten options, then the others in their sections; none is lost."""
+    text = run("merge", "--help").stdout
+    first, rest = text.split("\nOptions:\n")[1].split("\nMore options:\n")
+    named = re.findall(r"^  (?:-\w, )?(--[\w-]+)", first, re.MULTILINE)
+    assert named == ["--output", "--data", "--budget", "--method", "--match", "--weights", "--base", "--require",
+                     "--report", "--overwrite"]  # fmt: skip
+    assert all(option in rest for option in ("--config", "--soft", "--samples", "--device", "--json"))
