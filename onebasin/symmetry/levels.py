@@ -57,8 +57,8 @@ def acting_groups(
     unknown = set(layers or ()) - set(signature.layers)
     if unknown:
         raise ValueError(f"there is no layer {min(unknown)}; layers run from 0 to {max(signature.layers, default=-1)}")
-    # The one neuron of an expert stays, but is a step on the way from the expert to what acts inside the neuron.
-    steps = {outer for space in signature.spaces.values() for outer in space.batch if signature.spaces[outer].batch}
+    # The one neuron of an expert, or the one expert, stays, but is a step on the way to what acts inside the neuron.
+    steps = {outer for space in signature.spaces.values() if len(space.batch) > 1 for outer in space.batch}
     groups: dict[str, Group] = {}
     for root, kind in signature.kinds.items():
         space = signature.spaces[root]

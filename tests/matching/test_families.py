@@ -91,3 +91,12 @@ def test_scrambled_experts_of_one_neuron_are_recovered(tiny, case_with, level):
     before, after = planted(tiny, case_with("Qwen3MoeForCausalLM", moe_intermediate_size=1), level, "joint")
     assert before > 0.1
     assert after < 1e-5
+
+
+@pytest.mark.parametrize("level", ["permutation", "orthogonal", "full"])
+@pytest.mark.parametrize("neurons", [1, 10])
+def test_scrambled_neurons_of_a_single_expert_are_recovered(tiny, case_with, level, neurons):
+    one = case_with("MixtralForCausalLM", num_local_experts=1, num_experts_per_tok=1, intermediate_size=neurons)
+    before, after = planted(tiny, one, level, "joint")
+    assert before > 0.1
+    assert after < 1e-5
