@@ -13,7 +13,7 @@ from onebasin.models.outputs import Output
 from onebasin.settings import refuses_unknown
 
 from .folders import opened, refuse_places, together
-from .options import ModelSource, Options, verification
+from .options import ModelSource, Options
 from .writing import refuse_unverifiable, write_canonical
 
 
@@ -37,8 +37,7 @@ def canonical(
     opt = Options.of({"symmetry": "full", "family": family, "precision": precision})
     with opened([model], family) as given:
         refuse_places([Output("the output", output)], given, overwrite, opt)
-        if verification(verify) == "outputs":
-            refuse_unverifiable(given[0])
+        refuse_unverifiable(given[0], verify)
         form = Canonical(given[0], opt.dtype)
         with together(opt) as placing:
             difference = write_canonical(form, Path(output), overwrite, dtype, verify, placing)

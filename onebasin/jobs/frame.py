@@ -57,8 +57,8 @@ def in_one_frame(
     """
     matching = level != "none"
     how = verification(verify)
-    for model in given if how == "outputs" else []:
-        refuse_unverifiable(model.origin, matching)
+    for model in given:
+        refuse_unverifiable(model.origin, how, matching)
     models: list[Model] = [gauge(model, opt, tell) if matching else model for model in given]
     widest = max(range(len(models)), key=lambda i: numel(models[i]))
     models = [widened(model, models[widest if anchor is None else anchor]) for model in models]

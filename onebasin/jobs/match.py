@@ -107,8 +107,7 @@ def match(
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(given))
         lora = None if adapter is None else Lora.of(adapter, given[0], opt)
-        if verification(verify) == "outputs":
-            refuse_unverifiable(given[0])
+        refuse_unverifiable(given[0], verify)
         first, second = (gauge(checkpoint, opt, tell) for checkpoint in given)
         first = widened(first, second)
         if lora is not None and isinstance(first, Widened):
@@ -129,6 +128,7 @@ def match(
 
         def complete(folder: Path) -> None:
             """Verify the output and write what belongs to it, before anyone sees it."""
+            refuse_unverifiable(given[1], verify, moves=streams)  # now that its class is imported
             result["max_output_difference"] = verified(given[0], moved, opt, tell, verify)
             record.write(folder)
             if alignment is not None:

@@ -29,7 +29,7 @@ from onebasin.models.weight_files import clearly
 from onebasin.running import compare_rewritten, tolerance_of
 from onebasin.running.twin import TOLERANCE as TWIN_TOLERANCE
 from onebasin.running.twin import departure_on_twin
-from onebasin.running.verification import class_of, has_class, refuse_incomplete, runnable
+from onebasin.running.verification import class_of, has_class, refuse_contradiction, runnable
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
@@ -44,18 +44,22 @@ def tensors_of(model: Model, opt: Options) -> LazyTensors:
     return LazyTensors.of_model(model, opt.dtype, opt.device, opt.workers, opt.ray)
 
 
-def refuse_unverifiable(checkpoint: Folder, moves: bool = True) -> None:
+def refuse_unverifiable(checkpoint: Folder, how: bool | str, moves: bool = True) -> None:
     """Raise ModelError, before any work, where a model could not be verified; a type without a table is told first.
 
     Args:
-        checkpoint: the model.
-        moves: whether it will be rewritten, and run then. One that stays as it is must load, where there is a class.
+        checkpoint: The model.
+        how: See `verification`; with `none` nothing is refused.
+        moves: Whether it will be rewritten, and, with `outputs`, run then. What is not run must still be what its
+            config.json says, where there is a class.
     """
+    if verification(how) == "none":
+        return
     assert checkpoint.signature
-    if moves:
+    if moves and verification(how) == "outputs":
         runnable(checkpoint)
     elif has_class(checkpoint):
-        refuse_incomplete(checkpoint)
+        refuse_contradiction(checkpoint)
 
 
 def ready_to_run(models: Sequence[Folder]) -> AbstractContextManager[object]:

@@ -247,15 +247,35 @@ def load(
     return model, unused
 
 
-def refuse_incomplete(folder: Folder) -> None:
-    """Raise ModelError where the class of a folder's model does not load it whole; no weight is read.
+def refuse_contradiction(folder: Folder) -> None:
+    """Raise ModelError where a tensor has another shape than config.json says; no weight is read, no memory taken.
 
     Args:
-        folder: of a type that transformers has a class for.
+        folder: Of a type that transformers has a class for.
     """
-    dtype = folder.stored_dtype
-    like = {name: folder.read_name(name) for name in folder.files}
-    _complete(folder, dtype, ({**like, **stand_ins(like, dtype)}, {}))
+    cls = class_of(folder)
+    if not hasattr(cls, "config_class"):
+        return
+    try:
+        needed = _shapes(cls, CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config))
+    except Exception as error:  # each model class fails in its own way
+        raise ModelError(f"'{folder.name}' does not load: {one_line(error)}") from None
+    stem = f"{cls.base_model_prefix}."
+    for name, held in folder.shapes.items():
+        known = next((needed[one] for one in (name, stem + name, name.removeprefix(stem)) if one in needed), held)
+        if known != tuple(held):  # a name that the class does not have is one that it converts
+            raise _contradiction(folder.name, name, held, cls, known)
+
+
+def _shapes(cls: Any, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors of a class, which is built without numbers."""
+    with torch.device("meta"), _quietly():
+        return {key: tuple(tensor.shape) for key, tensor in cls(deepcopy(config)).state_dict().items()}
+
+
+def _contradiction(folder: str, name: str, held: Collection[int], cls: Any, needed: Collection[int]) -> ModelError:
+    return ModelError(f"'{folder}': '{name}' has shape {tuple(held)}, and {cls.__name__} needs {tuple(needed)} by "
+                      "config.json")  # fmt: skip
 
 
 def held(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
@@ -309,8 +329,7 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
         raise ModelError(f"'{folder.name}': {_kind(model)} needs {_some(info['missing_keys'])}, "
                               "which the weights lack")  # fmt: skip
     for name, held, needed in sorted(info["mismatched_keys"]):
-        raise ModelError(f"'{folder.name}': '{name}' has shape {tuple(held)}, and {_kind(model)} needs "
-                              f"{tuple(needed)} by config.json")  # fmt: skip
+        raise _contradiction(folder.name, name, held, type(model), needed)
     return model, set(info["unexpected_keys"])
 
 
@@ -328,8 +347,7 @@ def refuse_larger(name: str, cls: Any, config: PretrainedConfig, held: Mapping[s
     largest = max((length for shape in held.values() for length in shape), default=0)
     if _largest_in(config.to_dict()) <= largest or not hasattr(cls, "config_class"):
         return
-    with torch.device("meta"), _quietly():
-        built = {key: tuple(tensor.shape) for key, tensor in cls(deepcopy(config)).state_dict().items()}
+    built = _shapes(cls, config)
     if sum(map(prod, built.values())) > 2 * sum(map(prod, held.values())) + ROOM:
         key = max(built, key=lambda key: prod(built[key]) if built[key] != held.get(key) else 0)
         other = f"has shape {held[key]}" if key in held else "is not there"

@@ -33,6 +33,7 @@ def damaged(a: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(a, tmp_path / "damaged"))
 
 
+POSITIONS = "bert.embeddings.position_embeddings.weight"
 Change = Callable[[dict[str, torch.Tensor]], object]
 
 
@@ -303,6 +304,27 @@ def test_a_config_that_contradicts_the_weights(
     line = refused(*words)
     assert str(damaged) in line and "(23, 12)" in line and "(31, 12) by config.json" in line
     assert level != "none" or run(*words, "--no-verify").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "match X A",
+        "match A X",
+        "match A X --match full",
+        "canonical X",
+        "merge X A --match permutation",
+        "merge A X --match none",
+    ],
+)
+def test_weights_that_contradict_their_config_without_a_run(
+    refused: Any, a: Path, damaged: Path, tmp_path: Path, words: str
+) -> None:
+    """`--verify tensors` runs no model, and what is then written would not load."""
+    edit(damaged, lambda t: t.update({POSITIONS: torch.cat([t[POSITIONS], t[POSITIONS][-1:]])}))
+    models = {"A": a, "X": damaged}
+    line = refused(*(models.get(word, word) for word in words.split()), "-o", tmp_path / "out", "--verify", "tensors")
+    assert str(damaged) in line and f"'{POSITIONS}' has shape (13, 12)" in line and "(12, 12) by config.json" in line
 
 
 # --- the output -----------------------------------------------------------------------------------------------
