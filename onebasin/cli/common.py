@@ -191,6 +191,9 @@ def progress(quiet: bool, verbose: int = 0, seconds: float | None = None) -> Ite
     if verbose:
         yield lambda text: console.print(line(text), soft_wrap=True)
         return
+    if not console.is_interactive:  # where rich would leave an empty line behind
+        yield lambda text: None
+        return
     from rich.progress import Progress
 
     with Progress(*_columns(seconds), console=console, transient=True) as shown:
