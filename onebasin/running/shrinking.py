@@ -159,7 +159,7 @@ def _own(config: PretrainedConfig) -> dict[str, Any]:
     own = {name: held[name] for name in declared if name in held and name not in _ASIDE}
     overrides = getattr(held.get("_heterogeneity_spec"), "per_layer_overrides", None)
     if own.keys() & {"_out_indices", "_out_features"}:
-        del own["_out_features"]
+        own.pop("_out_features", None)
     return own | ({"per_layer_config": deepcopy(overrides)} if overrides else {})
 
 
@@ -362,7 +362,7 @@ class _Shrinking:
                         return type(value)(place for place, layer in enumerate(chosen) if layer in value)
                 if value and all(map(is_number, value)):
                     return type(value)(number(key, n) for n in value)
-            if isinstance(value, float) and re.search(r"(width|depth)_(coefficient|mult)", key):
+            if isinstance(value, float) and re.search(r"depth_(coefficient|mult)", key):
                 return min(value, 1.0)
             return deepcopy(value)
 

@@ -31,7 +31,7 @@ from .made_inputs import made_inputs, senses
 from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
 from .verification import _quietly
 
-LARGEST = 20_000_000  # parameters of a twin that some number keeps large
+LARGEST = 30_000_000  # parameters of a twin that some number keeps large
 INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router", "cache")
 SECONDS = 6.0  # to look for a twin that runs
 KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
