@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: install demo docs package test test-real lint format bench fuzz clean
+.PHONY: install demo docs package test test-real lint format bench families fuzz clean
 
 install: $(INSTALLED)
 
@@ -46,6 +46,10 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.progressive --layers 2
 	$(BIN)/python -m benchmarks.disk --kind fine-tuned --workers 1,2
 	$(BIN)/python -m benchmarks.disk --kind independent --workers 1,2
+
+# What is inferred for every model type of transformers, in build/families.json: an hour or more; goes on where it stopped.
+families: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families
 
 # 2,000 cases of bad input, kills and full disks (docs/reliability.md). One again: make fuzz FUZZ="--case kill-0-3"
 fuzz: $(INSTALLED)

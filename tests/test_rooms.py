@@ -31,7 +31,7 @@ INNER = [
     {"alignment"},
     {"levels", "coupling"},
     {"exactness"},
-    {"audit"},
+    {"audit", "inference"},
 ]  # of symmetry
 
 

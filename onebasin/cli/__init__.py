@@ -23,7 +23,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # costs a fifth of the time, most of which went into touching small pages.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-from . import audit, barrier, canonical, check, demo, distance, env, evaluate, families, inspect, study, verify
+from . import audit, barrier, canonical, check, demo, distance, env, evaluate, families, infer, inspect, study, verify
 from .common import console, exits_with_2
 from .switches import translated
 
@@ -135,6 +135,7 @@ for command in (
     evaluate.evaluate,
     barrier.barrier,
     families.families,
+    infer.infer,
     env.env,
     demo.demo,
 ):

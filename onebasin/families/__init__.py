@@ -8,15 +8,25 @@ other file knows a model family, and no algorithm lives here. Packages add famil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from onebasin.symmetry import Table, TableError, read_table
 
 GROUP = "onebasin.families"
+INFERENCE = "onebasin.running.inference"  # by name: it runs models, which rooms below it do not
+
+
+class UnknownFamily(TableError):
+    """A model type that no table is for."""
+
+
 # Model types that are asked for, and why they have no table yet.
 NOT_YET = {
     "deepseek_v32": "an indexer with scores of its own picks the keys that are attended to, and no table describes it",
@@ -67,6 +77,21 @@ def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist else point.value
 
 
+def table_of(config: Mapping[str, Any]) -> Table:
+    """The table of a model's configuration: a shipped one, an installed one, or else what its class lets infer.
+
+    Raises TableError where there is none of them, naming the nearest known types.
+    """
+    try:
+        return table_for(config["model_type"])
+    except UnknownFamily as error:
+        try:
+            found: Table = import_module(INFERENCE).table_of(config)
+        except TableError as why:
+            raise UnknownFamily(f"{error}; none could be inferred either: {why}") from None
+        return found
+
+
 def table_for(model_type: str) -> Table:
     """The table of a config's `model_type`. Raises TableError naming the nearest known types, or the families of
     several packages that know it."""
@@ -83,7 +108,7 @@ def table_for(model_type: str) -> Table:
     hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
     if model_type in NOT_YET:
         hint = f"{NOT_YET[model_type]}; {hint}"
-    raise TableError(f"model type '{model_type}' has no table yet ({hint}); name one with --family, "
+    raise UnknownFamily(f"model type '{model_type}' has no table yet ({hint}); name one with --family, "
                      "or give a table of your own with --table FILE")  # fmt: skip
 
 

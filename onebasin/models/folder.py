@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from onebasin.families import named_table, table_for, tables
+from onebasin.families import named_table, table_of, tables
 from onebasin.settings import refuse_vast
 from onebasin.symmetry import Signature, Table, resolve
 from onebasin.symmetry.tables.conditions import lookup
@@ -416,7 +416,7 @@ class Folder:
     @cached_property
     def table(self) -> Table:
         """The table of this model type, or the one that was named. Raises TableError where there is none."""
-        return named_table(self._family) if self._family else table_for(self.raw_config["model_type"])
+        return named_table(self._family) if self._family else table_of(self.raw_config)
 
     @cached_property
     def signature(self) -> Signature:

@@ -273,7 +273,9 @@ class _Shrinking:
         """The settings of one configuration, small."""
         scale = self.scale
         heads = self.heads(own)
-        depths = {n: _chosen(own, n, self.least(own)) for n in _depths(own)}
+        depths = {
+            n: list(range(n)) if "layers" in scale.kept else _chosen(own, n, self.least(own)) for n in _depths(own)
+        }
         patch = next((n for key, value in own.items() if kind_of_number(key) == "patch" for n in numbers(value)), 1)
         staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # convolutions reduce it
         small_patch = min(patch, 2) if "patch" not in scale.kept else patch

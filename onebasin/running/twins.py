@@ -37,7 +37,7 @@ SECONDS = 6.0  # to look for a twin that runs
 KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
         "vocabulary", "width")  # fmt: skip
 
-HEADS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT",
+HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT",
          "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "CTC")  # fmt: skip
 
 LAST = ("PRETRAINING", "IMAGE", "BACKBONE", "TEXT_ENCODING")
@@ -76,7 +76,10 @@ def main_class(model_type: str) -> str:
 
 
 def build(
-    config: PretrainedConfig | str, cls: str | type[PreTrainedModel] | None = None, seed: int = 0
+    config: PretrainedConfig | str,
+    cls: str | type[PreTrainedModel] | None = None,
+    seed: int = 0,
+    scale: Scale | None = None,
 ) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """Return a tiny twin in float64 with random parameters, and inputs that it runs on.
 
@@ -84,6 +87,7 @@ def build(
         config: A configuration, or a model type.
         cls: The class, or its name (default: what the configuration names, else `main_class`).
         seed: Of parameters and inputs.
+        scale: How large it may be (default: the smallest at which it runs).
 
     Raises:
         ModelError: No twin could be made that runs; the first reason is named.
@@ -96,14 +100,14 @@ def build(
     reasons: list[str] = []
     for each in (known[0], *known[-1:0:-1]):
         chosen: Any = getattr(transformers, each) if isinstance(each, str) else each
-        found = _first_that_runs(whole, chosen, seed, reasons)
+        found = _first_that_runs(whole, chosen, seed, reasons, scale)
         if found is not None:
             return found
     raise ModelError(f"no tiny '{whole.model_type}' runs: {reasons[0]}")
 
 
 def _first_that_runs(
-    whole: PretrainedConfig, cls: Any, seed: int, reasons: list[str]
+    whole: PretrainedConfig, cls: Any, seed: int, reasons: list[str], scale: Scale | None
 ) -> tuple[PreTrainedModel, dict[str, Any]] | None:
     """The first twin that runs within a few seconds, and its inputs; the reason why the first of all does not."""
     kind = getattr(cls, "config_class", None)
@@ -115,7 +119,7 @@ def _first_that_runs(
     widths: set[int] = set()
     deaf: tuple[PreTrainedModel, dict[str, Any]] | None = None  # one that runs on texts alone
     until = time.process_time() + SECONDS
-    scales = list(_scales(whole))
+    scales = [scale] if scale else list(_scales(whole))
     while scales and time.process_time() < until:
         said: list[Exception] = []
         try:
@@ -141,7 +145,7 @@ def _first_that_runs(
             if "parameters" in str(refusal) and Scale(divisor=8) in scales:
                 scales.sort(key=lambda scale: scale != Scale(divisor=8))
             more = _named(str(refusal))
-            if not more.items() <= named.items():
+            if not more.items() <= named.items() and scale is None:
                 named |= more
                 scales.insert(0, Scale(filled=dict(named)))
                 scales.append(Scale(filled={**named, ALL: None}))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.families import named_table, table_for
 from onebasin.fusion.linear import linear
 from onebasin.models import DTYPES, Model, common_roles
 from onebasin.models.pairing import refuse_other_spaces
@@ -92,7 +91,7 @@ def config_of(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> dic
         for piece in recipe.slices
         for layer in range(*(piece.sources[0].layer_range or (0, 0)))
     ]
-    table = named_table(layout.origin._family) if layout.origin._family else table_for(layout.raw_config["model_type"])
+    table = layout.origin.table
     known = [key for keys in table.layers for key in keys if key in layout.raw_config]
     updates: dict[str, Any] = dict.fromkeys(known, len(kept))
     for key, value in layout.raw_config.items():

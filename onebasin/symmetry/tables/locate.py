@@ -152,7 +152,7 @@ def require(
             raise TableError(f"{table.family}: a layer has either '{both}' or '{named}', not both")
         roles = [role_of(line.full, i) for i in where if not _lacks(line, i) and i not in other]
         absent = [role if line.absolute else prefix + role for role in roles if role not in found]
-        if not line.optional or len(absent) < len(roles):
+        if not line.optional or (len(absent) < len(roles) and not line.scattered):
             missing += absent
     if missing:
         raise TableError(f"{table.family}: the weights lack {_some(missing)}")

@@ -65,6 +65,7 @@ class Line:
     heading: str
     head: bool
     absolute: bool = False  # given in full
+    scattered: bool = False  # in some layers, and not in others
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -303,7 +304,7 @@ def _declared(kind: str, words: list[str]) -> Declared:
 
 
 _NORM = re.compile(rf"({'|'.join(NORMS)}):\s*(.+?)\s*->\s*(.+)$")
-_SEVERAL = re.compile(r"\{([^{}]*,[^{}]*)\}(\??)$")
+_SEVERAL = re.compile(r"\{([^{}]*,[^{}]*)\}(\?{0,2})$")
 
 
 def _tensors(name: str, rest: str, heading: str, block: _Block, head: bool) -> Iterator[Line]:
@@ -327,7 +328,8 @@ def _tensors(name: str, rest: str, heading: str, block: _Block, head: bool) -> I
                 raise TableError(f"'{name}' has no axes, and its bias has one of its weight's")
             read = [[leaf.dual for leaf in leaves(axis)][-1] for axis in axes]
             axes, through = (axes[-1:] if read[0] and not read[-1] else axes[:1]), None
-        yield Line(pattern.removesuffix("?"), optional, axes, through, inner.notes, inner.when, heading, head, absolute)
+        yield Line(pattern.rstrip("?"), optional, axes, through, inner.notes, inner.when, heading, head, absolute,
+                   (ending or name).endswith("??"))  # fmt: skip
 
 
 def _audited(table: Table, name: str, block: _Block) -> None:

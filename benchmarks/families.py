@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of every model type that transformers registers: by table, inferred, or why not.
+
+    python -m benchmarks.families [TYPE ...] [-o FILE]
+
+Every type is tried in a process of its own, and what FILE says already is kept, so it goes on where it was stopped.
+Prints how many types of each kind are exact. FILE: {"transformers": version, "types": {TYPE: {"source", "exact",
+"free", "reason", ...}}}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SECONDS = 120  # for one type
+GROUPS = {
+    "causal": "CAUSAL_LM",
+    "masked": "MASKED_LM",
+    "seq2seq": "SEQ_TO_SEQ_CAUSAL_LM",
+    "image": "IMAGE_CLASSIFICATION",
+}
+
+
+def one(kind: str) -> dict[str, Any]:
+    """Return what is known of a type."""
+    from onebasin.families import UnknownFamily, table_for
+    from onebasin.models import ModelError
+    from onebasin.running import inference
+
+    try:
+        source = "table" if table_for(kind) else ""
+    except UnknownFamily:
+        source = "inferred"
+    try:
+        found = inference.infer(kind)
+    except ModelError as error:
+        return {"source": source, "exact": source == "table", "reason": str(error)}
+    return {"source": source, "exact": True, **found.facts}
+
+
+def tried(kind: str) -> dict[str, Any]:
+    """Return what a process of its own says of a type, or how it ended."""
+    call = [sys.executable, "-W", "ignore", "-m", "benchmarks.families", "--one", kind]
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"source": "", "exact": False, "reason": f"took over {SECONDS} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return {"source": "", "exact": False, "reason": last[:300]}
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return for every kind of head, and for all types: how many there are, were tried, are exact, are half free."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto
+
+    groups = {name: list(getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES")) for name, head in GROUPS.items()}
+    return {
+        name: {
+            "types": len(kinds),
+            "tried": sum(kind in types for kind in kinds),
+            "exact": sum(types.get(kind, {}).get("exact", False) for kind in kinds),
+            "half free": sum(types.get(kind, {}).get("free", 0) >= 0.5 for kind in kinds),
+        }
+        for name, kinds in {**groups, "all": list(CONFIG_MAPPING)}.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("build/families.json"))
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(one(args.one)))
+        return
+    import transformers
+
+    said: dict[str, Any] = json.loads(args.output.read_text("utf-8")) if args.output.exists() else {}
+    if said.get("transformers") != transformers.__version__:
+        said = {"transformers": transformers.__version__, "types": {}}
+    for kind in args.types or sorted(transformers.CONFIG_MAPPING):
+        if kind not in said["types"]:
+            said["types"][kind] = found = tried(kind)
+            print(kind, "exact" if found["exact"] else found["reason"], flush=True)
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            args.output.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", "utf-8")
+    print(json.dumps(counts(said["types"]), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onebasin infer"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import common as c
+
+
+def infer(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model (a folder or a hub id), or a model type of transformers."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the table there, for --family FILE.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+    json: c.Json = False,
+) -> None:
+    """Infer a model's table of symmetries from its class alone, prove it on tiny twins, and print it."""
+    from transformers import CONFIG_MAPPING
+
+    from onebasin.models import Folder, ModelError
+    from onebasin.running import inference
+
+    if output is not None and output.exists() and not overwrite:
+        raise ModelError(f"'{output}' exists; give another name, or --overwrite")
+    if model in CONFIG_MAPPING and not Path(model).is_dir():
+        found = inference.infer(model)
+    else:
+        found = inference.of_config(Folder(model).raw_config)
+    if output is not None:
+        output.write_text(found.text, "utf-8")
+    if json:
+        c.print_json({"model": model, **found.facts, "table": found.text})
+        return
+    if output is None:
+        print(found.text)
+    said = f"exact: random elements change the outputs of tiny twins by {found.departure:.1e}; "
+    said += f"{100 * found.free:.0f} % of its matrices can move"
+    if found.unknown:
+        said += f"; without a rule: {', '.join(found.unknown)}"
+    if found.lowered:
+        said += f"; kept still since elements changed the outputs: {', '.join(found.lowered)}"
+    c.stdout().print(said if output is None else f"{output}: {said}")

@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inferring the table of a model type from its own class, and proving it on the tiny twin that it was inferred from."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from onebasin.models import ModelError
+from onebasin.models.folder import one_line
+from onebasin.symmetry import Alignment, Signature, Table, TableError, acting_groups, read_table, resolve
+from onebasin.symmetry.gauge.canonical import canonical
+from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, fix, flat, joined, new, unify
+from onebasin.symmetry.inference.rules import RULES, moved
+from onebasin.symmetry.inference.trace import KEY, Call, Label, Trace, tensors
+from onebasin.symmetry.inference.writing import STYLES, Found, Style, Writer
+
+from . import twins
+from .shrinking import Scale
+
+TOLERANCE = 1e-9
+# Where a configuration may say how large a space is: what its keys are called.
+NAMED = {
+    "head": r"head", "group": r"group", "expert": r"expert|local", "ffn": r"inter|ffn|inner|mlp", "rope": r"rope|rot",
+    "vo": r"v_head|head_dim|head_size|d_kv", "qk": r"head_dim|head_size|d_kv|qk",
+}  # fmt: skip
+PATIENCE = 10.0  # seconds, after which no more ways to write a table are tried
+FACTOR = frozenset({"sign", "scale"})
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """A table with its proof. departure: the largest relative difference that random elements made to the outputs of
+    the twins, in float64. free: the share of matrices that something acts on. unknown: operations without a rule.
+    lowered: spaces that stay since an element changed the outputs, though the rules allow it."""
+
+    text: str
+    departure: float
+    free: float
+    unknown: dict[str, int]
+    style: Style
+    lowered: list[str]
+
+    @cached_property
+    def table(self) -> Table:
+        return read_table(self.text, "inferred")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What there is to say of it, besides the table."""
+        return {"departure": self.departure, "free": self.free, "unknown": self.unknown, "lowered": self.lowered,
+                "style": STYLES.index(self.style)}  # fmt: skip
+
+
+@dataclass
+class Traced:
+    """A twin after its one run: labels on its tensors."""
+
+    model: PreTrainedModel
+    inputs: Mapping[str, Any]
+    trace: Trace
+    axes: dict[str, list[Axis | None]]
+    tied: dict[str, str]
+
+
+def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
+    """Run a twin once on tensors that carry axes."""
+    tied = _untie(model)
+    held = _held(model)
+    trace = Trace(rules=RULES)
+    for name, tensor in held.items():
+        setattr(tensor, KEY, Label([new(n) if n > 1 else None for n in tensor.shape], name=name, made=False))
+        trace.met(getattr(tensor, KEY))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            with twins.in_float64(), trace:
+                out = model(**inputs)
+        values = list(tensors(dict(out) if isinstance(out, Mapping) else out))
+        for value in values:
+            for axis in trace.axes(value):
+                if axis is not None:
+                    fix(axis, "output")
+        axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
+        for name in held.keys() - trace.seen.keys():
+            for axis in axes[name]:
+                if axis is not None:
+                    fix(axis, "unused")
+    finally:
+        for tensor in held.values():
+            if hasattr(tensor, KEY):
+                delattr(tensor, KEY)
+    return Traced(model, inputs, trace, axes, tied)
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a file of the model holds that is computed with: parameters, and buffers (running statistics)."""
+    state = model.state_dict()
+    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # tables that the class makes anew: constants
+    held: dict[str, Tensor] = dict(model.named_parameters())
+    held |= {name: one for name, one in model.named_buffers() if one.is_floating_point() and name in state}
+    return {name: one for name, one in held.items() if name not in unsaved}
+
+
+def _untie(model: nn.Module) -> dict[str, str]:
+    """Give every name a parameter of its own: name -> the name that it was tied to."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, module in model.named_modules(remove_duplicate=True):
+        for key, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            full = f"{name}.{key}".lstrip(".")
+            if id(parameter) in first:
+                tied[full] = first[id(parameter)]
+                module._parameters[key] = nn.Parameter(parameter.detach().clone())
+            else:
+                first[id(parameter)] = full
+    return tied
+
+
+def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
+    """Infer the table of a model type, and prove it on tiny twins of two sizes.
+
+    Where random elements change what a twin puts out, less is said of constants, and then the spaces to blame stay.
+
+    Args:
+        config: A configuration, or a model type, whose default configuration is meant.
+        cls: The name of the class (default: what the configuration names, else that with most of the model).
+
+    Raises:
+        ModelError: No twin could be built, or no table was found that leaves its outputs as they are.
+    """
+    cls = type(twins.build(config, cls)[0]).__name__
+    reason, attempts, start = "", list[tuple[str, Traced, Style]](), time.monotonic()
+    scale, larger = Scale(), _larger(config, cls)
+    styles = list(STYLES)
+    while styles and (not attempts or time.monotonic() - start < PATIENCE):
+        found = traced(*_twin(config, cls, scale))
+        writer, text = _text(found, styles[0])
+        if writer.by_name and not scale.kept:  # layers that differ are written out: all of them must be there
+            scale = Scale(kept=frozenset({"layers"}))
+            larger = _larger(config, cls, scale.kept)
+            continue
+        attempts.append((text, found, styles.pop(0)))
+        try:
+            departure = max(proved(text, twin) for twin in (found, larger) if twin is not None)
+        except (ValueError, RuntimeError, LookupError, AssertionError) as error:
+            reason = reason or one_line(error)
+            continue
+        if departure < TOLERANCE:
+            return Inferred(text, departure, _free(found), found.trace.unknown, attempts[-1][2], [])
+        reason = reason or f"random elements change the outputs by {departure:.2g}"
+    for text, found, style in attempts:
+        lowered: dict[str, float] = {}
+        try:
+            for twin in (found, larger):
+                if twin is not None:
+                    proved(text, twin, lowered)
+            text = _lowered(text, lowered)
+            departure = max(proved(text, twin) for twin in (found, larger) if twin is not None)
+        except (ValueError, RuntimeError, LookupError, AssertionError):
+            continue
+        if departure < TOLERANCE:
+            return Inferred(text, departure, _free(found), found.trace.unknown, style, sorted(lowered))
+        if time.monotonic() - start > 2 * PATIENCE:
+            break
+    raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
+
+
+def _twin(config: PretrainedConfig | str, cls: str, scale: Scale) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """Return a twin of a scale, or of the smallest at which it runs."""
+    try:
+        return twins.build(config, cls, 0, scale)
+    except ModelError:
+        if scale.kept:
+            raise
+        return twins.build(config, cls)
+
+
+def _larger(config: PretrainedConfig | str, cls: str, kept: frozenset[str] = frozenset()) -> Traced | None:
+    """Return another twin, of other sizes and one layer more, where one can be built: sizes that agree by chance in the
+    first do not in both."""
+    try:
+        model, inputs = twins.build(config, cls, 1, Scale(10, 3, kept))
+    except ModelError:
+        return None
+    tied = _untie(model)
+    names = _held(model)
+    return Traced(model, inputs, Trace(rules=RULES), {name: [] for name in names}, tied)
+
+
+def _lowered(text: str, names: Mapping[str, float]) -> str:
+    """Return a table in which nothing acts on these spaces."""
+    for name in names:
+        text = re.sub(rf"(?m)^(    {name}) (?:pair signs|next signs|\w+)(?= |$)", r"\1 fixed", text)
+    return text
+
+
+def of_config(config: Mapping[str, Any]) -> Inferred:
+    """Infer the table of a configuration as it stands in config.json; each is inferred once.
+
+    Raises:
+        ModelError: transformers does not know the type, or no exact table was found; the first reason is named.
+    """
+    return _of_config(json.dumps(config, sort_keys=True))
+
+
+@cache
+def _of_config(config: str) -> Inferred:
+    raw = json.loads(config)
+    kind = raw["model_type"]
+    if kind not in CONFIG_MAPPING:
+        raise ModelError(f"transformers {transformers.__version__} does not know the model type '{kind}'")
+    named = next((name for name in raw.get("architectures") or () if hasattr(transformers, name)), None)
+    return infer(CONFIG_MAPPING[kind].from_dict(raw), named)
+
+
+def table_of(config: Mapping[str, Any]) -> Table:
+    """Return the table inferred for a configuration as it stands in config.json.
+
+    Raises:
+        TableError: transformers does not know the type, or no exact table was found; the first reason is named.
+    """
+    try:
+        return of_config(config).table
+    except ModelError as error:
+        raise TableError(str(error)) from None
+
+
+def _stored(model: PreTrainedModel, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as `save_pretrained` names and cuts them: name in a file -> tensor."""
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(values))
+    return found
+
+
+def _numbered(found: Traced) -> dict[str, Tensor]:
+    """Return the model's tensors with a number of its own in every place."""
+    state, start, numbered = found.model.state_dict(), 0, {}
+    for name in found.axes:
+        numbered[name] = torch.arange(start, start + state[name].numel(), dtype=torch.float64).view(state[name].shape)
+        start += state[name].numel()
+    return numbered
+
+
+def _on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
+    """Return what a file holds, tensor by tensor, with axes, and the numbers of its entries in the model."""
+    numbered = _numbered(found)
+    disk = {name: tensor.long() for name, tensor in _stored(found.model, numbered).items()}
+    starts = {name: int(tensor.flatten()[0]) for name, tensor in numbered.items() if tensor.numel()}
+    ends = {name: start + numbered[name].numel() for name, start in starts.items()}
+    owner: dict[str, list[str]] = {}
+    for name, ids in disk.items():
+        low, high = int(ids.min()), int(ids.max())
+        owner[name] = [one for one in starts if starts[one] <= high and low < ends[one]]
+    # The pieces of one parameter, by number: those of experts.
+    families: dict[tuple[str, str, str], dict[int, str]] = {}
+    for name in disk:
+        whole = len(owner[name]) == 1 and disk[name].numel() == numbered[owner[name][0]].numel()
+        for match in () if whole else _numbers_in(name):
+            families.setdefault((match[0], match[2], "|".join(owner[name])), {})[match[1]] = name
+    entries: list[Found] = []
+    done: set[str] = set()
+    for (before, after, parameter), names in families.items():
+        if len(names) < 2 or set(names) != set(range(len(names))) or "|" in parameter or done & set(names.values()):
+            continue
+        axes = found.axes[parameter]
+        if (
+            len({disk[name].shape for name in names.values()}) > 1
+            or not axes
+            or axes[0] is None
+            or axes[0].size != len(names)
+        ):
+            continue
+        ordered = [disk[names[i]] for i in range(len(names))]
+        stacked = torch.stack(ordered)
+        expert, *inner = _axes_of(found, parameter, stacked - starts[parameter])
+        places = [
+            d
+            for d, axis in enumerate(inner)
+            if axis is not None and all(leaf.moves <= PERMUTE | FACTOR for leaf in axis.leaves)
+        ]
+        joint = next((d for d in places if any(leaf.moves for leaf in inner[d].leaves)), 0)  # type: ignore[union-attr]
+        expert = expert if expert is not None else data(len(names))
+        inner[joint] = flat([expert, inner[joint]]) if inner[joint] is not None else expert  # type: ignore[list-item]
+        shape = [n * (len(names) if d == joint else 1) for d, n in enumerate(ordered[0].shape)]
+        entries.append(Found(f"{before}{{@}}{after}", inner, parameter, tuple(shape), joint=joint))
+        done |= set(names.values())
+    for name, ids in disk.items():
+        if name in done:
+            continue
+        mine = owner[name]
+        if len(mine) == 1:
+            axes = (
+                found.axes[mine[0]]
+                if torch.equal(ids, numbered[mine[0]].long())
+                else _axes_of(found, mine[0], ids - starts[mine[0]])
+            )
+        else:
+            axes = _side_by_side(found, mine, ids, starts, ends)
+        entries.append(Found(name, axes, mine[0], tuple(ids.shape), found.tied.get(mine[0], "")))
+    for name, home in found.tied.items():
+        for a, b in zip(found.axes[name], found.axes.get(home, ()), strict=False):
+            if a is not None and b is not None and not a.moves and not b.moves and not a.top.atom.parts:
+                unify(a, b, "tied")
+    names_of = {one.parameter: one.name for one in entries if not one.tied}
+    for one in entries:
+        one.tied = names_of.get(one.tied, one.tied)
+    return entries, disk
+
+
+def _numbers_in(name: str) -> Iterator[tuple[str, int, str]]:
+    """Yield every number in a name, the last first, with what stands around it."""
+    for match in reversed(list(re.finditer(r"(?<=\.)\d+(?=\.)", name))):
+        yield name[: match.start()], int(match[0]), name[match.end() :]
+
+
+def _axes_of(found: Traced, parameter: str, places: Tensor) -> list[Axis | None]:
+    """Return the axes of a tensor whose entry i is entry places[i] of a parameter."""
+    source = torch.empty(found.model.state_dict()[parameter].shape)
+    setattr(source, KEY, Label(list(found.axes[parameter])))
+    out = torch.empty(places.shape)
+    moved(found.trace, source, out, places, Call("stored", None, (), {}))
+    return found.trace.axes(out)
+
+
+def _side_by_side(
+    found: Traced, owners: list[str], ids: Tensor, starts: Mapping[str, int], ends: Mapping[str, int]
+) -> list[Axis | None]:
+    """Return the axes of a tensor that holds several parameters, one after another along a dimension."""
+    for dim in range(ids.dim()):
+        lines = ids.movedim(dim, 0).flatten(1)
+        which = [next(one for one in owners if starts[one] <= int(line[0]) < ends[one]) for line in lines]
+        if any(
+            int(line.min()) < starts[one] or int(line.max()) >= ends[one]
+            for line, one in zip(lines, which, strict=True)
+        ):
+            continue
+        cuts = [i for i in range(len(which)) if i == 0 or which[i] != which[i - 1]]
+        pieces = []
+        for start, end in zip(cuts, [*cuts[1:], len(which)], strict=True):
+            part = ids.narrow(dim, start, end - start)
+            pieces.append((_axes_of(found, which[start], part - starts[which[start]]), end - start))
+        axes: list[Axis | None] = []
+        for d in range(ids.dim()):
+            here = [got[d] for got, _ in pieces]
+            if d == dim:
+                axes.append(joined([axis or data(length) for axis, (_, length) in zip(here, pieces, strict=True)]))
+            else:
+                first = next((axis for axis in here if axis is not None), None)
+                for axis in here:
+                    if axis is not None and first is not None:
+                        unify(first, axis, "stored together")
+                axes.append(first)
+        return axes
+    for one in owners:
+        for axis in found.axes[one]:
+            if axis is not None:
+                fix(axis, "stored together")
+    return [new(n, frozenset()) if n > 1 else None for n in ids.shape]
+
+
+def _text(found: Traced, style: Style) -> tuple[Writer, str]:
+    model = found.model
+    entries, disk = _on_disk(found)
+    prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
+    if not any(name.startswith(prefix) for name in disk) or all(name.startswith(prefix) for name in disk):
+        prefix = ""
+    others = {name: tensor for name, tensor in model.state_dict().items() if name not in found.axes}
+    ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in _stored(model, others)})
+    config = model.config.to_dict()
+    writer = Writer(found.trace, entries, prefix, style)
+    return writer, writer.text(model.config.model_type, [model.config.model_type], _keys(config), ignored)
+
+
+def _keys(config: Mapping[str, Any]) -> Callable[[int, str], str | None]:
+    """Config keys by the number that they hold."""
+
+    def pairs() -> Iterator[tuple[str, Any]]:
+        for key, value in config.items():
+            if isinstance(value, Mapping):
+                yield from ((f"{key}.{inner}", each) for inner, each in value.items())
+            else:
+                yield key, value
+
+    def key_of(size: int, name: str) -> str | None:
+        word = re.sub(r"\d+$", "", name)
+        wanted = NAMED.get(word, r".")
+        whole = [(key, value) for key, value in pairs() if type(value) is int]
+        ranked = [key for key, value in whole if value == size and re.search(wanted, key)]
+        ranked.sort(key=lambda key: ("head" in name and "key_value" not in key and "kv" not in key, "." in key))
+        if ranked:
+            return ranked[0]
+        heads = [(key, value) for key, value in whole if re.search(r"head", key) and value > 0]
+        widths = [
+            (key, value) for key, value in whole if re.search(r"hidden_size$|d_model$|n_embd$|embed_dim$|^dim$", key)
+        ]
+        inside = [(key, value) for key, value in whole if re.search(r"head_dim|head_size|d_kv", key)]
+        inside += [(f"{a} / {b}", n // m) for a, n in widths for b, m in heads if n % m == 0]
+        shares = [(key, value) for key, value in pairs() if type(value) is float and re.search(r"rotary|rope", key)]
+        if word == "rope":
+            inside = [(f"even {a} * {b}", (int(n * m) + 1) // 2 * 2) for a, n in inside for b, m in shares]
+        found = [key for key, value in inside if value == size] if word in ("rope", "qk", "vo", "rank", "inner") else []
+        if word in ("group",):
+            found += [f"{a} / {b}" for a, n in heads for b, m in heads if n == m * size and a != b]
+        return found[0] if found else None
+
+    return key_of
+
+
+def proved(text: str, found: Traced, blame: dict[str, float] | None = None) -> float:
+    """Return by how much the canonical form, and random elements in every space, change the outputs of the twin."""
+    before = twins.outputs(found.model, found.inputs)
+    state = {name: found.model.state_dict()[name] for name in found.axes}
+    disk = _stored(found.model, state)
+    ids = {name: tensor.long() for name, tensor in _stored(found.model, _numbered(found)).items()}
+    rest = _stored(found.model, {n: t for n, t in found.model.state_dict().items() if n not in found.axes})
+    config = {**found.model.config.to_dict(), "tie_word_embeddings": False}
+    table = read_table(re.sub(r"; tied \S+", "", text), "inferred")
+    shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
+    signature = resolve(table, shapes, config)
+    values = {
+        role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces else disk[entry.name].clone()
+        for role, entry in signature.tensors.items()
+    }
+    worst = 0.0
+    for level in ("permutation", "paper", "invertible"):
+        form, numbers = signature, values
+        if level == "invertible":
+            made = canonical(signature, values)
+            form, numbers = made.signature, made.tensors
+        if blame is not None:
+            for name in {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}:
+                if (one := _departure(found, form, numbers, level, before, ids, name)) > TOLERANCE:
+                    blame[name] = one
+            continue
+        worst = max(worst, _departure(found, form, numbers, level, before, ids))
+    return worst
+
+
+def _departure(
+    found: Traced,
+    signature: Signature,
+    values: Mapping[str, Tensor],
+    level: str,
+    before: list[Tensor],
+    ids: Mapping[str, Tensor],
+    only: str | None = None,
+) -> float:
+    generator = torch.Generator().manual_seed(0)
+    elements = {}
+    for root, group in acting_groups(signature, level, rescale="joint").items():
+        space = signature.spaces[root]
+        if only is not None and space.name != only:
+            continue
+        elements[root] = group.random(space.size, tuple(signature.sizes[key] for key in space.batch), generator)
+    alignment = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
+    state = {name: found.model.state_dict()[name] for name in found.axes}
+    every = torch.cat([tensor.flatten() for tensor in state.values()])
+    for role, entry in signature.tensors.items():
+        for name, part in entry.split(alignment.apply(signature, role, values[role])):
+            every[ids[name].flatten()] = part.flatten()
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    with torch.no_grad():
+        for tensor, part in zip(
+            state.values(), torch.split(every, [tensor.numel() for tensor in state.values()]), strict=True
+        ):
+            tensor.copy_(part.view(tensor.shape))
+        after = twins.outputs(found.model, found.inputs)
+        for name, tensor in state.items():
+            tensor.copy_(kept[name])
+    return max(float((a - b).norm() / a.norm().clamp_min(1e-30)) for a, b in zip(before, after, strict=True))
+
+
+def _free(found: Traced) -> float:
+    """The share of matrices that something acts on."""
+    matrices = [axes for axes in found.axes.values() if len(axes) > 1]
+    free = [axes for axes in matrices if any(leaf.moves for axis in axes if axis is not None for leaf in axis.leaves)]
+    return len(free) / max(len(matrices), 1)

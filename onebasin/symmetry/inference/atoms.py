@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Axes as unknowns: what lives on an axis, and what may act there, are found by unification.
+
+Every axis begins as an unknown on which any invertible map may act. Two axes that meet in an operation become one;
+an axis that is cut or flattened gets a structure; an operation that commutes with some maps only lowers what may act,
+and nothing ever raises it again. So the order of the operations does not matter, and what is found is never too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from math import prod
+
+from ..tables.signature import MOVES
+
+LINEAR = MOVES["linear"]
+PERMUTE = MOVES["permutation"]
+_PAIRED = frozenset(move for move in LINEAR if move.startswith(("pair", "next")))
+
+
+@dataclass(eq=False)
+class Atom:
+    """An unknown axis.
+
+    moves: what may act, as in `MOVES`. link: the axis that it turned out to be, and whether as its dual. parts: what it
+    consists of, as a product (`flat`) or side by side. written: whether something computes what lives here (an axis
+    that parameters only read is not). data: batch, time, pixels: no parameter has it.
+    """
+
+    size: int
+    moves: frozenset[str] = LINEAR
+    link: Axis | None = None
+    parts: tuple[Axis, ...] = ()
+    flat: bool = True
+    written: bool = False
+    data: bool = False
+    why: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a tensor: an atom, or the dual of one (read, not written)."""
+
+    atom: Atom
+    dual: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.atom.size
+
+    def __invert__(self) -> Axis:
+        return Axis(self.atom, not self.dual)
+
+    @property
+    def top(self) -> Axis:
+        """Return the axis that this one turned out to be."""
+        axis = self
+        while axis.atom.link is not None:
+            axis = Axis(axis.atom.link.atom, axis.atom.link.dual != axis.dual)
+        return axis
+
+    @property
+    def parts(self) -> tuple[Axis, ...]:
+        top = self.top
+        return tuple(Axis(part.atom, part.dual != top.dual) for part in top.atom.parts)
+
+    @property
+    def flat(self) -> bool:
+        return bool(self.top.atom.parts) and self.top.atom.flat
+
+    @property
+    def cat(self) -> bool:
+        return bool(self.top.atom.parts) and not self.top.atom.flat
+
+    @property
+    def moves(self) -> frozenset[str]:
+        return self.top.atom.moves
+
+    @property
+    def leaves(self) -> Iterator[Axis]:
+        """Yield what it consists of in the end, left to right."""
+        top = self.top
+        if not top.atom.parts:
+            yield top
+        for part in top.parts:
+            yield from part.leaves
+
+
+def new(size: int, moves: frozenset[str] = LINEAR) -> Axis:
+    return Axis(Atom(size, moves))
+
+
+def index(size: int) -> Axis:
+    """Return an axis whose entries are only told apart by their place."""
+    return new(size, PERMUTE)
+
+
+def data(size: int) -> Axis:
+    axis = new(size, frozenset())
+    axis.atom.data = True
+    return axis
+
+
+def is_data(axis: Axis | None) -> bool:
+    return axis is None or all(leaf.atom.data for leaf in axis.leaves)
+
+
+def flat(parts: Sequence[Axis]) -> Axis:
+    """Return several axes flattened into one."""
+    parts = [part for part in parts if part.size > 1 or not part.top.atom.data]
+    if len(parts) == 1:
+        return parts[0]
+    return Axis(Atom(prod(part.size for part in parts), parts=tuple(parts)))
+
+
+def joined(parts: Sequence[Axis]) -> Axis:
+    """Return several axes side by side."""
+    return parts[0] if len(parts) == 1 else Axis(Atom(sum(part.size for part in parts), parts=tuple(parts), flat=False))
+
+
+def restrict(axis: Axis, moves: frozenset[str], why: str) -> None:
+    """Lower what may act on every part of an axis."""
+    for leaf in axis.leaves:
+        if leaf.moves - moves:
+            leaf.atom.why.append(why)
+            leaf.atom.moves &= moves
+
+
+def fix(axis: Axis, why: str) -> None:
+    restrict(axis, frozenset(), why)
+
+
+def _bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
+    """Give an axis without structure one. Pairs do not survive it, other maps act on the parts."""
+    top = axis.top
+    moves = top.moves if top.moves == LINEAR else top.moves - _PAIRED
+    parts = [
+        Axis(Atom(size, moves, written=top.atom.written, data=top.atom.data, why=list(top.atom.why))) for size in sizes
+    ]
+    top.atom.parts, top.atom.flat = tuple(parts), flattened
+
+
+def split(axis: Axis, sizes: Sequence[int], why: str = "reshape") -> list[Axis]:
+    """Return the factors of an axis, row-major, of these sizes; it gets them as its structure where it has none.
+
+    Where its structure does not allow it, it is fixed, and so are the factors.
+    """
+    sizes = list(sizes)
+    top = axis.top
+    if len(sizes) == 1:
+        return [axis]
+    if not top.atom.parts:
+        if top.atom.data:
+            return [data(size) for size in sizes]
+        _bind(top, sizes, True)
+        return list(axis.parts)
+    if top.flat:
+        found: list[Axis] = []
+        parts = list(top.parts)
+        for number, size in enumerate(sizes):
+            taken: list[Axis] = []
+            while prod(part.size for part in taken) < size and parts:
+                part = parts.pop(0)
+                have = prod(each.size for each in taken)
+                if have * part.size > size:
+                    if size % have or part.size % (size // have):
+                        break
+                    cut = size // have
+                    part, rest = split(part, [cut, part.size // cut])
+                    parts.insert(0, rest)
+                taken.append(part)
+            if number == len(sizes) - 1:
+                taken += parts  # factors of one entry
+                parts = []
+            if prod(part.size for part in taken) != size:
+                break
+            found.append(flat(taken) if taken else new(1, frozenset()))
+        else:
+            return found
+    elif sizes[0] and len({part.size for part in top.parts}) == 1 and top.parts[0].size * sizes[0] == top.size:
+        # [q | k | v] seen as (3 q): only where all parts are the same
+        for part in top.parts[1:]:
+            unify(top.parts[0], part, why)
+        return [new(sizes[0], frozenset()), *split(top.parts[0], sizes[1:], why)]
+    fix(axis, why)
+    return [new(size, frozenset()) for size in sizes]
+
+
+def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> list[Axis] | None:
+    """Return the axes of a selection: entry (i, j, ..) is entry offset + i * stride + j * stride' .. of `axis`.
+
+    dims: (size, stride), strides falling. None where the structure of the axis does not allow the selection.
+    """
+    top = axis.top
+    if not dims:
+        if top.size > 1:
+            _at(top, offset, why)
+        return []
+    reach = offset + sum((size - 1) * stride for size, stride in dims)
+    if reach >= top.size:
+        return None
+    if len(dims) == 1 and dims[0] == (top.size, 1):
+        return [axis]
+    if top.cat:
+        start = 0
+        for part in axis.parts:
+            if start <= offset and reach < start + part.size:
+                return pick(part, offset - start, dims, why)
+            start += part.size
+        if len(dims) == 1 and dims[0][1] == 1:
+            return _several(axis, offset, dims[0][0])
+        return None
+    if top.flat:
+        first, rest = axis.parts[0], axis.parts[1:]
+        inner = prod(part.size for part in rest)
+        outside, inside, crossing = [], [], 0
+        for size, stride in dims:
+            if stride % inner == 0:
+                outside.append((size, stride // inner))
+            elif stride * size <= inner:
+                inside.append((size, stride))
+            elif inner % stride == 0 and size % (inner // stride) == 0:
+                crossing = inner // stride
+                outside.append((size // crossing, 1))
+                inside.append((crossing, stride))
+            else:
+                return None
+        before = pick(first, offset // inner, outside, why)
+        after = pick(flat(rest), offset % inner, inside, why)
+        if before is None or after is None:
+            return None
+        if crossing:
+            before[-1:], after[:1] = [flat([before[-1], after[0]])], []
+        return before + after
+    size, stride = dims[0]
+    if size * stride == top.size and offset < stride:
+        _bind(top, [size, stride] if stride > 1 else [size, 1], True)
+        return pick(axis, offset, dims, why)
+    start, length = offset // stride * stride, size * stride
+    if start + length > top.size:
+        start = offset  # a stretch that begins inside a step
+        length = top.size - start
+        if length < size * stride - stride + 1:
+            return None
+    pieces = [piece for piece in (start, length, top.size - start - length) if piece]
+    if len(pieces) == 1:
+        return None
+    _bind(top, pieces, False)
+    return pick(axis, offset, dims, why)
+
+
+def _several(axis: Axis, offset: int, length: int) -> list[Axis] | None:
+    """Return a stretch of several parts that stand side by side."""
+    found, start = [], 0
+    for part in axis.parts:
+        low, high = max(offset, start), min(offset + length, start + part.size)
+        if low < high:
+            piece = pick(part, low - start, [(high - low, 1)], "slice")
+            if piece is None:
+                return None
+            found += piece
+        start += part.size
+    return [joined(found)]
+
+
+def _at(axis: Axis, place: int, why: str) -> None:
+    """One entry of an axis is used by its number: it stays where it is."""
+    if axis.cat:
+        for part in axis.parts:
+            if place < part.size:
+                return _at(part, place, why)
+            place -= part.size
+    elif axis.flat:
+        for part in axis.parts:
+            fix(part, why)
+    else:
+        fix(axis, why)
+    return None
+
+
+def unify(a: Axis, b: Axis, why: str) -> None:
+    """Make two axes one."""
+    a, b = a.top, b.top
+    if a.atom is b.atom:
+        if a.dual != b.dual:
+            restrict(a, MOVES["orthogonal"], why)
+        return
+    if a.size != b.size or _inside(a.atom, b) or _inside(b.atom, a):
+        fix(a, why)
+        fix(b, why)
+        return
+    if a.atom.parts and b.atom.parts:
+        _match(a, b, why)
+        return
+    if a.atom.parts:
+        a, b = b, a
+    if b.atom.parts and a.moves != LINEAR:
+        restrict(b, a.moves - _PAIRED, why)
+    if a.atom.written:
+        for leaf in b.leaves:
+            leaf.atom.written = True
+    if not b.atom.parts:
+        if a.moves != b.moves:
+            b.atom.why += a.atom.why
+        b.atom.moves &= a.moves
+        b.atom.data = a.atom.data or b.atom.data
+    a.atom.link = Axis(b.atom, a.dual != b.dual)
+
+
+def _inside(atom: Atom, axis: Axis) -> bool:
+    return bool(axis.atom.parts) and any(part.top.atom is atom or _inside(atom, part.top) for part in axis.parts)
+
+
+def _match(a: Axis, b: Axis, why: str) -> None:
+    """Unify two structures, refining the coarser one."""
+    if a.flat and b.flat:
+        alone = [[part for part in axis.parts if part.size == 1] for axis in (a, b)]
+        bodies = [flat([part for part in axis.parts if part.size > 1]) for axis in (a, b)]
+        if any(alone):  # factors, `(ffn up_scale)`
+            for left, right in zip_longest(*alone):
+                if left is None or right is None:
+                    fix(left or right, why)
+                else:
+                    unify(left, right, why)
+            unify(bodies[0], bodies[1], why)
+            return
+        sizes = _refined([part.size for part in a.parts], [part.size for part in b.parts])
+        if sizes is not None and len(sizes) > 1:
+            for left, right in zip(split(a, sizes), split(b, sizes), strict=True):
+                unify(left, right, why)
+            return
+    elif a.cat and b.cat:
+        ends = sorted({end for axis in (a, b) for end in _ends(axis)})
+        for start, end in zip([0, *ends], ends, strict=False):
+            left, right = (pick(axis, start, [(end - start, 1)], why) for axis in (a, b))
+            if left is None or right is None:
+                break
+            unify(left[0], right[0], why)
+        else:
+            return
+    else:  # (3 q) and [q | k | v]
+        product, side = (a, b) if a.flat else (b, a)
+        count = len(side.parts)
+        if all(part.size == product.size // count for part in side.parts) and product.size % count == 0:
+            outer, inner = split(product, [count, product.size // count])
+            if outer.size == count:
+                fix(outer, why)
+                for part in side.parts:
+                    unify(inner, part, why)
+                return
+    fix(a, why)
+    fix(b, why)
+
+
+def _ends(axis: Axis) -> list[int]:
+    ends, at = [], 0
+    for part in axis.parts:
+        at += part.size
+        ends.append(at)
+    return ends
+
+
+def _refined(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
+    """Return the common refinement of two factorizations, or None."""
+    left, right = [n for n in a if n > 1], [n for n in b if n > 1]
+    found = []
+    while left and right:
+        small = min(left[0], right[0])
+        if left[0] % small or right[0] % small:
+            return None
+        found.append(small)
+        for side in (left, right):
+            side[0] //= small
+            if side[0] == 1:
+                side.pop(0)
+    return found if not left and not right else None
+
+
+def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
+    """Return an axis whose entries are multiplied one by one, as (places, factors): where any factor may act, it gets
+    one that another tensor takes back, `(p s)`."""
+    top = axis.top
+    if not top.atom.parts:
+        if {"sign", "scale", "permute"} <= top.moves:
+            atom = top.atom
+            places, factor = Axis(Atom(atom.size, PERMUTE)), Axis(Atom(1, MOVES["factor"]))
+            places.atom.written = factor.atom.written = atom.written
+            atom.parts = (places, factor)
+            return axis.parts[0], [axis.parts[1]]
+        restrict(axis, PERMUTE, why)
+        return axis, []
+    if top.flat:
+        *outer, last = axis.parts
+        if last.size == 1 and not last.top.atom.parts:
+            if len(outer) == 1:
+                places, factors = gated(outer[0], why)
+                return places, [*factors, last]
+            return flat(outer), [last]
+        for part in outer:
+            restrict(part, PERMUTE, why)
+        places, factors = gated(last, why)
+        return flat([*outer, places]), factors
+    restrict(axis, PERMUTE, why)
+    return axis, []
+
+
+def product(a: Axis, b: Axis, why: str) -> Axis:
+    """Return the axis of what is multiplied entry by entry."""
+    for one, other in ((a, b), (b, a)):  # an axis without structure takes the other's
+        if not one.top.atom.parts and other.flat and not _factored(other):
+            split(one, [part.size for part in other.parts])
+    (places, mine), (same, theirs) = gated(a, why), gated(b, why)
+    unify(places, same, why)
+    return flat([places, *mine, *theirs])
+
+
+def _factored(axis: Axis) -> bool:
+    return axis.parts[-1].size == 1

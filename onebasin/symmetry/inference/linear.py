@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constant linear maps along an axis: slices, reshapes, rotations by position.
+
+They are not looked up by name. A map is kept as what the same operations make of the basis vectors of the axis, and
+read off when something else happens to the result: a selection of entries is structure, `(head qk)` or `[q | k | v]`;
+anything else leaves the axis what commutes with it, such as one complex number per pair under rotary embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..tables.signature import MOVES
+from .atoms import Axis, fix, joined, pick, restrict, split
+
+
+@dataclass(frozen=True)
+class Linear:
+    """What stands in the tensor in terms of one axis. images: one tensor of this one's shape per entry of it."""
+
+    axis: Axis
+    images: tuple[Tensor, ...]
+
+
+def basis(axis: Axis, tensor: Tensor, dim: int) -> Linear:
+    """Return the identity along dimension `dim` of a tensor."""
+    shape = [1] * tensor.dim()
+    shape[dim] = axis.size
+    eye = torch.eye(axis.size, dtype=torch.float64)
+    return Linear(axis, tuple(row.view(shape).expand(tensor.shape) for row in eye))
+
+
+def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list[Axis | None]:
+    """Return the axes of the dimensions `dims`, which the images vary along by what the map has done to its axis."""
+    axis = linear.axis
+    every = torch.stack(linear.images, -1)  # (*shape, n)
+    order = [dim for dim in range(len(shape)) if dim not in dims]
+    maps = every.permute(*order, *dims, -1).flatten(0, len(order) - 1) if order else every[None]
+    sizes = [shape[dim] for dim in dims]
+    if not maps.is_complex():
+        first = maps[0]
+        if bool((maps == first).all()):
+            found = _selection(axis, first, sizes, why)
+            if found is not None:
+                return found
+        rest, kept, off = peeled(linear, tuple(dims), ())
+        if off:
+            inner = dict(zip(kept, settle(rest, list(kept), shape, why), strict=True))
+            return [off.get(dim, inner.get(dim)) for dim in dims]
+        narrow = _narrowed(linear, why)
+        if narrow is not None:
+            return settle(narrow, dims, shape, why)
+        if len(dims) == 1 and sizes == [axis.size]:
+            return [_commuting(axis, torch.unique(maps, dim=0), why)]
+    fix(axis, why)
+    return [None for _ in dims]
+
+
+def peeled(
+    linear: Linear, dims: tuple[int, ...], keep: Collection[int]
+) -> tuple[Linear, tuple[int, ...], dict[int, Axis]]:
+    """Split off the dimensions whose entries the map takes one by one, in the same way: heads, before a rotation.
+
+    keep: dimensions that stay. Returns the map of what is left, its dimensions, and the axes of those split off.
+    """
+    off: dict[int, Axis] = {}
+    for dim in dims:
+        count = linear.images[0].shape[dim]
+        n = linear.axis.size
+        if dim in keep or count == 1 or n % count or n == count or len(linear.images) != n:
+            continue
+        images = (
+            torch.stack(linear.images).view(count, n // count, *linear.images[0].shape).movedim(dim + 2, 1)
+        )  # (o, h, inner, ..)
+        own = images[torch.arange(count), torch.arange(count)]
+        if not bool((own == own[:1]).all()) or int((images != 0).sum()) != int((own != 0).sum()):
+            continue
+        if not bool((own != 0).any()):
+            continue
+        outer, inner = split(linear.axis, [count, n // count])
+        off[dim] = outer
+        shape = linear.images[0].shape
+        linear = Linear(inner, tuple(each.unsqueeze(dim).expand(shape) for each in own[0]))
+        dims = tuple(d for d in dims if d != dim)
+    return linear, dims, off
+
+
+def _narrowed(linear: Linear, why: str) -> Linear | None:
+    """Return the same map of the stretch of its axis that it uses, where it uses a part only."""
+    used = [place for place, image in enumerate(linear.images) if bool((image != 0).any())]
+    if not used or len(used) == len(linear.images) or used[-1] - used[0] + 1 != len(used):
+        return None
+    found = pick(linear.axis, used[0], [(len(used), 1)], why)
+    return Linear(found[0], tuple(linear.images[i] for i in used)) if found else None
+
+
+def _selection(axis: Axis, rows: Tensor, sizes: list[int], why: str) -> list[Axis | None] | None:
+    """Return the axes of a selection of entries, or None where it is none or the structure does not allow it."""
+    flatly = rows.reshape(-1, rows.shape[-1])
+    places = flatly.argmax(-1)
+    if not bool((flatly.sum(-1) == 1).all()) or not bool(((flatly == 0) | (flatly == 1)).all()):
+        return None
+    places = places.view(sizes)
+    steps = []
+    for dim, size in enumerate(sizes):
+        along = places.movedim(dim, 0)
+        if size == 1:
+            steps.append(0)
+            continue
+        stride = int((along[1] - along[0]).flatten()[0])
+        counted = torch.arange(size).view(-1, *[1] * (along.dim() - 1)) * stride
+        if not bool((along - along[:1] == counted).all()):
+            return _blocks(axis, places, why) if len(sizes) == 1 else None
+        steps.append(stride)
+    real = sorted((dim for dim in range(len(sizes)) if sizes[dim] > 1), key=lambda dim: -steps[dim])
+    if any(steps[dim] <= 0 for dim in real):
+        return _blocks(axis, places, why) if len(sizes) == 1 else None
+    if not real and axis.size > 1 and not sizes:
+        found = pick(axis, int(places), [], why)
+    else:
+        found = pick(axis, int(places.flatten()[0]), [(sizes[dim], steps[dim]) for dim in real], why)
+    if found is None or len(found) != len(real):
+        return None
+    result: list[Axis | None] = [None] * len(sizes)
+    for dim, one in zip(real, found, strict=True):
+        result[dim] = one
+    return result
+
+
+def _blocks(axis: Axis, places: Tensor, why: str) -> list[Axis | None] | None:
+    """A selection that keeps stretches whole, such as a flattened transpose or a rearranged concatenation."""
+    flatly = places.tolist()
+    starts = [0, *(i for i in range(1, len(flatly)) if flatly[i] != flatly[i - 1] + 1)]
+    lengths = [end - start for start, end in zip(starts, [*starts[1:], len(flatly)], strict=True)]
+    if len(starts) < len(flatly):
+        found = [pick(axis, flatly[start], [(length, 1)], why) for start, length in zip(starts, lengths, strict=True)]
+        return None if any(each is None for each in found) else [joined([each[0] for each in found if each])]
+    step = flatly[1] - flatly[0] if len(flatly) > 1 else 0
+    inner = next((i for i in range(1, len(flatly)) if flatly[i] != flatly[i - 1] + step), len(flatly))
+    if step > 1 and len(flatly) == axis.size and axis.size == step * inner:  # (a b) as (b a)
+        outer = split(axis, [inner, step], why)
+        return [joined([outer[1], outer[0]]) if 1 in (inner, step) else _swapped(outer)]
+    return None
+
+
+def _swapped(parts: list[Axis]) -> Axis:
+    from .atoms import flat
+
+    return flat([parts[1], parts[0]])
+
+
+def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
+    """Lower an axis to what commutes with all of these maps (*, n, n), and return it: M g x = g M x."""
+    n = maps.shape[-1]
+    here = torch.arange(n)
+    diagonal = maps[:, here, here]
+    off = maps.clone()
+    off[:, here, here] = 0
+    if not bool(off.any()) and bool((diagonal == diagonal[:, :1]).all()):
+        return axis
+    touched = (off != 0).any(0)
+    still = ~touched.any(0) & ~touched.any(1) & (diagonal == diagonal[:1, :1].expand_as(diagonal)).all(0)
+    for word in ("pair", "next"):
+        for end in range(n, 1, -1):
+            for start in (0, n - end):
+                rest = torch.cat([here[:start], here[start + end :]]) if end < n else here[:0]
+                if (
+                    end % 2 == 0
+                    and (end == n or bool(still[rest].all()))
+                    and _turns(maps[:, start : start + end, start : start + end], word)
+                ):
+                    if bool(touched[rest].any()):
+                        continue
+                    return _paired(axis, start, end, word, why)
+    fix(axis, why)
+    return axis
+
+
+def _turns(maps: Tensor, word: str) -> bool:
+    """Whether every map turns and scales the pairs (i, i + n / 2), or (2 i, 2 i + 1), each by itself."""
+    n = maps.shape[-1]
+    half = n // 2
+    pairs = torch.stack([torch.arange(half), torch.arange(half) + half] if word == "pair" else
+                        [torch.arange(0, n, 2), torch.arange(1, n, 2)])  # fmt: skip
+    a, b = pairs
+    cos, sin = maps[:, a, a], maps[:, b, a]
+    made = torch.zeros_like(maps)
+    made[:, a, a], made[:, b, b], made[:, b, a], made[:, a, b] = cos, cos, sin, -sin
+    return bool(torch.allclose(made, maps, rtol=0, atol=1e-9))
+
+
+def _paired(axis: Axis, start: int, length: int, word: str, why: str) -> Axis | None:
+    allowed = MOVES["rotary" if word == "pair" else "interleaved"]
+    if length == axis.size:
+        if axis.top.atom.parts:  # pairs cross its structure
+            fix(axis, why)
+        else:
+            restrict(axis, allowed, why)
+        return axis
+    pieces = [(0, start), (start, length), (start + length, axis.size - start - length)]
+    found = [(at, pick(axis, at, [(size, 1)], why)) for at, size in pieces if size]
+    for at, each in found:
+        if each is None or len(each) != 1:
+            fix(axis, why)
+            return axis
+        if at == start:
+            _paired(each[0], 0, length, word, why)
+    return axis

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Axes on tensors, and what every operation of a model makes of them.
+
+A model's own class runs once on ordinary small tensors. A tensor that depends on parameters carries one axis for each
+of its dimensions (None: batch, time, pixels, and one entry alone); what carries none is the same for all functionally
+equal weights. An operation without a rule fixes every axis that enters it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .atoms import Axis, fix, is_data, restrict
+from .linear import Linear, settle
+
+KEY = "_axes"
+
+
+@dataclass
+class Label:
+    """What is known of a tensor.
+
+    axes: one per dimension. linear: the map that made the dimensions `dims` out of one axis, not settled yet. within:
+    axes of which this is one entry, chosen by routing. indexes: the axis whose entries these integers name. name: of
+    the parameter that this is. normed: the norm that made this. square: the axis that these are squares of. length: the
+    axis whose vectors have this length, and whether their mean was taken off. plus: what was added, for a norm's 1 + w.
+    """
+
+    axes: list[Axis | None]
+    linear: Linear | None = None
+    dims: tuple[int, ...] = ()
+    within: tuple[Axis, ...] = ()
+    indexes: Axis | None = None
+    name: str = ""
+    normed: Normed | None = None
+    square: Axis | None = None
+    length: tuple[Axis, bool] | None = None
+    plus: float = 0.0
+    made: bool = True  # of inputs, not of parameters alone
+
+
+@dataclass
+class Normed:
+    """A vector of which only the direction counts, and what multiplied it since. kind: as in a table."""
+
+    kind: str
+    source: Axis
+    target: Axis | None = None
+    weight: str = ""
+    bias: str = ""
+
+
+@dataclass
+class Trace(TorchFunctionMode):
+    """What was seen: `norms` with weights, in the order of execution; `seen`: parameters in that order; `occurrences`:
+    axes that stood side by side; `apart`: (axes, others): none of the first has a map for each entry of the others."""
+
+    rules: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    norms: list[Normed] = field(default_factory=list)
+    seen: dict[str, None] = field(default_factory=dict)
+    occurrences: list[tuple[Axis, ...]] = field(default_factory=list)
+    apart: list[tuple[tuple[Axis, ...], tuple[Axis, ...]]] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    passes: list[tuple[Axis, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = list(tensors((args, kwargs)))
+        for tensor in given:
+            if (label := getattr(tensor, KEY, None)) is not None and label.name:
+                self.seen.setdefault(label.name)
+        out_given = kwargs.get("out")
+        name = name_of(func)
+        if not any(hasattr(tensor, KEY) for tensor in given):
+            return func(*args, **kwargs)
+        rule = self.rules.get(name)
+        if rule is None or out_given is not None:
+            return self._unruled(name, func, args, kwargs)
+        try:
+            return rule(self, Call(name, func, args, kwargs))
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            RuntimeError,
+            StopIteration,
+            TypeError,
+            ValueError,
+        ):
+            return self._unruled(name, func, args, kwargs)  # a use of the function that the rule does not know
+
+    def _unruled(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        if any(isinstance(each, Tensor) for each in flattened(out)) or name in READS:
+            for tensor in tensors((args, kwargs)):
+                if hasattr(tensor, KEY):
+                    self.unknown[name] = self.unknown.get(name, 0) + 1
+                    for axis in self.axes(tensor):
+                        if axis is not None:
+                            fix(axis, f"{name} has no rule")
+                    if not hasattr(tensor, KEY):
+                        continue
+                    if (indexes := getattr(tensor, KEY).indexes) is not None:
+                        fix(indexes, f"{name} has no rule")
+        return out
+
+    # What rules use.
+
+    def label(self, tensor: Any) -> Label | None:
+        return getattr(tensor, KEY, None) if isinstance(tensor, Tensor) else None
+
+    def axes(self, tensor: Any, why: str = "use") -> list[Axis | None]:
+        """Return the axes of a tensor, its pending map settled; None each for what carries none."""
+        label = self.label(tensor)
+        if label is None:
+            return [None] * (tensor.dim() if isinstance(tensor, Tensor) else 0)
+        if label.linear is not None:
+            found = settle(label.linear, list(label.dims), tensor.shape, why)
+            for dim, axis in zip(label.dims, found, strict=True):
+                label.axes[dim] = axis
+            label.linear, label.dims = None, ()
+            self.met(label)
+        if label.square is not None:
+            restrict(label.square, SQUARES, why)
+            label.square = None
+        if label.plus:
+            label.plus = 0.0
+            for axis in label.axes:
+                if axis is not None:
+                    restrict(axis, ONES, why)
+        return label.axes
+
+    def within(self, *given: Any) -> tuple[Axis, ...]:
+        """Return the routed axes that any of these is one entry of."""
+        return tuple(dict.fromkeys(axis for one in given if (label := self.label(one)) for axis in label.within))
+
+    def put(self, tensor: Any, axes: Sequence[Axis | None], *sources: Any, **known: Any) -> Any:
+        """Give a tensor its axes; entries alone and data carry none."""
+        if not isinstance(tensor, Tensor):
+            return tensor
+        if len(axes) != tensor.dim():
+            for axis in axes:
+                if axis is not None:
+                    fix(axis, "an unexpected shape")
+            axes = [None] * tensor.dim()
+        kept = [
+            None if axis is None or size == 1 or is_data(axis) else axis
+            for axis, size in zip(axes, tensor.shape, strict=True)
+        ]
+        label = Label(kept, within=self.within(*sources), **known)
+        if any(axis is not None for axis in kept) or known.get("indexes") is not None or known:
+            setattr(tensor, KEY, label)
+            self.met(label)
+        elif hasattr(tensor, KEY):
+            delattr(tensor, KEY)
+        return tensor
+
+    def met(self, label: Label) -> None:
+        if label.linear is None:
+            beside = (*(axis for axis in label.axes if axis is not None), *label.within)
+            if beside:
+                self.occurrences.append(beside)
+
+    def mixed(self, kept: Sequence[Axis | None], gone: Sequence[Axis | None]) -> None:
+        """Note that the entries of `gone` were mixed while `kept` stood beside them."""
+        one, other = tuple(a for a in kept if a is not None), tuple(a for a in gone if a is not None)
+        if one and other:
+            self.apart.append((one, other))
+
+
+SQUARES = frozenset({"permute", "sign", "pair sign", "next sign"})
+ONES = frozenset({"permute", "ones"})
+READS = frozenset({"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__"})
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a torch function."""
+
+    name: str
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        return self.func(*self.args, **self.kwargs)
+
+    def get(self, place: int, word: str, default: Any = None) -> Any:
+        """Return an argument given by place or by name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(word, default)
+
+    def on(self, replaced: Mapping[int, Any]) -> Any:
+        """Run it with some tensors, known by id, replaced."""
+
+        def one(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return replaced.get(id(value), value)
+            if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+                return type(value)(map(one, value))
+            return value
+
+        return self.func(
+            *(one(value) for value in self.args), **{key: one(value) for key, value in self.kwargs.items()}
+        )
+
+
+def name_of(func: Any) -> str:
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        return f".{func.__self__.__name__}"
+    return str(name)
+
+
+def flattened(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from flattened(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from flattened(one)
+    else:
+        yield value
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    return (one for one in flattened(value) if isinstance(one, Tensor))

@@ -1,0 +1,609 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was inferred, as a table: spaces with names, layers as one block, norms as lines."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..tables.axes import Axis as Written
+from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
+from ..tables.signature import kind_of
+from .atoms import LINEAR, PERMUTE, Atom, Axis, restrict, split, unify
+from .trace import Normed, Trace
+
+FACTORS = frozenset({"sign", "scale"})
+SIGNS = frozenset({"sign", "pair sign", "next sign"})
+
+
+@dataclass(frozen=True)
+class Style:
+    """How much a table says of constants. Less is never wrong: see `Style.all`.
+
+    norms: whether norms of a LayerNorm's kind are written as norms. constants: whether spaces pass constants on.
+    """
+
+    norms: bool = True
+    constants: bool = True
+    back: bool = True
+
+
+STYLES = (Style(), Style(constants=False), Style(constants=False, back=False), Style(False, False, False))
+
+
+@dataclass
+class Found:
+    """One tensor: its name on disk, its axes, and the parameter that it is (a part of)."""
+
+    name: str
+    axes: list[Axis | None]
+    parameter: str
+    shape: tuple[int, ...]
+    tied: str = ""
+    joint: int | None = None  # the dimension along which the file holds it in pieces, numbered at `{@}` in the name
+
+
+@dataclass
+class Place:
+    """A space in the making: the atoms of all layers that it is."""
+
+    atoms: list[Axis]
+    heading: str = ""  # of the layers that have one each
+    name: str = ""
+    per: list[int] = field(default_factory=list)
+
+    @property
+    def moves(self) -> frozenset[str]:
+        return frozenset.intersection(*(axis.moves for axis in self.atoms))
+
+    @property
+    def size(self) -> int:
+        return self.atoms[0].size
+
+
+class Classes:
+    """Atoms that are one space, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.parent: dict[int, int] = {}
+        self.atoms: dict[int, Atom] = {}
+
+    def find(self, atom: Atom) -> int:
+        key = id(atom)
+        self.atoms.setdefault(key, atom)
+        while self.parent.setdefault(key, key) != key:
+            key = self.parent[key]
+        return key
+
+    def join(self, a: Atom, b: Atom) -> None:
+        one, other = self.find(a), self.find(b)
+        self.parent[other] = one
+
+    def all(self) -> list[list[Atom]]:
+        found: dict[int, list[Atom]] = {}
+        for atom in list(self.atoms.values()):
+            found.setdefault(self.find(atom), []).append(atom)
+        return list(found.values())
+
+
+_LAYER = re.compile(r"(.*?)\.(\d+)\.(.*)")
+
+
+def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
+    """Decide which norms' weights can move on: weight -> whether only parameters read what the norm puts out.
+
+    All others write back into their own space, which leaves it permutations (and signs, under an RMSNorm).
+    """
+    free = {norm.weight: True for norm in norms}
+    kin = {norm.weight: re.sub(r"\.\d+\.", ".{}.", norm.weight) for norm in norms}  # the same norm of all layers
+    changed = True
+    while changed:
+        changed = False
+        tops = [norm.target.top.atom for norm in norms if norm.target is not None and free[norm.weight]]
+        for norm in norms:
+            assert norm.target is not None
+            source, target = norm.source.top, norm.target.top
+            alone = (
+                not target.atom.parts and not source.atom.parts and target.moves == LINEAR and not target.atom.written
+                and target.atom is not source.atom and tops.count(target.atom) == 1
+            )  # fmt: skip
+            alike = all(free[other] for other in free if kin[other] == kin[norm.weight])
+            if free[norm.weight] and not (alone and alike):
+                free[norm.weight] = False
+                changed = True
+                unify(norm.source, norm.target, "what a norm puts out is not only read")
+                restrict(
+                    norm.source, PERMUTE | (SIGNS if norm.kind != "layernorm" else frozenset()), "the weight of a norm"
+                )
+    return free
+
+
+class Writer:
+    """Turns what a trace found into the text of a table."""
+
+    def __init__(self, trace: Trace, found: Sequence[Found], prefix: str, style: Style) -> None:
+        self.trace, self.found, self.prefix, self.style = trace, list(found), prefix, style
+        self.free = settle_norms(trace.norms)
+        if not style.norms:
+            for norm in trace.norms:
+                if norm.kind == "layernorm":
+                    restrict(norm.source, PERMUTE, "not written as a norm")
+        order = {name: place for place, name in enumerate(trace.seen)}
+        self.found.sort(key=lambda one: order.get(one.parameter, len(order)))
+        self.order = {one.name: place for place, one in enumerate(self.found)}
+        self.norm_of = {norm.weight: norm for norm in trace.norms}
+        self.bias_of = {norm.bias: norm for norm in trace.norms if norm.bias}
+        self.places: list[Place] = []
+        self.of: dict[int, int] = {}
+        self.flattened: set[str] = set()
+        self.kept: list[tuple[str, bool]] = []  # spaces that stay, and whether every layer has its own
+        self.here = ""
+        self.by_name = False  # whether layers stand there by name
+
+    # Layers
+
+    def parsed(self, one: Found) -> tuple[str, int, str]:
+        """Heading, layer and rest of a name; no heading for what is no part of a block."""
+        bare = one.name.removeprefix(self.prefix)
+        match = _LAYER.match(bare)
+        if match is None or match[1] in self.flattened or (self.prefix and bare == one.name):
+            return "", 0, bare
+        return match[1], int(match[2]), match[3]
+
+    def prepare(self) -> None:
+        """Find the spaces: atoms of the same place in all layers of a block are one."""
+        blocks: dict[str, set[int]] = defaultdict(set)
+        for one in self.found:
+            heading, layer, _ = self.parsed(one)
+            if heading:
+                blocks[heading].add(layer)
+        self.flattened |= {heading for heading, layers in blocks.items() if len(layers) < 2}
+        while (bad := self._conflict()) is not None:
+            self.flattened.add(bad)
+            self.by_name = True
+        self._gather()
+
+    def _homes(self) -> dict[int, tuple[str, int] | None]:
+        """Where each atom lives: in one layer of one block, or (None) everywhere."""
+        homes: dict[int, tuple[str, int] | None] = {}
+        for one in self.found:
+            heading, layer, _ = self.parsed(one)
+            for axis in self._axes(one):
+                for leaf in axis.leaves:
+                    here = (heading, layer) if heading else None
+                    key = id(leaf.top.atom)
+                    homes[key] = here if homes.get(key, here) == here else None
+        return homes
+
+    def _axes(self, one: Found) -> list[Axis]:
+        axes = [axis for axis in one.axes if axis is not None]
+        norm = self.norm_of.get(one.parameter) or self.bias_of.get(one.parameter)
+        if norm is not None and norm.target is not None and len(one.axes) == 1:
+            return [norm.target, norm.source]
+        return axes
+
+    def _conflict(self) -> str | None:
+        """The heading of a block whose layers are not alike, after all was done to make them so."""
+        while True:
+            self._orient()
+            homes = self._homes()
+            rows: dict[tuple[str, str], list[list[Axis]]] = defaultdict(list)
+            for one in self.found:
+                heading, _, rest = self.parsed(one)
+                if heading:
+                    rows[heading, rest].append(self._axes(one))
+            changed = False
+            for (heading, _), (first, *others) in rows.items():
+                for axes in others:
+                    alike = (
+                        [_alike(a, b) for a, b in zip(first, axes, strict=True)] if len(axes) == len(first) else [None]
+                    )
+                    if None in alike:
+                        return heading
+                    changed = changed or False in alike
+            if changed:
+                continue
+            # Atoms of one place in several layers are one space, so no layer has two of them.
+            same = Classes()
+            for (heading, _), each in rows.items():
+                lists = [[leaf for axis in axes for leaf in axis.leaves] for axes in each]
+                for row in zip(*lists, strict=True):
+                    atoms = [leaf.top.atom for leaf in row]
+                    everywhere = {homes[id(atom)] is None for atom in atoms}
+                    if len(everywhere) > 1 or (True in everywhere and len(set(map(id, atoms))) > 1):
+                        if any(leaf.moves for leaf in row):
+                            return heading
+                        continue
+                    if len({leaf.top.dual != self.turned[id(leaf.top.atom)] for leaf in row}) > 1:
+                        return heading
+                    for atom in atoms:
+                        same.join(atoms[0], atom)
+            for members in same.all():
+                of_layer: dict[tuple[str, int] | None, Atom] = {}
+                for atom in members:
+                    home = homes[id(atom)]
+                    other = of_layer.setdefault(home, atom)
+                    if home is not None and other is not atom:
+                        unify(Axis(other), Axis(atom), "one in another layer")
+                        changed = True
+            if not changed:
+                return None
+
+    def _gather(self) -> None:
+        """Make a place of every class of atoms."""
+        homes = self._homes()
+        first: dict[tuple[str, str, int], Atom] = {}
+        same = Classes()
+        for one in self.found:
+            heading, _, rest = self.parsed(one)
+            inner = [leaf.top.atom for axis in self._axes(one) for leaf in axis.leaves]
+            for number, atom in enumerate(inner):
+                alone = not heading or homes[id(atom)] is None
+                same.join(atom if alone else first.setdefault((heading, rest, number), atom), atom)
+        for atoms in same.all():
+            home = homes[id(atoms[0])]
+            self.places.append(Place([Axis(atom) for atom in atoms], home[0] if home else ""))
+            for atom in atoms:
+                self.of[id(atom)] = len(self.places) - 1
+
+    def _orient(self) -> None:
+        """A space is as its first tensor has it: what comes first writes."""
+        self.turned: dict[int, bool] = {}
+        for one in self.found:
+            for axis in self._axes(one):
+                for leaf in axis.leaves:
+                    self.turned.setdefault(id(leaf.top.atom), leaf.top.dual)
+
+    # Which spaces have a map for each entry of others.
+
+    def batches(self) -> None:
+        of = self.of
+        beside: dict[int, set[int]] = {}
+        for occurrence in [*self.trace.occurrences, *([axis for axis in self._axes(one)] for one in self.found)]:
+            here = {of[id(leaf.top.atom)] for axis in occurrence for leaf in axis.leaves if id(leaf.top.atom) in of}
+            for place in here:
+                beside[place] = beside.get(place, here) & here
+        apart: set[tuple[int, int]] = set()
+        for kept, gone in self.trace.apart:
+            mine = {of[id(leaf.top.atom)] for axis in kept for leaf in axis.leaves if id(leaf.top.atom) in of}
+            others = {of[id(leaf.top.atom)] for axis in gone for leaf in axis.leaves if id(leaf.top.atom) in of}
+            apart |= {(a, b) for a in mine for b in others}
+        before: dict[tuple[int, int], bool] = {}
+        for one in self.found:
+            axes = [axis for axis in one.axes if axis is not None]
+            inside = [of[id(leaf.top.atom)] for axis in axes for leaf in axis.leaves]
+            first: dict[int, int] = {}
+            for number, where in enumerate(inside):
+                first.setdefault(where, number)
+            for a in first:
+                for b in first:
+                    before[a, b] = before.get((a, b), True) and first[a] < first[b]
+        for number, space in enumerate(self.places):
+            if not space.moves:
+                continue
+            found = []
+            for outer in beside.get(number, ()):
+                other = self.places[outer]
+                if outer == number or (number, outer) in apart or not other.moves <= PERMUTE or other.size == 1:
+                    continue
+                if (space.heading == "" and other.heading) or not before.get((outer, number), False):
+                    continue
+                found.append(outer)
+            space.per = sorted(found, key=lambda p: sum(before.get((q, p), False) for q in found))
+
+    # Names.
+
+    def name(self) -> None:
+        passed = {
+            id(leaf.top.atom) for axis, what in self.trace.passes if what == "passes" for leaf in list(axis.leaves)[-1:]
+        }
+        met = {id(leaf.top.atom) for axis, what in self.trace.passes if what == "met" for leaf in axis.leaves}
+        used: dict[str, int] = {}
+
+        def give(place: Place, name: str) -> None:
+            used[name] = used.get(name, 0) + 1
+            place.name = name if used[name] == 1 else f"{name}{used[name]}"
+
+        inner = {outer for place in self.places for outer in place.per}
+        targets = {id(n.target.top.atom): n for n in self.trace.norms if n.target is not None and self.free[n.weight]}
+        self.properties: dict[int, list[str]] = defaultdict(list)
+        self.parts: dict[int, str] = {}
+        holds: dict[int, set[str]] = defaultdict(set)
+        for number, place in enumerate(self.places):
+            keys = {id(axis.atom) for axis in place.atoms}
+            if keys & passed:
+                holds[number].add("vo")
+            elif keys & met and not place.moves <= PERMUTE | FACTORS:
+                holds[number].add("qk")
+        attention = {outer for number in holds for outer in self.places[number].per}
+        around: set[int] = set()  # what stands on one axis with heads
+        for one in self.found:
+            for axis in one.axes:
+                numbers = (
+                    {self.of[id(leaf.top.atom)] for leaf in axis.leaves} if axis is not None and axis.flat else set()
+                )
+                if numbers & attention:
+                    around |= numbers
+        count: dict[int, int] = defaultdict(int)
+        for one in self.found:
+            for axis in self._axes(one):
+                for leaf in axis.leaves:
+                    count[self.of[id(leaf.top.atom)]] += 1
+        for number, place in sorted(
+            enumerate(self.places), key=lambda each: (bool(each[1].heading), self._first(each[0]))
+        ):
+            norm = next((targets[id(axis.atom)] for axis in place.atoms if id(axis.atom) in targets), None)
+            kind = kind_of(place.moves)
+            part = ""
+            if norm is not None:
+                give(place, self._target(norm.weight))
+            elif kind == "factor":
+                give(place, "scale")
+                part = "ffn"
+            elif number in holds and kind != "permutation":
+                word = "vo" if "vo" in holds[number] else {"rotary": "rope", "interleaved": "rope"}.get(kind, "qk")
+                give(place, word)
+                part = "attention"
+                if word == "vo" and kind == "linear":
+                    self.properties[number].append("passes")
+                if word == "qk" and kind == "linear":
+                    self.properties[number].append("invisible")
+            elif number in attention:
+                give(place, "group" if any(outer in attention for outer in place.per) else "head")
+                part = "attention"
+            elif number in around and kind == "permutation":
+                give(place, "group")
+                part = "attention"
+            elif number in inner and kind == "permutation":
+                deeper = any(number in other.per and other.moves <= PERMUTE for other in self.places)
+                give(place, "expert" if deeper else "ffn")
+                part = "ffn"
+            elif kind == "fixed":
+                why = {reason for axis in place.atoms for reason in axis.atom.why}
+                give(place, "vocab" if "token ids" in why or "output" in why else "fixed")
+            elif not place.heading and count[number] > 3:
+                give(place, "stream")
+                part = "stream"
+            elif kind in ("permutation", "relu", "odd"):
+                give(place, "ffn" if place.heading else "inner")
+                part = "ffn" if place.heading else "head"
+            else:
+                give(place, "inner" if not place.heading else "rank")
+                part = "attention" if place.heading else "head"
+            self.parts[number] = part
+
+    def _first(self, number: int) -> int:
+        keys = {id(axis.atom) for axis in self.places[number].atoms}
+        return next((i for i, one in enumerate(self.found) for axis in self._axes(one) for leaf in axis.leaves
+                     if id(leaf.top.atom) in keys), 0)  # fmt: skip
+
+    def _target(self, weight: str) -> str:
+        words = [word for word in weight.split(".")[:-1] if not word.isdigit()]
+        return re.sub(r"\W", "_", words[-1] if words else "normed") + "_out"
+
+    # Text.
+
+    def axis(self, axis: Axis | None) -> Written:
+        if axis is None:
+            return Leaf("1")
+        if axis.top.atom.parts and self._still(axis):
+            return Leaf(self._kept(axis.size))
+        if axis.flat:
+            inner = [part for part in _flattened(axis) if part.size > 1 or not self._still(part)]
+            return self.axis(inner[0]) if len(inner) == 1 else Flat(tuple(map(self.axis, inner)))
+        if axis.cat:
+            parts: list[Written] = []
+            still = 0
+            for part in [*_side_by_side(axis), None]:
+                if part is not None and self._still(part):
+                    still += part.size
+                    continue
+                if still:
+                    parts.append(Leaf(self._kept(still)))
+                    still = 0
+                if part is not None:
+                    parts.append(self.axis(part))
+            return Cat(tuple(parts))
+        place = self.places[self.of[id(axis.top.atom)]]
+        outer = any(self.of[id(axis.top.atom)] in other.per for other in self.places)
+        if kind_of(place.moves) == "fixed" and place.size in (1, 2, 3) and not outer and not self._alone(axis):
+            return Leaf(str(place.size))
+        return Leaf(place.name, axis.top.dual != self.turned[id(axis.top.atom)] and not outer)
+
+    def _still(self, axis: Axis) -> bool:
+        """Whether nothing acts on any part of an axis, nor is anything there for each of its entries."""
+        numbers = {self.of[id(leaf.top.atom)] for leaf in axis.leaves}
+        return all(
+            kind_of(self.places[n].moves) == "fixed" and not any(n in p.per for p in self.places) for n in numbers
+        )
+
+    def _kept(self, size: int) -> str:
+        """Return the name of a new space on which nothing acts."""
+        self.kept.append((f"kept{len(self.kept) + 1}", bool(self.here)))
+        return self.kept[-1][0]
+
+    def _alone(self, axis: Axis) -> bool:
+        return any(axis.top.atom is other.top.atom for one in self.found for other in one.axes if other is not None)
+
+    def lines(self) -> Iterator[tuple[int, str, str, str, str, bool]]:
+        """Yield (order, heading, name, axes, notes, head)."""
+        done: set[tuple[str, str]] = set()
+        layers: dict[str, set[int]] = defaultdict(set)
+        present: dict[tuple[str, str], int] = defaultdict(int)
+        for one in self.found:
+            heading, layer, rest = self.parsed(one)
+            if heading:
+                layers[heading].add(layer)
+                present[heading, rest] += 1
+        for place, one in enumerate(self.found):
+            heading, _, rest = self.parsed(one)
+            if (heading, rest) in done:
+                continue
+            done.add((heading, rest))
+            self.here = heading
+            optional = "??" if heading and present[heading, rest] < len(layers[heading]) else ""
+            notes = f"tied {one.tied.removeprefix(self.prefix)}" if one.tied else ""
+            head = bool(self.prefix) and not one.name.startswith(self.prefix)
+            norm, bias = self.norm_of.get(one.parameter), self.bias_of.get(one.parameter)
+            if norm is not None and len(one.axes) == 1 and (self.style.norms or norm.kind != "layernorm"):
+                text = self._norm(norm)
+            elif bias is not None and len(one.axes) == 1:
+                assert bias.target is not None
+                text = show((self._primal(self.axis(bias.target)),)) if self.free[bias.weight] else show(
+                    (self._primal(self.axis(bias.source)),))  # fmt: skip
+            elif norm is not None and len(one.axes) == 1:
+                text = show((self._primal(self.axis(norm.source)),))
+            else:
+                axes = tuple(map(self.axis, one.axes))
+                text = show(axes)
+                if one.joint is not None:
+                    rest = rest.replace("@", next(leaf.space for leaf in leaves(axes[one.joint]) if not leaf.constant))
+            yield (
+                place,
+                heading,
+                rest + (optional or ("?" if head or one.tied else "")),
+                text,
+                notes,
+                head or bool(one.tied),
+            )
+
+    def _primal(self, axis: Written) -> Written:
+        if isinstance(axis, Leaf):
+            return Leaf(axis.space)
+        return type(axis)(tuple(map(self._primal, axis.parts)))
+
+    def _norm(self, norm: Normed) -> str:
+        source = show((self._primal(self.axis(norm.source)),))
+        if self.free[norm.weight] and norm.target is not None:
+            return f"{norm.kind}: {source} -> {show((self._primal(self.axis(norm.target)),))}"
+        if norm.kind == "layernorm" and not self.style.back:
+            return source
+        return f"{norm.kind}: {source} -> {source}"
+
+    def text(
+        self, family: str, types: Sequence[str], key_of: Callable[[int, str], str | None], ignored: Sequence[str]
+    ) -> str:
+        """Return the table.
+
+        key_of: (size, name of the space) -> the config key that has it. ignored: patterns of buffers.
+        """
+        self.prepare()
+        self._orient()
+        self.batches()
+        self.name()
+        lines = list(self.lines())
+        needed = self._unsolved()
+        out = [f"family {family}", f"types {' '.join(types)}"]
+        if self.prefix:
+            out.append(f"prefix {self.prefix}")
+        out += [f"size {name} = {key}" for name, key in self._sizes(needed, key_of, [line[3] for line in lines])]
+        out += [f"ignore {' '.join(ignored)}"] if ignored else []
+        out += ["", "spaces"]
+        used = set(re.findall(r"[A-Za-z_]\w*", " ".join(line[3] for line in lines)))
+        targets = {id(n.target.top.atom) for n in self.trace.norms if n.target is not None and self.free[n.weight]
+                   and (self.style.norms or n.kind != "layernorm")}  # fmt: skip
+        for number, place in enumerate(self.places):
+            if place.name not in used or any(id(axis.atom) in targets for axis in place.atoms):
+                continue
+            per = (["layer"] if place.heading else []) + [self.places[outer].name for outer in place.per]
+            properties = self.properties[number] if self.style.constants else []
+            out.append(" ".join(["   ", place.name, kind_of(place.moves), self.parts[number],
+                                 *([f"per {', '.join(per)}"] if per else []), *properties]))  # fmt: skip
+        out += [f"    {name} fixed{' per layer' if layer else ''}" for name, layer in self.kept]
+        section = None
+        first: dict[str, int] = {}
+        for at, heading, *_ in lines:
+            if heading:
+                first.setdefault(heading, at)
+        ordered = sorted(lines, key=lambda line: (line[5], first.get(line[1], line[0]), line[0]))
+        for _, heading, name, text, notes, head in ordered:
+            here = "heads" if head and not heading else f"layer {heading}.{{}}" if heading else "tensors"
+            if here != section:
+                out += ["", here]
+                section = here
+            if here == "heads":
+                name = (
+                    name
+                    if not self.prefix or not any(one.name == self.prefix + name.rstrip("?") for one in self.found)
+                    else self.prefix + name
+                )
+            out.append(f"    {name}  {text}" + (f"  ; {notes}" if notes else ""))
+        return "\n".join(out) + "\n"
+
+    def _sizes(
+        self, needed: Sequence[int], key_of: Callable[[int, str], str | None], texts: Sequence[str]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the sizes that shapes cannot tell, as few as will do, and the config keys that have them."""
+        axes = [
+            {leaf.space for leaf in leaves(axis) if not leaf.constant}
+            for text in texts
+            for axis in parse(text.rpartition("->")[2].strip())
+        ]
+        known: set[str] = set()
+
+        def solve() -> bool:
+            while alone := {next(iter(rest)) for names in axes if len(rest := names - known) == 1}:
+                known.update(alone)
+            return all(names <= known for names in axes)
+
+        for number in needed:
+            if solve():
+                return
+            place = self.places[number]
+            if place.name not in known and (key := key_of(place.size, place.name)):
+                known.add(place.name)
+                yield place.name, key
+
+    def _unsolved(self) -> list[int]:
+        """Spaces that never stand alone on an axis, so that shapes alone may not tell their size."""
+        alone: set[int] = set()
+        for one in self.found:
+            for axis in one.axes:
+                if axis is not None and not axis.top.atom.parts:
+                    alone.add(self.of[id(axis.top.atom)])
+        found = [n for n, place in enumerate(self.places) if n not in alone and place.size > 1]
+        order = ["head", "expert", "group", "rope", "vo", "qk"]  # those that configurations name first
+        words = {n: re.sub(r"\d+$", "", self.places[n].name) for n in found}
+        return sorted(found, key=lambda n: order.index(words[n]) if words[n] in order else len(order))
+
+
+def _flattened(axis: Axis) -> Iterator[Axis]:
+    for part in axis.parts:
+        if part.flat:
+            yield from _flattened(part)
+        else:
+            yield part
+
+
+def _side_by_side(axis: Axis) -> Iterator[Axis]:
+    for part in axis.parts:
+        if part.cat:
+            yield from _side_by_side(part)
+        else:
+            yield part
+
+
+def _alike(a: Axis, b: Axis) -> bool | None:
+    """Whether two axes have the same structure; False where one was given the other's, None where they cannot."""
+    x, y = list(_flattened(a)) if a.flat else list(_side_by_side(a)) if a.cat else [], []
+    y = list(_flattened(b)) if b.flat else list(_side_by_side(b)) if b.cat else []
+    if not x and not y:
+        return True if a.size == b.size or not (a.moves or b.moves) else None
+    if not x or not y:
+        plain, other = (a, b) if not x else (b, a)
+        sizes = [part.size for part in (y or x)]
+        if plain.size != other.size:
+            return None
+        if other.flat:
+            split(plain, sizes)
+        else:
+            from .atoms import _bind
+
+            _bind(plain.top, sizes, False)
+        return False
+    if a.flat != b.flat or len(x) != len(y):
+        return None
+    results = [_alike(p, q) for p, q in zip(x, y, strict=True)]
+    return None if None in results else all(results)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables inferred from model classes: exact on twins, equal to the tables written by hand, usable by every command."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import date
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from onebasin.families import tables
+from onebasin.models import Folder, ModelError
+from onebasin.running import inference, twins
+from onebasin.symmetry import acting_groups
+from onebasin.symmetry.tables.signature import Signature
+
+# A type each of what tables have to tell apart; none but the first four has a table by hand.
+KINDS = ["llama", "gpt2", "bert", "mixtral", "granite", "gpt_oss", "glm4_moe", "phimoe", "smollm3", "mpnet", "marian"]
+WITHOUT_TABLE = ["granite", "phimoe", "marian"]
+
+
+def saved(kind: str, folder: Path, seed: int = 0) -> Path:
+    model, _ = twins.build(kind, seed=seed)
+    model.to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def dimension(signature: Signature) -> int:
+    """The continuous directions in which a model can move, at the level that allows most."""
+    total = 0
+    for root, group in acting_groups(signature, "invertible", rescale="joint").items():
+        copies = 1
+        for outer in signature.spaces[root].batch:
+            copies *= signature.sizes[outer]
+        total += copies * group.dimension(signature.spaces[root].size)
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_inferred_leaves_the_twins_function_as_it_is(kind: str) -> None:
+    found = inference.infer(kind)
+    assert found.departure < 1e-9
+    assert found.free > 0.9
+    assert not found.lowered
+
+
+def test_types_that_take_turns_are_exact_too() -> None:
+    every = twins_of_today(4)
+    for kind in every:
+        try:
+            found = inference.infer(kind)
+        except ModelError as error:  # it says why; nothing is guessed
+            assert kind in str(error) or "infer" in str(error), kind
+        else:
+            assert found.departure < 1e-9, kind
+
+
+def twins_of_today(count: int) -> list[str]:
+    """Model types with a causal head, others every day; a failure names its type."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return random.Random(str(date.today())).sample(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), count)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "opt", "phi3", "mixtral", "gpt_neox"])
+def test_inference_finds_as_many_directions_as_the_table_by_hand(kind: str, tmp_path: Path) -> None:
+    folder = saved(kind, tmp_path / "model")
+    table = tmp_path / "table.txt"
+    table.write_text(inference.of_config(Folder(folder).raw_config).text, "utf-8")
+    by_hand, inferred = Folder(folder), Folder(folder, str(table))
+    assert by_hand.table.family in tables()
+    assert dimension(inferred.signature) == dimension(by_hand.signature)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TABLE)
+def test_a_scrambled_model_of_a_type_without_a_table_is_matched_back(kind: str, tmp_path: Path) -> None:
+    import onebasin
+    from onebasin.symmetry import Alignment
+
+    source = Folder(saved(kind, tmp_path / "model"))
+    signature = source.signature
+    generator = torch.Generator().manual_seed(1)
+    elements = {}
+    for root, group in acting_groups(signature, "permutation").items():
+        space = signature.spaces[root]
+        elements[root] = group.random(space.size, tuple(signature.sizes[key] for key in space.batch), generator)
+    assert elements
+    alignment = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
+    from safetensors.torch import load_file, save_file
+
+    file = tmp_path / "model" / "model.safetensors"
+    stored = load_file(file)
+    scrambled = {name: tensor.clone() for name, tensor in stored.items()}
+    for role, entry in signature.tensors.items():
+        moved = alignment.apply(signature, role, source.read(role, torch.float64))
+        for name, part in entry.split(moved):
+            scrambled[name] = part.to(torch.float32).contiguous()
+    other = tmp_path / "scrambled"
+    other.mkdir()
+    (other / "config.json").write_bytes((tmp_path / "model" / "config.json").read_bytes())
+    save_file(scrambled, other / "model.safetensors", {"format": "pt"})
+    onebasin.match(str(other), str(tmp_path / "model"), output=str(tmp_path / "back"), symmetry="permutation")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    worst = max(float((back[name] - tensor).norm() / tensor.norm().clamp_min(1e-12)) for name, tensor in stored.items())
+    assert worst < 1e-5
+
+
+def test_the_command_writes_a_table_that_can_be_corrected_and_used(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from onebasin.cli import app
+
+    saved("granite", tmp_path / "model")
+    runner = CliRunner()
+    table = tmp_path / "table.txt"
+    assert runner.invoke(app, ["infer", str(tmp_path / "model"), "-o", str(table)]).exit_code == 0
+    assert "rmsnorm: stream ->" in table.read_text("utf-8")
+    shown = runner.invoke(app, ["inspect", str(tmp_path / "model"), "--family", str(table), "--json"])
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)["dimension"] > 0
+    assert runner.invoke(app, ["infer", "granite", "-o", str(table)]).exit_code != 0  # it exists
+
+
+class OddConfig(PretrainedConfig):
+    model_type = "odd_one"
+
+
+class Odd(PreTrainedModel):
+    """A model with an operation that no rule knows: the inverse of a matrix made of its weights."""
+
+    config_class = OddConfig
+
+    def __init__(self, config: OddConfig) -> None:
+        super().__init__(config)
+        self.first = nn.Linear(5, 8)
+        self.mixed = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+        self.free = nn.Linear(8, 8)
+        self.post_init()
+
+    def forward(self, input_values: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(input_values))
+        mixing = torch.linalg.matrix_exp(self.mixed(torch.eye(8, dtype=hidden.dtype)))
+        return self.last(torch.tanh(self.free(hidden @ mixing)))
+
+
+def test_an_operation_without_a_rule_fixes_what_it_touches_and_is_named() -> None:
+    torch.manual_seed(0)
+    model = Odd(OddConfig()).double().eval()
+    found = inference.traced(model, {"input_values": torch.randn(4, 5, dtype=torch.float64)})
+    assert set(found.trace.unknown) == {"linalg_matrix_exp"}
+    assert all(not leaf.moves for axis in found.axes["mixed.weight"] if axis is not None for leaf in axis.leaves)
+    (neurons, _) = found.axes["free.weight"]
+    assert neurons is not None and "permute" in neurons.moves  # elsewhere all is as it was
+
+
+def test_a_type_that_transformers_does_not_know_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not know the model type 'no_such'"):
+        inference.of_config({"model_type": "no_such"})
+
+
+def test_tied_weights_stay_tied_in_the_table() -> None:
+    config = AutoConfig.for_model("granite", tie_word_embeddings=True)
+    found = inference.infer(config)
+    assert "tied embed_tokens.weight" in found.text
