@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from onebasin.cli import LATE, app, loaded
-from onebasin.families import NOT_YET, tables
+from onebasin.families import tables
 
 ROOT = Path(__file__).parents[1]
 
@@ -240,6 +240,7 @@ def _metavar(param: Any) -> str:
 FAMILIES = """\
 # Families
 
+These are the tables by hand; for all other types of `transformers` they are [inferred](inference.md).
 A family is one table in `onebasin/families`. What may act on a space is not written there alone: it is what all tensors
 and norms that touch the space allow. The largest group of a space of size n, for every head or layer that has its own:
 
@@ -297,8 +298,7 @@ def family_page() -> str:
         verdict = "complete" if found.get("complete") else "not complete"
         if what:
             variants.append(f"| {kind} | {what} | {settings} | {_counts(found)} | {verdict} |")
-    reasons = "\n".join(f"- `{kind}`: {reason}." for kind, reason in NOT_YET.items())
-    return "\n".join(lines) + VARIANTS + "\n".join(variants) + f"\n\n## Not yet\n\n{reasons}\n"
+    return "\n".join(lines) + VARIANTS + "\n".join(variants) + "\n"
 
 
 def _counts(found: dict[str, Any]) -> str:

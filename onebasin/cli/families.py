@@ -10,7 +10,7 @@ from . import common as c
 
 def families(json: c.Json = False) -> None:
     """List the supported families and their model types; with --json also which of their spaces can move."""
-    from onebasin.families import NOT_YET, installed, tables
+    from onebasin.families import installed, tables
 
     known = {**tables(), **installed()}
     found = {
@@ -24,5 +24,4 @@ def families(json: c.Json = False) -> None:
     for name, table in known.items():
         shown.add_row(name, " ".join(table.types))
     c.stdout().print(shown)
-    for kind, reason in NOT_YET.items():
-        c.stdout().print(f"not yet: {kind} ({reason})")
+    c.stdout().print("Other types of transformers are inferred from their classes: onebasin infer TYPE")

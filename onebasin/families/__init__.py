@@ -27,12 +27,6 @@ class UnknownFamily(TableError):
     """A model type that no table is for."""
 
 
-# Model types that are asked for, and why they have no table yet.
-NOT_YET = {
-    "deepseek_v32": "an indexer with scores of its own picks the keys that are attended to, and no table describes it",
-    "idefics2": "the last norm of its resampler writes into the language model's stream, so its weight cannot fold",
-    "swinv2": "queries and keys are compared by their cosine, and no kind of space says so inside heads",
-}
 
 
 def _names() -> list[str]:
@@ -106,8 +100,6 @@ def table_for(model_type: str) -> Table:
     known = sorted(name for table in (*tables().values(), *installed().values()) for name in table.types)
     near = get_close_matches(model_type, known, n=3, cutoff=0.4)
     hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
-    if model_type in NOT_YET:
-        hint = f"{NOT_YET[model_type]}; {hint}"
     raise UnknownFamily(f"model type '{model_type}' has no table yet ({hint}); name one with --family, "
                      "or give a table of your own with --table FILE")  # fmt: skip
 
