@@ -27,8 +27,6 @@ class UnknownFamily(TableError):
     """A model type that no table is for."""
 
 
-
-
 def _names() -> list[str]:
     return sorted(path.name[:-4] for path in files(__name__).iterdir() if path.name.endswith(".txt"))
 

@@ -10,6 +10,30 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+
+class Float64(TorchFunctionMode):
+    """Keep float64 tensors in float64 where a model would turn them into float32 (in norms, rotary tables, softmaxes).
+
+    Such casts are there to raise the precision of 16 bits, and `transformers` makes them whatever the dtype. A batch
+    norm is written out, since torch has no derivative by its running statistics.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.nn.functional.batch_norm and args[1] is not None and not kwargs.get("training"):
+            return _batch_norm(*args, **kwargs)
+        if func is torch.einsum:  # XLNet's positions are float32
+            args = (args[0], *(arg.double() for arg in args[1:]))
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            if func is Tensor.float:
+                return args[0]
+            if kwargs.get("dtype") is torch.float32:
+                kwargs["dtype"] = torch.float64
+            if func in (Tensor.to, Tensor.type):
+                args = (args[0], *(torch.float64 if arg is torch.float32 else arg for arg in args[1:]))
+        return func(*args, **kwargs)
+
+
 _WIDER = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,
@@ -22,11 +46,11 @@ _CASTS = {Tensor.float: torch.float64, Tensor.half: torch.float64, Tensor.bfloat
 _FACTORIES = {torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
 
 
-class Float64(TorchFunctionMode):
+class OnlyFloat64(TorchFunctionMode):
     """Compute in float64 whatever a model would compute in less: norms, rotary tables, softmaxes, masks.
 
-    Such casts are there to raise the precision of 16 bits, and `transformers` makes them whatever the dtype. A batch
-    norm is written out, since torch has no derivative by its running statistics.
+    For twins, whose exactness is told from rounding in float64: casts to 16 bits, constants of the forward pass and
+    complex numbers are widened, too, which `Float64` leaves as the class has them.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -26,7 +26,7 @@ from onebasin.models import ModelError
 from onebasin.models.folder import one_line
 
 from .expert_layout import one_by_one
-from .float64 import Float64
+from .float64 import OnlyFloat64
 from .made_inputs import made_inputs, senses
 from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
 from .verification import _quietly
@@ -284,6 +284,6 @@ def _told(value: Any) -> Iterator[Tensor]:
             yield from _told(each)
 
 
-def in_float64() -> Float64:
+def in_float64() -> OnlyFloat64:
     """Return a context in which nothing is computed in less than float64, whatever a class casts to."""
-    return Float64()
+    return OnlyFloat64()

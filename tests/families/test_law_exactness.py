@@ -45,12 +45,12 @@ def relative_error(
 ) -> float:
     """Largest difference of outputs over their scale; weights held in `dtype`, models run in float64.
 
-    With a folder, the rewritten model is written to it and loaded as users load it.
+    With a folder, both models are written to it and loaded as users load them: a class may compute its own constants
+    with another rounding then.
     """
     signature = checkpoint.signature
     if level == "widest":
         tensors = with_unit_norms(signature, tensors)
-        before = outputs_of(checkpoint, tensors)
     alignment = moving_alignment(signature, level)
     rewritten = {role: alignment.apply(signature, role, value) for role, value in tensors.items()}
     for role, entry in signature.tensors.items():
@@ -59,7 +59,11 @@ def relative_error(
         assert trivial or acts != torch.equal(rewritten[role], tensors[role]), f"{role}: acts is {acts}"
     stored = {role: value.to(dtype) for role, value in rewritten.items()}
     case = checkpoint.folder.name
-    after = run(case, write(folder / case, checkpoint, stored)) if folder else outputs_of(checkpoint, stored)
+    if folder:
+        before = run(case, write(folder / "before", checkpoint, tensors))
+        after = run(case, write(folder / "after", checkpoint, stored))
+    else:
+        after = outputs_of(checkpoint, stored)
     assert before
     return difference(before, after)
 
