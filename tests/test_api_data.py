@@ -57,7 +57,9 @@ def test_one_model_given_twice_is_itself(tmp_path):
         ("BertModel", dict(method="progressive", data="rows.jsonl"), "say --task"),
     ],
 )
-def test_what_cannot_be_measured_is_said_in_one_sentence(tmp_path, case, how, sentence):
+def test_what_cannot_be_measured_is_said_in_one_sentence(tmp_path, monkeypatch, case, how, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')  # a file that is missing is refused before all else
     with pytest.raises(ValueError, match=sentence):
         onebasin.merge(folders(tmp_path, case), tmp_path / "out", **how)
     assert not (tmp_path / "out").exists()
