@@ -25,6 +25,7 @@ from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, fix, flat, jo
 from onebasin.symmetry.inference.rules import RULES, moved
 from onebasin.symmetry.inference.trace import KEY, Call, Label, Trace, tensors
 from onebasin.symmetry.inference.writing import STYLES, Found, Style, Writer
+from onebasin.symmetry.tables.signature import MOVES
 
 from . import twins
 from .shrinking import Scale
@@ -36,7 +37,6 @@ NAMED = {
     "vo": r"v_head|head_dim|head_size|d_kv", "qk": r"head_dim|head_size|d_kv|qk",
 }  # fmt: skip
 PATIENCE = 10.0  # seconds, after which no more ways to write a table are tried
-FACTOR = frozenset({"sign", "scale"})
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,13 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     """
     cls = type(twins.build(config, cls)[0]).__name__
     reason, attempts, start = "", list[tuple[str, Traced, Style]](), time.monotonic()
-    scale, larger = Scale(), _larger(config, cls)
+    scale: Scale | None = None  # the smallest at which it runs
+    larger = _larger(config, cls)
     styles = list(STYLES)
     while styles and (not attempts or time.monotonic() - start < PATIENCE):
-        found = traced(*_twin(config, cls, scale))
+        found = traced(*twins.build(config, cls, 0, scale))
         writer, text = _text(found, styles[0])
-        if writer.by_name and not scale.kept:  # layers that differ are written out: all of them must be there
+        if writer.by_name and scale is None:  # layers that differ are written out: all of them must be there
             scale = Scale(kept=frozenset({"layers"}))
             larger = _larger(config, cls, scale.kept)
             continue
@@ -177,16 +178,6 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         if time.monotonic() - start > 2 * PATIENCE:
             break
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
-
-
-def _twin(config: PretrainedConfig | str, cls: str, scale: Scale) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """Return a twin of a scale, or of the smallest at which it runs."""
-    try:
-        return twins.build(config, cls, 0, scale)
-    except ModelError:
-        if scale.kept:
-            raise
-        return twins.build(config, cls)
 
 
 def _larger(config: PretrainedConfig | str, cls: str, kept: frozenset[str] = frozenset()) -> Traced | None:
@@ -289,7 +280,7 @@ def _on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
         places = [
             d
             for d, axis in enumerate(inner)
-            if axis is not None and all(leaf.moves <= PERMUTE | FACTOR for leaf in axis.leaves)
+            if axis is not None and all(leaf.moves <= PERMUTE | MOVES["factor"] for leaf in axis.leaves)
         ]
         joint = next((d for d in places if any(leaf.moves for leaf in inner[d].leaves)), 0)  # type: ignore[union-attr]
         expert = expert if expert is not None else data(len(names))

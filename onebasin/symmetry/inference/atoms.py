@@ -132,7 +132,7 @@ def fix(axis: Axis, why: str) -> None:
     restrict(axis, frozenset(), why)
 
 
-def _bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
+def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
     """Give an axis without structure one. Pairs do not survive it, other maps act on the parts."""
     top = axis.top
     moves = top.moves if top.moves == LINEAR else top.moves - _PAIRED
@@ -154,7 +154,7 @@ def split(axis: Axis, sizes: Sequence[int], why: str = "reshape") -> list[Axis]:
     if not top.atom.parts:
         if top.atom.data:
             return [data(size) for size in sizes]
-        _bind(top, sizes, True)
+        bind(top, sizes, True)
         return list(axis.parts)
     if top.flat:
         found: list[Axis] = []
@@ -236,7 +236,7 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
         return before + after
     size, stride = dims[0]
     if size * stride == top.size and offset < stride:
-        _bind(top, [size, stride] if stride > 1 else [size, 1], True)
+        bind(top, [size, stride] if stride > 1 else [size, 1], True)
         return pick(axis, offset, dims, why)
     start, length = offset // stride * stride, size * stride
     if start + length > top.size:
@@ -247,7 +247,7 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
     pieces = [piece for piece in (start, length, top.size - start - length) if piece]
     if len(pieces) == 1:
         return None
-    _bind(top, pieces, False)
+    bind(top, pieces, False)
     return pick(axis, offset, dims, why)
 
 

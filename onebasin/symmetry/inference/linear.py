@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..tables.signature import MOVES
-from .atoms import Axis, fix, joined, pick, restrict, split
+from .atoms import Axis, fix, flat, joined, pick, restrict, split
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,8 @@ def _blocks(axis: Axis, places: Tensor, why: str) -> list[Axis | None] | None:
     inner = next((i for i in range(1, len(flatly)) if flatly[i] != flatly[i - 1] + step), len(flatly))
     if step > 1 and len(flatly) == axis.size and axis.size == step * inner:  # (a b) as (b a)
         outer = split(axis, [inner, step], why)
-        return [joined([outer[1], outer[0]]) if 1 in (inner, step) else _swapped(outer)]
+        return [flat([outer[1], outer[0]])]
     return None
-
-
-def _swapped(parts: list[Axis]) -> Axis:
-    from .atoms import flat
-
-    return flat([parts[1], parts[0]])
 
 
 def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:

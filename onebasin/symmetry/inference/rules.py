@@ -28,7 +28,7 @@ from .atoms import (
     split,
     unify,
 )
-from .linear import Linear, basis, peeled
+from .linear import Linear, basis, peeled, settle
 from .trace import KEY, ONES, Call, Label, Normed, Trace, tensors
 
 RULES: dict[str, Callable[[Trace, Call], Any]] = {}
@@ -90,8 +90,6 @@ def rearranged(trace: Trace, call: Call) -> Any:
     if call.name == "broadcast_tensors":
         source = call.args[0]
     label = trace.label(source)
-    if not isinstance(source, Tensor) or label is None:
-        label = None
     if call.name in ("__getitem__", "index_select", "gather", "take_along_dim"):
         chosen = _chosen(trace, call)
         if chosen is not NotImplemented:
@@ -116,10 +114,6 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
     assert label is not None
     why = call.name
     if label.square is not None or label.plus:
-        if all(size == 1 for size in source.shape[:-1]) or (
-            where.numel() == source.numel() and where.dim() == source.dim()
-        ):
-            pass
         trace.axes(source, why)
     if out.numel() == 0:
         return
@@ -184,7 +178,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
                 continue
             images = tuple((places[d] == i).double() for i in range(axis.size))
             if linear is not None:
-                trace_axes = _settled(Linear(axis, images), sorted(mine), out, why)
+                trace_axes = settle(Linear(axis, images), sorted(mine), out.shape, why)
                 for j, one in zip(sorted(mine), trace_axes, strict=True):
                     axes[j] = one
             else:
@@ -212,12 +206,6 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         kept.made = label.made
     if kept is not None and label.name and source.dim() == out.dim():
         kept.name = label.name
-
-
-def _settled(linear: Linear, dims: list[int], out: Tensor, why: str) -> list[Axis | None]:
-    from .linear import settle
-
-    return settle(linear, dims, out.shape, why)
 
 
 def _line(places: Tensor, dim: int) -> Tensor:
@@ -274,8 +262,7 @@ def _chosen(trace: Trace, call: Call) -> Any:
         named = [(i, its) for i, item in enumerate(items) if (its := trace.label(item)) is not None]
         if not named:
             return NotImplemented
-        masks = [item for _, item in enumerate(items) if isinstance(item, Tensor) and item.dtype == torch.bool]
-        if masks:
+        if any(isinstance(item, Tensor) and item.dtype == torch.bool for item in items):
             return _masked(trace, call, tensor, items)
         if label is None:
             return _looked_up(trace, call)
@@ -306,9 +293,8 @@ def _chosen(trace: Trace, call: Call) -> Any:
         bare = Label(
             [None if d in gone else a for d, a in enumerate(trace.axes(tensor))], within=(*label.within, *within)
         )
-        shown = [item for item in items]
         setattr(tensor, KEY, bare)
-        plain = [torch.Tensor.as_subclass(item.clone(), Tensor) if isinstance(item, Tensor) else item for item in shown]
+        plain = [item.clone() if isinstance(item, Tensor) else item for item in items]
         stripped = Call("getitem", call.func, (tensor, tuple(plain)), {})
         if all(axis is None for axis in bare.axes):
             out = stripped.run()
@@ -319,7 +305,6 @@ def _chosen(trace: Trace, call: Call) -> Any:
         setattr(tensor, KEY, label)
         got = trace.label(out)
         if got is None:
-            trace.put(out, [None] * out.dim(), indexes=None)
             got = Label([None] * out.dim())
             setattr(out, KEY, got)
         got.within = tuple(dict.fromkeys((*label.within, *within, *trace.within(*items))))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..tables.signature import MOVES
 from .atoms import Axis, fix, is_data, restrict
 from .linear import Linear, settle
 
@@ -178,8 +179,7 @@ class Trace(TorchFunctionMode):
             self.apart.append((one, other))
 
 
-SQUARES = frozenset({"permute", "sign", "pair sign", "next sign"})
-ONES = frozenset({"permute", "ones"})
+SQUARES, ONES = MOVES["odd"], MOVES["ones"]  # what commutes with squares, and with a number added
 READS = frozenset({"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__"})
 
 

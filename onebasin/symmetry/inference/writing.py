@@ -10,19 +10,17 @@ from dataclasses import dataclass, field
 
 from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
-from ..tables.signature import kind_of
-from .atoms import LINEAR, PERMUTE, Atom, Axis, restrict, split, unify
+from ..tables.signature import MOVES, kind_of
+from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, restrict, split, unify
 from .trace import Normed, Trace
-
-FACTORS = frozenset({"sign", "scale"})
-SIGNS = frozenset({"sign", "pair sign", "next sign"})
 
 
 @dataclass(frozen=True)
 class Style:
-    """How much a table says of constants. Less is never wrong: see `Style.all`.
+    """How much a table says of constants. Less is never wrong.
 
     norms: whether norms of a LayerNorm's kind are written as norms. constants: whether spaces pass constants on.
+    back: whether a LayerNorm that writes back is written as a norm.
     """
 
     norms: bool = True
@@ -115,7 +113,7 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
                 changed = True
                 unify(norm.source, norm.target, "what a norm puts out is not only read")
                 restrict(
-                    norm.source, PERMUTE | (SIGNS if norm.kind != "layernorm" else frozenset()), "the weight of a norm"
+                    norm.source, MOVES["permutation" if norm.kind == "layernorm" else "odd"], "the weight of a norm"
                 )
     return free
 
@@ -132,7 +130,6 @@ class Writer:
                     restrict(norm.source, PERMUTE, "not written as a norm")
         order = {name: place for place, name in enumerate(trace.seen)}
         self.found.sort(key=lambda one: order.get(one.parameter, len(order)))
-        self.order = {one.name: place for place, one in enumerate(self.found)}
         self.norm_of = {norm.weight: norm for norm in trace.norms}
         self.bias_of = {norm.bias: norm for norm in trace.norms if norm.bias}
         self.places: list[Place] = []
@@ -315,7 +312,7 @@ class Writer:
             keys = {id(axis.atom) for axis in place.atoms}
             if keys & passed:
                 holds[number].add("vo")
-            elif keys & met and not place.moves <= PERMUTE | FACTORS:
+            elif keys & met and not place.moves <= PERMUTE | MOVES["factor"]:
                 holds[number].add("qk")
         attention = {outer for number in holds for outer in self.places[number].per}
         around: set[int] = set()  # what stands on one axis with heads
@@ -599,9 +596,7 @@ def _alike(a: Axis, b: Axis) -> bool | None:
         if other.flat:
             split(plain, sizes)
         else:
-            from .atoms import _bind
-
-            _bind(plain.top, sizes, False)
+            bind(plain.top, sizes, False)
         return False
     if a.flat != b.flat or len(x) != len(y):
         return None
