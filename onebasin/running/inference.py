@@ -19,7 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from onebasin.models import ModelError
 from onebasin.models.folder import one_line
-from onebasin.symmetry import Alignment, Signature, Table, TableError, acting_groups, read_table, resolve
+from onebasin.symmetry import Signature, Table, TableError, acting_groups, read_table, resolve
 from onebasin.symmetry.gauge.canonical import canonical
 from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, fix, flat, joined, new, unify
 from onebasin.symmetry.inference.rules import RULES, moved
@@ -29,6 +29,7 @@ from onebasin.symmetry.tables.signature import MOVES
 
 from . import twins
 from .shrinking import Scale
+from .twin import scrambling
 
 TOLERANCE = 1e-9
 # Where a configuration may say how large a space is: what its keys are called.
@@ -449,14 +450,7 @@ def _departure(
     ids: Mapping[str, Tensor],
     only: str | None = None,
 ) -> float:
-    generator = torch.Generator().manual_seed(0)
-    elements = {}
-    for root, group in acting_groups(signature, level, rescale="joint").items():
-        space = signature.spaces[root]
-        if only is not None and space.name != only:
-            continue
-        elements[root] = group.random(space.size, tuple(signature.sizes[key] for key in space.batch), generator)
-    alignment = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
+    alignment = scrambling(signature, level, only)
     state = {name: found.model.state_dict()[name] for name in found.axes}
     every = torch.cat([tensor.flatten() for tensor in state.values()])
     for role, entry in signature.tensors.items():

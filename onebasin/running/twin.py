@@ -341,12 +341,22 @@ def _in_canonical_form(model: Model) -> bool:
 
 def _changed(twin: Folder, form: Model, level: str) -> float:
     """The relative difference that a random element of every group of a level makes."""
-    signature = form.signature
+    moved = Rewritten(form, scrambling(form.signature, level), torch.float64)
+    return compare_rewritten(twin, moved, arithmetic=torch.float64, dtype=torch.float64).relative_difference
+
+
+def scrambling(signature: Signature, level: str, only: str | None = None) -> Alignment:
+    """Return a random element of every group that acts at a level, or on the spaces of one name only.
+
+    Args:
+        signature: Of the model.
+        level: As in `LEVELS` of `onebasin.symmetry`, scales included.
+        only: The name of a space.
+    """
     generator = torch.Generator().manual_seed(0)
     elements: dict[str, Element] = {}
     for root, group in acting_groups(signature, level, rescale="joint").items():
         space = signature.spaces[root]
-        elements[root] = group.random(space.size, tuple(signature.sizes[key] for key in space.batch), generator)
-    alignment = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
-    moved = Rewritten(form, alignment, torch.float64)
-    return compare_rewritten(twin, moved, arithmetic=torch.float64, dtype=torch.float64).relative_difference
+        if only in (None, space.name):
+            elements[root] = group.random(space.size, tuple(signature.sizes[key] for key in space.batch), generator)
+    return Alignment(elements, {root: signature.spaces[root].batch for root in elements})
