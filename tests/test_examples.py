@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,30 @@ def test_another_spelling_is_the_same_reaction(monkeypatch: pytest.MonkeyPatch) 
         assert len(spellings) > 10
         assert all(molecules(spelling) == molecules(reaction) for spelling in spellings)
     assert respelled("C1CC.O>>C1CC.O", 1).count("C1CC") == 2, "what is no molecule stays"
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_training_that_was_stopped_ends_with_the_same_weights(
+    bfloat16: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import character_models  # type: ignore[import-not-found]
+
+    class Stopped(Exception):
+        pass
+
+    def stop(*given: object, **named: object) -> None:
+        raise Stopped
+
+    ids = torch.randint(9, (500,), generator=torch.Generator().manual_seed(0))
+    how = character_models.Training("gpt2", 16, 1, seed=0, steps=6, bfloat16=bfloat16)
+    whole = character_models.train(ids, 9, how, tmp_path / "whole.pt", every=2)
+    with monkeypatch.context() as patched, pytest.raises(Stopped):
+        save = torch.save
+        patched.setattr(torch, "save", lambda *given: (save(*given), patched.setattr(torch, "randint", stop)))
+        character_models.train(ids, 9, how, tmp_path / "stopped.pt", every=2)
+    continued = character_models.train(ids, 9, how, tmp_path / "stopped.pt", every=2)
+    for one, other in zip(whole.parameters(), continued.parameters(), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(SystemExit, match="other settings"):
+        character_models.train(ids, 9, replace(how, seed=1), tmp_path / "stopped.pt")
