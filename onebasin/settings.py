@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes, and so mergekit
 Index = Annotated[int, Field(ge=0, lt=10**6)]  # of layers and tokens, counted from 0
@@ -208,13 +208,69 @@ def refuse_left(given: Mapping[str, Any], *kinds: type[Settings]) -> None:
     refuse_unknown(given, [name for kind in kinds for name in kind.names()] if given else [])
 
 
-def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that are not known, with the nearest that is. Raises ValueError, naming the first."""
+def refuse_unknown(given: Iterable[str], known: Collection[str], what: str = "setting", of: str = "") -> None:
+    """Refuse names that are not known, with the nearest that is.
+
+    Args:
+        given: the names.
+        known: those that may be given.
+        what: they are called in the message.
+        of: the place where they stand.
+
+    Raises:
+        ValueError: naming the first.
+    """
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-            raise ValueError(f"unknown setting '{name}'; {hint}")
+            near = get_close_matches(str(name), known, 1, 0.5)
+            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known) or 'none'}"
+            raise ValueError(f"unknown {what} '{name}'{of and ' '}{of}; {hint}")
+
+
+def sentence_of(error: ValidationError, whole: type[BaseModel]) -> str:
+    """Return the first mistake of a file in words; an unknown key goes before all others.
+
+    Args:
+        error: what reading the file as `whole` raised.
+        whole: the file's outermost block.
+    """
+    first = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")[0]
+    *inside, last = where = [str(piece) for piece in first["loc"]] or [""]
+    if first["type"] == "extra_forbidden":
+        try:
+            refuse_unknown([last], sorted(_keys_at(inside, whole)), "key", f"in {_path(inside)}" if inside else "")
+        except ValueError as unknown:
+            return str(unknown)
+    what = first["msg"].removeprefix("Value error, ")
+    return f"{_path(where)}: {what}" if first["loc"] else what
+
+
+def _path(where: Sequence[str]) -> str:
+    """`models[0].parameters`; what pydantic adds to tell the members of a union apart is left out."""
+    pieces = [one for one in where if one.isdigit() or (one.isidentifier() and one.islower() and one not in _TYPES)]
+    return "".join(f"[{piece}]" if piece.isdigit() else f".{piece}" for piece in pieces).lstrip(".")
+
+
+_TYPES = {"bool", "int", "float", "str"}
+
+
+def _keys_at(where: Sequence[str], whole: type[BaseModel]) -> set[str]:
+    """The keys of the block at a place of a file."""
+    blocks: list[type[BaseModel]] = [whole]
+    for piece in where:
+        inside = [found for block in blocks if piece in block.model_fields for found in
+                  _blocks(block.model_fields[piece].annotation)]  # fmt: skip
+        blocks = inside or blocks
+        blocks = [block for block in blocks if block.__name__ == piece] or blocks
+    return {key for block in blocks for key in block.model_fields}
+
+
+def _blocks(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The blocks inside a type such as `list[Source] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inside in get_args(annotation):
+        yield from _blocks(inside)
 
 
 def duration(text: str | float) -> float:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -123,65 +124,49 @@ def merge(
     A B -o merged --match full --method regmean --data texts.jsonl
     """
     import onebasin
-
-    look = {**written, "command": c.command_line()}
-    if config is not None:
-        given = c.given_options(context_)
-        idle = [option for name, option in given.items() if name not in BESIDE_CONFIG]
-        if idle:
-            raise ValueError(f"{idle[0]} does not go with --config: the file says what is merged and how")
-        with c.progress(quiet, verbose) as tell:
-            means: dict[str, Any] = {name: matching[name] for name in MEANS if name in matching and name != "seed"}
-            means["seed"] = matching["seed"] if "seed" in given else None
-            means |= {"verdict": not no_verdict, "require": require}
-            result = onebasin.merge_config(config, output, tell=tell, **means, **look)
-            c.push(output, push_to_hub, result, tell)
-        _print(result, result["models"], json, quiet)
-        _fail_below(require, result)
-        return
-    models = models or []
-    if anchor != "auto" and not anchor.isdigit():
-        raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
-    if method is not None and method not in KINDS:
-        given = c.given_options(context_)
-        idle = [option for name, option in given.items() if name not in IN_WORDS]
-        if idle:
-            raise ValueError(f"{idle[0]} does not go with --method {method}, which runs in mergekit")
-        from onebasin.jobs.mergekit.merge_file import merge_in_words
-
-        with c.progress(quiet, verbose) as tell:
-            result = merge_in_words(
-                models, output, method, base=base, weights=c.weights(weights), match=match, dtype=matching.get("dtype"),
-                parameters=c.scalars(set_, "--set"), verdict=not no_verdict, require=require, tell=tell,
-                **{name: matching[name] for name in MEANS if name in matching}, **look,
-            )  # fmt: skip
-            c.push(output, push_to_hub, result, tell)
-        _print(result, result["models"], json, quiet)
-        _fail_below(require, result)
-        return
-    if base is not None or set_:
-        raise ValueError("--base and --set are for methods of mergekit's, such as --method ties")
-    job: Callable[..., onebasin.MergeResult] = onebasin.merge
-    chosen: dict[str, Any] = {"layers": c.numbers(layers if layers != "auto" else None, "--layers")}
-    if layers == "auto":
-        job, chosen = onebasin.merge_best_layers, {"validation": validation, "metric": metric}
     from onebasin.jobs.merge import seconds_of
+    from onebasin.jobs.mergekit.merge_file import merge_in_words
 
-    with c.progress(quiet, verbose, seconds_of(budget, quality, ())) as tell:
-        result = job(
-            models, output, method=method, budget=budget, quality=quality, weights=c.weights(weights), match=match,
-            anchor=anchor, heads_from=heads_from, soft=soft, tokenizer_source=tokenizer_source, require=require,
-            verdict=not no_verdict, report=report, **chosen, **settings, **matching, **look, tell=tell,
+    given = c.given_options(context_)
+    ends = {"verdict": not no_verdict, "require": require, "command": c.command_line(), **written}
+    means = {name: matching[name] for name in MEANS if name in matching}
+    job: Callable[..., onebasin.MergeResult]
+    if config is not None:
+        _refuse_idle(given, BESIDE_CONFIG, "--config: the file says what is merged and how")
+        job = partial(onebasin.merge_config, config, output, **means, **ends)
+        job = job if "seed" in given else partial(job, seed=None)
+    elif method is not None and method not in KINDS:
+        _refuse_idle(given, IN_WORDS, f"--method {method}, which runs in mergekit")
+        job = partial(
+            merge_in_words, models or [], output, method, base=base, weights=c.weights(weights), match=match,
+            dtype=matching["dtype"], parameters=c.scalars(set_, "--set"), **means, **ends,
         )  # fmt: skip
+    else:
+        if base is not None or set_:
+            raise ValueError("--base and --set are for methods of mergekit's, such as --method ties")
+        if anchor != "auto" and not anchor.isdigit():
+            raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
+        how = {"method": method, "budget": budget, "quality": quality, "weights": c.weights(weights), "match": match,
+               "anchor": anchor, "heads_from": heads_from, "soft": soft, "tokenizer_source": tokenizer_source,
+               "report": report, **settings, **matching, **ends}  # fmt: skip
+        if layers == "auto":
+            how |= {"validation": validation, "metric": metric}
+            job = partial(onebasin.merge_best_layers, models or [], output, **how)
+        else:
+            job = partial(onebasin.merge, models or [], output, layers=c.numbers(layers, "--layers"), **how)
+    with c.progress(quiet, verbose, seconds_of(budget, quality, ())) as tell:
+        result = job(tell=tell)
         c.push(output, push_to_hub, result, tell)
-    _print(result, models, json, quiet)
-    _fail_below(require, result)
-
-
-def _fail_below(require: float | None, result: dict[str, Any]) -> None:
+    _print(result, result.get("models") or models or [], json, quiet)
     if result.get("required") is False:
         c.console.print(f"the result agrees with a source on less than {require} of predictions, which was required")
         raise typer.Exit(1)
+
+
+def _refuse_idle(given: dict[str, str], known: Collection[str], of: str) -> None:
+    for name, option in given.items():
+        if name not in known:
+            raise ValueError(f"{option} does not go with {of}")
 
 
 def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: bool) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def pixel_values(source: Source, rows: list[Row]) -> Tensor:
 
 def _causal_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
     features, _ = _token_sequences(source)
-    yield from _padded([{**one, "labels": one["input_ids"]} for one in features], batch, source.by_length)
+    yield from padded([{**one, "labels": one["input_ids"]} for one in features], batch, source.by_length)
 
 
 def _masked_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
@@ -118,18 +118,33 @@ def _masked_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
     if mask_id is None:
         raise ValueError("masked-lm needs the id of the mask token, since the model's tokenizer names none")
     generator = torch.Generator().manual_seed(source.seed)
-    allowed = None if source.maskable is None else set(source.maskable)
-    masked = []
+    hidden = masked(features, mask_id, source.mask_share, source.maskable, generator)
+    yield from padded(hidden, batch, source.by_length)
+
+
+def masked(
+    features: list[Features], mask: int, share: float, maskable: Sequence[int] | None, generator: torch.Generator
+) -> list[Features]:
+    """Return sequences with a share of their tokens hidden, at least one, and these as labels.
+
+    Args:
+        features: the sequences; what is special by their `special_tokens_mask` stays.
+        mask: the token that stands for hidden ones.
+        share: of the tokens of each sequence that may be hidden.
+        maskable: the tokens that may be hidden (default: all).
+        generator: draws them.
+    """
+    allowed, found = None if maskable is None else set(maskable), []
     for one in features:
         ids = one["input_ids"]
-        special = one.pop("special_tokens_mask", [0] * len(ids))
+        special = one.get("special_tokens_mask", [0] * len(ids))
         free = [i for i, id_ in enumerate(ids) if not special[i] and (allowed is None or id_ in allowed)]
-        number = min(len(free), max(1, round(source.mask_share * len(free))))
+        number = min(len(free), max(1, round(share * len(free))))
         chosen = {free[i] for i in torch.randperm(len(free), generator=generator)[:number].tolist()}
-        inputs = [mask_id if i in chosen else id_ for i, id_ in enumerate(ids)]
+        inputs = [mask if i in chosen else id_ for i, id_ in enumerate(ids)]
         labels = [id_ if i in chosen else IGNORED for i, id_ in enumerate(ids)]
-        masked.append({**one, "input_ids": inputs, "labels": labels})
-    yield from _padded(masked, batch, source.by_length)
+        found.append({**one, "input_ids": inputs, "labels": labels})
+    return found
 
 
 def _token_sequences(source: Source) -> tuple[list[Features], int | None]:
@@ -209,7 +224,7 @@ def _labelled_texts(
         given = tokenizer(_text(source, row, number), pair, truncation=True, max_length=source.context)
         features.append({**given, "labels": [label]})
     _refuse_tokens(source, features)
-    yield from ({**one, "labels": one["labels"][:, 0]} for one in _padded(features, batch, source.by_length))
+    yield from ({**one, "labels": one["labels"][:, 0]} for one in padded(features, batch, source.by_length))
 
 
 def _token_classification(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
@@ -227,7 +242,7 @@ def _token_classification(source: Source, batch: int) -> Iterator[dict[str, Tens
         labels = [tags[word] if first[i] else IGNORED for i, word in enumerate(words)]
         features.append({**given, "labels": labels})
     _refuse_tokens(source, features)
-    yield from _padded(features, batch, source.by_length)
+    yield from padded(features, batch, source.by_length)
 
 
 # --- speech ------------------------------------------------------------------------------------------------
@@ -242,13 +257,13 @@ def _speech_recognition(source: Source, batch: int) -> Iterator[dict[str, Tensor
     for number, row in enumerate(rows, 1):
         ids = tokenizer(_text(source, row, number))["input_ids"][: longest + 1]
         sequences.append({"input_ids": ids[:-1], "labels": [IGNORED] * (given - 1) + ids[given:]})
-    for start, padded in zip(range(0, len(rows), batch), _padded(sequences, batch), strict=True):
+    for start, texts in zip(range(0, len(rows), batch), padded(sequences, batch), strict=True):
         files = [Path(source.data).parent / row["audio"] for row in rows[start : start + batch]]
         yield {
             "input_features": speech.features(source.model, files),
-            "decoder_input_ids": padded["input_ids"],
-            "labels": padded["labels"],
-            **({"decoder_attention_mask": padded["attention_mask"]} if "attention_mask" in padded else {}),
+            "decoder_input_ids": texts["input_ids"],
+            "labels": texts["labels"],
+            **({"decoder_attention_mask": texts["attention_mask"]} if "attention_mask" in texts else {}),
         }
 
 
@@ -265,8 +280,8 @@ def _refuse_tokens(source: Source, features: list[Features]) -> None:
         raise ValueError(f"the data have token id {largest}, but the model's vocabulary has {known}")
 
 
-def _padded(features: list[Features], batch: int, by_length: bool = False) -> Iterator[dict[str, Tensor]]:
-    """Sequences of one batch filled up at the right; without an attention mask where all have one length."""
+def padded(features: list[Features], batch: int, by_length: bool = False) -> Iterator[dict[str, Tensor]]:
+    """Yield batches of sequences, filled up at the right; without an attention mask where all have one length."""
     fill = {"labels": IGNORED}
     if by_length:
         features = sorted(features, key=lambda one: len(one["input_ids"]))

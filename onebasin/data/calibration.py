@@ -29,6 +29,7 @@ from .tasks import Task, load_task
 from .teaching import HELD_OUT, split_held_out
 
 Batch = dict[str, Tensor]
+Split = tuple[Sequence[Mapping[str, Tensor]], Sequence[Mapping[str, Tensor]]]  # batches to fit on, and to choose by
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
 NOISY_COPIES = 8  # of every example
 JUDGED, FEW = 128, 16  # examples to judge a model on, and a large one
@@ -141,7 +142,7 @@ class Data:
         return recut(found, SEVERAL)[-(-self.given.samples // SEVERAL) :] or found[-1:]
 
     @cached_property
-    def split(self) -> tuple[list[Batch], list[Batch] | None]:
+    def split(self) -> Split:
         """The batches to fit on, and those to choose by, as `noised` gives them."""
         return noised(self.batches, self.given)
 
@@ -196,12 +197,20 @@ def spread_evenly(groups: Sequence[Sequence[Batch]]) -> list[Batch]:
     return [batch for _, _, batch in sorted(placed, key=lambda one: one[:2])]
 
 
-def noised(batches: list[Batch], given: Calibration) -> tuple[list[Batch], list[Batch] | None]:
-    """Calibration data, and those of them to choose by: with copies where noise is asked for, all copies of an example
-    on one side; else None, which leaves it to each method."""
+def noised(batches: Sequence[Mapping[str, Tensor]], given: Calibration, share: float | None = None) -> Split:
+    """Return calibration data to fit on, and those to choose by, all copies of an example on one side.
+
+    Args:
+        batches: all of them.
+        given: whether they get noisy copies.
+        share: of the batches to choose by; None holds out some where there are copies, which make up for what the fit
+            goes without, and else none, which leaves it to each method.
+    """
+    if share is None and not given.noise:
+        return batches, []
+    fit, held = split_held_out(batches, None, share or 2 * HELD_OUT)
     if not given.noise:
-        return batches, None
-    fit, held = split_held_out(batches, None, 2 * HELD_OUT)  # copies make up for what the fit goes without
+        return fit, held
     return [*noisy(fit, given.noise, given.seed)], [*noisy(held, given.noise, given.seed + 1)]
 
 

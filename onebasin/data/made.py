@@ -28,7 +28,7 @@ from onebasin.models import Model
 from onebasin.running import loaded_model
 from onebasin.running.probes import POSITIONS, probe
 
-from .batches import IGNORED, TOKENIZER_FILES
+from .batches import IGNORED, TOKENIZER_FILES, masked, padded
 from .models import quiet
 from .text import stdlib_text
 
@@ -80,8 +80,11 @@ def made(models: Sequence[Model], count: int, *, length: int | None = None, seed
         mask = mask_id if mask_id is not None else own
         mask = hidden_token(stock, generator) if mask is None else mask
         whole = gibbs(stock, count, length or _longest(stock, LENGTH), mask, before, after, generator)
-        return [masked(ids, mask, mask_share, maskable, len(before), len(after), generator)
-                for ids in torch.split(whole, batch)]  # fmt: skip
+        special = [1] * len(before) + [0] * (whole.shape[1] - len(before) - len(after)) + [1] * len(after)
+        features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
+        met = None if maskable is None or not set(maskable) & set(whole.flatten().tolist()) else maskable
+        hidden = padded(masked(features, mask, mask_share, met, generator), batch)
+        return [one for one in hidden if bool((one["labels"] != IGNORED).any())]
     found = []
     for number, start in enumerate(range(0, count, batch)):
         some = min(batch, count - start)
@@ -278,26 +281,6 @@ def gibbs(
             drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
             ids[rows[:, None], free] = torch.where(chosen[rows], drawn.view(len(rows), -1), ids[rows][:, free])
     return ids
-
-
-def masked(
-    ids: Tensor,
-    mask: int,
-    share: float,
-    maskable: Sequence[int] | None,
-    before: int,
-    after: int,
-    generator: torch.Generator,
-) -> Batch:
-    """Return sequences with a share of their tokens hidden, and these as labels. before, after: tokens that stay."""
-    hidden = torch.rand(ids.shape, generator=generator) < share
-    hidden[:, :before] = False
-    hidden[:, ids.shape[1] - after :] = False
-    if maskable is not None:
-        hidden &= torch.isin(ids, torch.tensor(list(maskable)))
-    if not hidden.any():
-        hidden[:, before] = True
-    return {"input_ids": torch.where(hidden, mask, ids), "labels": torch.where(hidden, ids, IGNORED)}
 
 
 @torch.no_grad()

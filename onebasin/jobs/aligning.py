@@ -102,10 +102,8 @@ def align_all(
         if learned is not None:
             alignments[i] = learned.alignments[place]
         differing = shared[i].differing if level != "none" else []
-        before, after = before_and_after(
-            models[i], models[centre], alignments[i] if level != "none" else None,
-            dtype=opt.dtype, workers=opt.workers, weigh=opt.weigh,
-        )  # fmt: skip
+        moving = alignments[i] if level != "none" else None
+        before, after = before_and_after(models[i], models[centre], moving, opt, opt.weigh)
         if learned is None and i in matched:
             refuse_faint(models[i], before, opt)
             with told_beyond(models, opt):

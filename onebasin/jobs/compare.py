@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from onebasin.engine import refuse_device
+from onebasin.engine import Means
 from onebasin.models import Canonical, Distances, distances
 from onebasin.running import Verification, compare
 from onebasin.running.same_tensors import compare_tensors
-from onebasin.settings import Seed, checked, refuses_unknown
+from onebasin.settings import Seeded, refuses_unknown, taken
 from onebasin.symmetry import Alignment
 
 from .folders import opened
@@ -21,7 +20,7 @@ from .options import ModelSource
 from .writing import refuse_wrong_table
 
 
-@refuses_unknown(more=lambda: [*signature(compare).parameters, *signature(compare_tensors).parameters])
+@refuses_unknown(Means, Seeded)
 def verify(
     a: ModelSource,
     b: ModelSource,
@@ -29,15 +28,24 @@ def verify(
     tensors: bool = False,
     alignment: str | Path | None = None,
     family: str | None = None,
+    tolerance: float | None = None,
     **how: Any,
 ) -> Verification:
-    """Do two models compute the same function? Random valid inputs; see `onebasin.checkpoint.compare`.
+    """Tell whether two models compute the same function: on random inputs, or by their weights.
 
-    tensors: compare the weights instead, tensor by tensor, see `onebasin.running.same_tensors`; the models are not run
-    and need not fit in memory. alignment: the file that `match` saved, by whose maps `b` was made of `a`.
+    Args:
+        a: a model.
+        b: another.
+        tensors: compare the weights, tensor by tensor; the models are not run and need not fit in memory.
+        alignment: the file that `match` saved, by whose maps `b` was made of `a`.
+        family: the table of both, for a model type that has none.
+        tolerance: of the relative difference (default: what rounding explains).
+        how: the fields of `Means`, and the `seed` of the inputs.
+
+    Raises:
+        ValueError: for models that cannot be compared.
     """
-    refuse_device(how.get("device", "cpu"))
-    checked(Seed, "seed", how.get("seed", 0))
+    seed, means = taken(Seeded, how).seed, taken(Means, how)
     if alignment is not None and not tensors:
         raise ValueError("--alignment says what became of the tensors: use it with --tensors")
     with opened([a, b], family) as (first, second):
@@ -46,8 +54,10 @@ def verify(
             if maps is not None:
                 for form in (first, Canonical(first, torch.float64)):  # that maps keep the function, the table says
                     refuse_wrong_table(form)
-            return compare_tensors(first, second, maps, **how)
-        return compare(first.folder, second.folder, **how)
+            return compare_tensors(first, second, maps, means, tolerance)
+        return compare(
+            first.folder, second.folder, dtype=means.dtype, seed=seed, device=means.device, tolerance=tolerance
+        )
 
 
 @refuses_unknown()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from onebasin.data.calibration import Data, noisy, recut
+from onebasin.data.calibration import Data, noised, recut
 from onebasin.data.made import LENGTH
 from onebasin.data.teaching import (
     Forward,
@@ -34,7 +34,6 @@ from onebasin.data.teaching import (
     example_losses,
     forward_of,
     predictions,
-    split_held_out,
 )
 from onebasin.engine import Tell, available_memory
 from onebasin.fusion.average import Average
@@ -150,12 +149,9 @@ class Search:
         return round(min(wanted, max((self.budget or USUAL) / 2 / seconds, FEWEST))) if seconds else round(wanted)
 
     @cached_property
-    def split(self) -> tuple[list[Batch], list[Batch]]:
+    def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
         """The batches to fit on, and those to choose by."""
-        fit, held = split_held_out(self.data.batches, None, CHOOSING)
-        if self.opt.noise:
-            fit, held = [*noisy(fit, self.opt.noise, self.opt.seed)], [*noisy(held, self.opt.noise, self.opt.seed + 1)]
-        return fit, held
+        return noised(self.data.batches, self.opt, CHOOSING)
 
     @property
     def imagines(self) -> bool:

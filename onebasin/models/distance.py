@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.engine import in_order
+from onebasin.engine import Means, in_order
 from onebasin.symmetry import Alignment, Signature
 
 from .model import Model
@@ -39,10 +39,7 @@ def distances(
     a: Model,
     b: Model,
     align: Alignment | None = None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    workers: int | None = 1,
+    means: Means | None = None,
 ) -> Distances:
     """Return the distance between `a`, rewritten by `align`, and `b`, over their shared tensors.
 
@@ -52,14 +49,12 @@ def distances(
         a: A model.
         b: The model it is compared with.
         align: Rewrites `a` (default: as it is).
-        dtype: In which tensors are read.
-        device: Where the arithmetic runs.
-        workers: How many tensors are compared at a time.
+        means: The type and device of the arithmetic, and how many tensors are compared at a time (default: one).
 
     Raises:
         ModelError: The models cannot be paired (`shared_roles`), or hold NaN or infinity.
     """
-    return before_and_after(a, b, align, dtype=dtype, device=device, workers=workers)[1]
+    return before_and_after(a, b, align, means)[1]
 
 
 @torch.no_grad()
@@ -67,10 +62,7 @@ def before_and_after(
     a: Model,
     b: Model,
     align: Alignment | None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    workers: int | None = 1,
+    means: Means | None = None,
     weigh: Callable[[str, Tensor, Tensor], float] | None = None,
 ) -> tuple[Distances, Distances]:
     """Return the distances of `a` as it is and as `align` rewrites it, from one read.
@@ -79,22 +71,20 @@ def before_and_after(
         a: A model.
         b: The model it is compared with.
         align: Rewrites `a`.
-        dtype: In which tensors are read.
-        device: Where the arithmetic runs.
-        workers: How many tensors are compared at a time.
+        means: As in `distances`.
         weigh: Role, its tensors of b and of a -> the weight of its squared distance (default: 1).
     """
-    signature = a.signature
+    means, signature = means or Means(workers=1), a.signature
     roles = shared_roles(a, b).roles
 
     def squares(role: str) -> tuple[float, float, float, float]:
-        x, y = read_pair(a, b, role, dtype, device)
+        x, y = read_pair(a, b, role, means.dtype, means.device)
         moved = x if align is None else align.apply(signature, role, x)
         before = squared_distance(x, y)
         after, weight = before if moved is x else squared_distance(moved, y), weigh(role, y, x) if weigh else 1.0
         return before, after, squared_distance(y), weight
 
-    found = dict(zip(roles, in_order(squares, roles, workers), strict=True))
+    found = dict(zip(roles, in_order(squares, roles, means.workers), strict=True))
     before, after = (
         _summed(signature, {role: (one[which], *one[2:]) for role, one in found.items()}) for which in (0, 1)
     )

@@ -7,7 +7,7 @@ from math import inf
 
 import torch
 
-from onebasin.engine import in_order
+from onebasin.engine import Means, in_order
 from onebasin.models.folder import Folder, ModelError
 from onebasin.running.verification import Verification
 from onebasin.symmetry import Alignment
@@ -20,11 +20,8 @@ def compare_tensors(
     a: Folder,
     b: Folder,
     alignment: Alignment | None = None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    means: Means | None = None,
     tolerance: float | None = None,
-    workers: int | None = None,
 ) -> Verification:
     """Compare the tensors of `b` with those of `a`, rewritten by `alignment`.
 
@@ -32,11 +29,9 @@ def compare_tensors(
         a: The original.
         b: Its copy.
         alignment: Maps that leave the function as it is (default: none), so that with the tensors the functions agree.
-        dtype: Of the comparison.
-        device: Where it runs.
+        means: The type and device of the comparison, and how many tensors are compared at a time.
         tolerance: Of max |a - b| / max |a| in every tensor; by default half a unit in the last place of the coarser of
             the stored types, if they differ, and what the maps' rounding explains.
-        workers: How many tensors are compared at a time.
 
     Raises:
         ModelError: The families differ.
@@ -44,7 +39,7 @@ def compare_tensors(
     """
     if a.signature.family != b.signature.family:
         raise ModelError(f"'{a.name}' is of family {a.signature.family}, '{b.name}' of {b.signature.family}")
-    mine, theirs = a.signature, b.signature
+    means, mine, theirs = means or Means(), a.signature, b.signature
     mapped = alignment is not None and departure(mine, alignment.elements) <= MAPPED
     if alignment is not None and not mapped:
         raise ValueError("the maps of the alignment do not leave the function as it is")
@@ -55,7 +50,7 @@ def compare_tensors(
     def differ(role: str) -> tuple[float, float]:
         if role not in mine.tensors or role not in theirs.tensors:
             return inf, inf
-        x, y = a.read(role, dtype, device), b.read(role, dtype, device)
+        x, y = (model.read(role, means.dtype, means.device) for model in (a, b))
         x = alignment.apply(mine, role, x) if alignment is not None else x
         if x.shape != y.shape:
             return inf, inf
@@ -64,6 +59,6 @@ def compare_tensors(
 
     roles = list(dict.fromkeys([*mine.tensors, *theirs.tensors]))
     with torch.no_grad():
-        found = list(in_order(differ, roles, workers))
+        found = list(in_order(differ, roles, means.workers))
     largest, relative = (max((pair[which] for pair in found), default=0.0) for which in (0, 1))
     return Verification(relative <= allowed, largest, relative, allowed, tuple(roles))

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from difflib import get_close_matches
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from onebasin.fusion import method_of
 from onebasin.jobs.options import Options
-from onebasin.settings import Count, Points, Seed, read_yaml
+from onebasin.settings import Count, Points, Seed, read_yaml, refuse_unknown, sentence_of
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
-MATCHING = frozenset(Options.names())
 
 
 class Corpus(BaseModel):
@@ -71,7 +69,7 @@ class Config(BaseModel):
         for name, told in given.items():
             found[name] = {"method": name, **told}
             method = method_of(str(found[name]["method"]))
-            _refuse_unknown(f"of the method '{name}'", told, {"method", "weights", *method.names()})
+            refuse_unknown(told, ["method", "weights", *method.names()], of=f"of the method '{name}'")
             method.of({key: value for key, value in told.items() if key in method.names()})
         return found
 
@@ -79,7 +77,7 @@ class Config(BaseModel):
     @classmethod
     def _known(cls, given: dict[str, Matching]) -> dict[str, Matching]:
         for name, told in given.items():
-            _refuse_unknown(f"of the matching '{name}'", told or {}, MATCHING)
+            refuse_unknown(told or {}, Options.names(), of=f"of the matching '{name}'")
         return given
 
     def only(self, methods: Collection[str] | None, metric: str | None) -> Config:
@@ -112,27 +110,7 @@ def read_config(file: str | Path, **defaults: Any) -> Config:
     try:
         config = Config(**{**defaults, **found})
     except ValidationError as error:
-        raise ValueError(f"'{file}': {_sentence(error)}") from None
+        raise ValueError(f"'{file}': {sentence_of(error, Config)}") from None
     if len(config.corpora) not in (1, len(config.models)):
         raise ValueError(f"'{file}': {len(config.models)} models need one corpus, or one each")
     return config
-
-
-def _refuse_unknown(of: str, told: Mapping[str, Any], known: Collection[str]) -> None:
-    for key in told:
-        if key not in known:
-            raise ValueError(f"unknown setting '{key}' {of}; did you mean '{_nearest(key, known)}'?")
-
-
-def _nearest(word: object, known: Collection[str]) -> str:
-    return get_close_matches(str(word), sorted(known), n=1, cutoff=0)[0]
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        known = Corpus.model_fields if len(first["loc"]) > 1 else Config.model_fields
-        return f"unknown key '{where}'; did you mean '{_nearest(first['loc'][-1], known)}'?"
-    said = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {said[0].lower()}{said[1:]}"

@@ -10,8 +10,11 @@ import torch
 from damage import edit_weights
 from safetensors.torch import load_file
 
+from onebasin.engine import Means
 from onebasin.models import Folder, distances
 from onebasin.symmetry import Alignment, acting_groups
+
+EXACT = Means(precision="float64")
 
 
 def test_against_a_sum_by_hand(make) -> None:
@@ -84,7 +87,7 @@ def test_an_alignment_moves_the_first_model(make) -> None:
         float((tensors[role] - b_role).square().sum())
         for role, b_role in ((r, a.read(r, torch.float64)) for r in tensors)
     )
-    assert distances(a, a, g, dtype=torch.float64).distance == pytest.approx(math.sqrt(squares), rel=1e-12)
-    assert distances(a, Folder(moved), g, dtype=torch.float64).distance == 0
+    assert distances(a, a, g, EXACT).distance == pytest.approx(math.sqrt(squares), rel=1e-12)
+    assert distances(a, Folder(moved), g, EXACT).distance == 0
     assert distances(a, Folder(moved)).distance > 1
     b.close()

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from onebasin.models.published import without_paths
 from onebasin.running import load_model
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
-from onebasin.settings import refuses_unknown
+from onebasin.settings import refuse_unknown, refuses_unknown
 
 from ..aligning import AlignedPair, align_all
 from ..apply import alignments_of
@@ -87,7 +86,7 @@ def merge_config(
         recipe, text = read_recipe(last)
         if before:
             text = Path(config).read_text("utf-8")
-        refuse_unknown(recipe)
+        refuse_unknown_words(recipe)
         look = Written(**options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {})
         seed = recipe.seed if seed is None else seed
         common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
@@ -244,7 +243,7 @@ NEED_WEIGHTS = ("linear", "ties", "dare_ties", "dare_linear", "della", "della_li
                 "breadcrumbs_ties", "task_arithmetic", "sce")  # fmt: skip
 
 
-def refuse_unknown(recipe: Recipe) -> None:
+def refuse_unknown_words(recipe: Recipe) -> None:
     """Raise ValueError, naming the nearest known one, for a method or parameter that nobody knows."""
     method = recipe.merge_method
     if method == "linear":
@@ -256,10 +255,7 @@ def refuse_unknown(recipe: Recipe) -> None:
     else:
         known = parameters_of(method, ("linear", *METHODS))
     for name, place in parameter_names(recipe).items():
-        if name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known) or 'none'}"
-            raise ValueError(f"unknown parameter '{name}' of {method} in {place}; {hint}")
+        refuse_unknown([name], known, "parameter", f"of {method} in {place}")
 
 
 def resolved(references: Sequence[Reference], scratch: Path, family: str | None) -> list[Path]:

@@ -18,6 +18,7 @@ from onebasin.models import Folder, ModelError
 from onebasin.models.companions import copy_companions
 from onebasin.models.folder import one_line
 from onebasin.models.writer import appearing, bytes_of
+from onebasin.settings import refuse_unknown
 
 from ..options import Written
 from .schema import Recipe
@@ -36,11 +37,7 @@ def parameters_of(method: str, own: Sequence[str]) -> list[str]:
         raise ValueError(f"merge_method '{method}'{hint} runs in mergekit, which is not installed: "
                          "pip install 'onebasin[mergekit]'") from None  # fmt: skip
     specs = {found.spec.name: found.spec for found in registered_methods()}
-    if method not in specs:
-        names = [*specs, *own]
-        near = get_close_matches(method, names, 1, 0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(sorted(set(names)))}"
-        raise ValueError(f"unknown merge_method '{method}'; {hint}")
+    refuse_unknown(() if method in specs else (method,), sorted({*specs, *own}), "merge_method")
     spec = specs[method]
     return [parameter.name for parameter in (*spec.shared_parameters, *spec.input_parameters)]
 

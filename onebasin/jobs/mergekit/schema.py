@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from onebasin.settings import Context, Count, Few, Indices, Seed, read_yaml
+from onebasin.data.calibration import Calibration
+from onebasin.matching.learned import Learning
+from onebasin.matching.weights import Weights
+from onebasin.settings import Count, Seed, read_yaml, refuse_unknown, sentence_of
+
+from ..options import Matching, Options
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Scalar = bool | int | Number | str
@@ -113,28 +117,25 @@ class Tokenizer(Strict):
 class Align(Strict):
     """Match the models before they are merged. anchor: `base`, `auto`, or one of the models as it is written above.
 
-    All other keys are the options of `onebasin merge` of the same names. seed: that of the whole merge.
+    All other keys are the settings of matching and of its data, by their own names. seed: that of the whole merge.
     """
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
     symmetry: str = Field("full", validation_alias=AliasChoices("symmetry", "match", "level"))
     anchor: str = "base"
-    rescale: str = "joint"
-    parts: list[str] | None = None
-    layers: Indices | None = None
-    match_with: str = "weights"
-    start: str = "weights"
-    steps: Count = 200
-    data: str | list[str] | None = None
-    task: str | None = None
-    samples: Count = 256
-    context: Context | None = None
-    vocabulary: str | None = None
-    starts: Few = 1
     seed: Seed | None = None
+
+    @model_validator(mode="after")
+    def _settings(self) -> Align:
+        known = {name: None for kind in (Matching, Weights, Learning, Calibration) for name in kind.names()}
+        refuse_unknown(self.model_extra or {}, ["anchor", "match", "level", *known], "key", "in align")
+        Options.of(self.options())
+        return self
 
     def options(self) -> dict[str, Any]:
         """Return the fields of `Options` that stand here; the seed is the recipe's."""
-        return self.model_dump(exclude={"anchor", "seed"})
+        return {"symmetry": self.symmetry, **(self.model_extra or {})}
 
 
 class Recipe(Strict):
@@ -251,50 +252,7 @@ def read_recipe(path: str | Path) -> tuple[Recipe, str]:
     try:
         return Recipe.model_validate(content), text
     except ValidationError as error:
-        raise ValueError(f"'{path}': {_sentence(error)}") from None
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first mistake in words; an unknown key goes before all others."""
-    mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")
-    first = mistakes[0]
-    where = [str(piece) for piece in first["loc"]]
-    if first["type"] == "extra_forbidden":
-        known = sorted(_known(where[:-1]))
-        near = get_close_matches(where[-1], known, 1, 0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-        inside = f" in {_path(where[:-1])}" if len(where) > 1 else ""
-        return f"unknown key '{where[-1]}'{inside}; {hint}"
-    what = first["msg"].removeprefix("Value error, ")
-    return f"{_path(where)}: {what}" if where else what
-
-
-def _path(where: list[str]) -> str:
-    """`models[0].parameters`; what pydantic adds to tell the members of a union apart is left out."""
-    pieces = [piece for piece in where if (piece.isidentifier() and piece not in _TYPES) or piece.isdigit()]
-    return "".join(f"[{piece}]" if piece.isdigit() else f".{piece}" for piece in pieces).lstrip(".")
-
-
-_TYPES = {"bool", "int", "float", "str", "Conditional", "Reference", "Place"}
-
-
-def _known(where: list[str]) -> set[str]:
-    """The keys of the block at a place of the file."""
-    blocks: list[type[Strict]] = [Recipe]
-    for piece in where:
-        inside = [found for block in blocks if piece in block.model_fields for found in
-                  _blocks(block.model_fields[piece].annotation)]  # fmt: skip
-        blocks = inside or blocks
-        blocks = [block for block in blocks if block.__name__ == piece] or blocks
-    return {key for block in blocks for key in block.model_fields}
-
-
-def _blocks(annotation: Any) -> Iterator[type[Strict]]:
-    """The blocks inside a type such as `list[Source] | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, Strict):
-        yield annotation
-    for inside in get_args(annotation):
-        yield from _blocks(inside)
+        raise ValueError(f"'{path}': {sentence_of(error, Recipe)}") from None
 
 
 def parameter_names(recipe: Recipe) -> Mapping[str, str]:
