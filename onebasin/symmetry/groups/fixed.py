@@ -23,8 +23,5 @@ class Fixed(Group):
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
         return Monomial(torch.arange(size).expand(*batch, size))
 
-    def dimension(self, size: int) -> int:
-        return 0
-
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element)

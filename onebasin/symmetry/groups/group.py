@@ -62,9 +62,9 @@ class Group(ABC):
         """Yield a basis of the Lie algebra of an element for every batch entry: (*batch, size, size), float64."""
         yield from ()
 
-    @abstractmethod
     def dimension(self, size: int) -> int:
         """Return the number of continuous parameters of one element on `size` dimensions."""
+        return 0
 
     def project(self, element: Element) -> Element:
         """Return the element of the group nearest to a product of many single-precision elements, in float64."""

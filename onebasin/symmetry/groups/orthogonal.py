@@ -44,7 +44,26 @@ def turns(basis: Tensor, batch: tuple[int, ...]) -> Iterator[Tensor]:
         yield basis @ (unit - unit.mT) @ basis.mT
 
 
-class Orthogonal(Group):
+class Turning(Group):
+    """A group of rotations of the vectors that a basis spans, (n, m)."""
+
+    def basis(self, size: int) -> Tensor:
+        """Return an orthonormal basis of the vectors that turn: of all."""
+        return torch.eye(size, dtype=torch.float64)
+
+    def dimension(self, size: int) -> int:
+        turning = self.basis(size).shape[1]
+        return turning * (turning - 1) // 2
+
+    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
+        return turns(self.basis(size), batch)
+
+    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
+        turning = self.basis(size).shape[1]
+        return {"turn": like.new_zeros(*batch, turning, turning)}
+
+
+class Orthogonal(Turning):
     """O(n). nearest(M) = polar factor of M."""
 
     name = "orthogonal"
@@ -56,12 +75,6 @@ class Orthogonal(Group):
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
         return Linear(random_orthogonal(size, batch, generator))
 
-    def dimension(self, size: int) -> int:
-        return size * (size - 1) // 2
-
-    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
-        return turns(torch.eye(size, dtype=torch.float64), batch)
-
     def project(self, element: Element) -> Element:
         return element if isinstance(element, Monomial) else Linear(sharpened(element.matrix.double()))
 
@@ -71,14 +84,11 @@ class Orthogonal(Group):
         x, g, _, worst = probes(element, generator)
         return max(worst, relative(g.mT @ (g @ x), x))
 
-    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        return {"turn": like.new_zeros(*batch, size, size)}
-
     def element(self, latent: Latent, settle: bool = False) -> Linear:
         return Linear(turned(latent["turn"]))
 
 
-class OrthogonalFixingOnes(Group):
+class OrthogonalFixingOnes(Turning):
     """Orthogonal maps with O 1 = 1, which commute with a LayerNorm without weight.
 
     With C an orthonormal basis of the complement of 1, O = C Q C^T + 1 1^T / n and
@@ -96,11 +106,8 @@ class OrthogonalFixingOnes(Group):
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
         return Linear(_embed(random_orthogonal(size - 1, batch, generator), complement_of_ones(size)))
 
-    def dimension(self, size: int) -> int:
-        return (size - 1) * (size - 2) // 2
-
-    def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
-        return turns(complement_of_ones(size), batch)
+    def basis(self, size: int) -> Tensor:
+        return complement_of_ones(size)
 
     def departure(self, element: Element, generator: torch.Generator) -> float:
         if isinstance(element, Monomial):
@@ -108,9 +115,6 @@ class OrthogonalFixingOnes(Group):
         x, g, _, worst = probes(element, generator)
         ones = torch.ones(*g.shape[:-1], 1, dtype=g.dtype)
         return max(worst, relative(g.mT @ (g @ x), x), relative(g @ ones, ones))
-
-    def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        return {"turn": like.new_zeros(*batch, size - 1, size - 1)}
 
     def element(self, latent: Latent, settle: bool = False) -> Linear:
         turn = turned(latent["turn"])

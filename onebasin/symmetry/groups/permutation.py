@@ -50,9 +50,6 @@ def ordered(group: Group, latent: Latent, settle: bool) -> Element | Coupling:
 class Ordered(Group):
     """A group whose elements rearrange dimensions, which is learned through scores."""
 
-    def dimension(self, size: int) -> int:
-        return 0
-
     def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
         return order_latent(size, batch, like, order)
 

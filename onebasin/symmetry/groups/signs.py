@@ -48,9 +48,6 @@ class PairSigns(Group):
         signs = torch.randint(0, 2, (*batch, size // 2), generator=generator) * 2.0 - 1
         return self._spread(signs.double())
 
-    def dimension(self, size: int) -> int:
-        return 0
-
     def departure(self, element: Element, generator: torch.Generator) -> float:
         n = element.index.shape[-1] if isinstance(element, Monomial) else 0
         return monomial_departure(element, signs=pairs(n, self.interleaved))
@@ -75,9 +72,6 @@ class Signs(Group):
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
         return diagonal((torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1).double())
-
-    def dimension(self, size: int) -> int:
-        return 0
 
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element, signs=True)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from .base import Moments
 from .elements import Element, Linear, Monomial
-from .group import Group, Latent, monomial_departure, probes, relative, units
-from .orthogonal import Orthogonal, random_orthogonal, turned, turns
+from .group import Latent, monomial_departure, probes, relative, units
+from .orthogonal import Orthogonal, Turning, random_orthogonal, turned
 from .procrustes import polar, sharpened
 from .scaling import best_scale, random_scale, similarity
 
 
-class ScaledOrthogonal(Group):
+class ScaledOrthogonal(Turning):
     """a R with a > 0 and R orthogonal: rotation and rescaling of a head.
 
     joint=False: R = polar(primal + dual), then a by the quartic (rotation paper, Eq. 12, after the rotation).
@@ -42,12 +42,11 @@ class ScaledOrthogonal(Group):
         return similarity(random_orthogonal(size, batch, generator), random_scale(batch, generator))
 
     def dimension(self, size: int) -> int:
-        return size * (size - 1) // 2 + 1
+        return super().dimension(size) + 1
 
     def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
-        eye = torch.eye(size, dtype=torch.float64)
-        yield from turns(eye, batch)
-        yield from (unit[..., None, None] * eye for unit in units(batch))
+        yield from super().algebra(size, batch)
+        yield from (unit[..., None, None] * self.basis(size) for unit in units(batch))
 
     def project(self, element: Element) -> Element:
         if isinstance(element, Monomial):
@@ -70,7 +69,7 @@ class ScaledOrthogonal(Group):
         return Orthogonal()
 
     def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        return {"turn": like.new_zeros(*batch, size, size), "stretch": like.new_zeros(batch)}
+        return {**super().parametrize(size, batch, like), "stretch": like.new_zeros(batch)}
 
     def element(self, latent: Latent, settle: bool = False) -> Linear:
         turn, scale = turned(latent["turn"]), latent["stretch"].exp()[..., None, None]
