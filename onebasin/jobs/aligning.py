@@ -158,20 +158,29 @@ def starts(
 
 @contextmanager
 def told_beyond(models: Sequence[Model], opt: Options) -> Iterator[None]:
-    """Where matching fails, say which tensor is too large for its squares, which moments are made of."""
+    """Where matching fails, say which tensor is too large or too small for its squares, which moments are made of.
+
+    A map that makes a faint tensor as large as its anchor's is large itself, with a square beyond the dtype.
+    """
     try:
         yield
     except (RuntimeError, ValueError):  # torch's errors of linear algebra are the former
-        most = torch.finfo(opt.dtype).max ** 0.5
-        for model in models:
-            for role in (role for role, entry in model.signature.tensors.items() if entry.alias is None):
-                norm = float(torch.linalg.vector_norm(model.read(role, opt.dtype, opt.device), dtype=torch.float64))
-                if norm > 1e-3 * most:  # there are sums of squares, and products of two tensors
-                    name, other = model.signature.tensors[role].name, "; use --precision float64"
-                    raise ModelError(
-                        f"the tensor '{name}' of '{model.name}' has a norm of {norm:.3g}, too large to be squared in "
-                        f"{str(opt.dtype).removeprefix('torch.')}{other if opt.dtype == torch.float32 else ''}"
-                    ) from None
+        most, least = torch.finfo(opt.dtype).max ** 0.5, least_of(opt.dtype) ** 0.5
+        norms = {
+            (model, role): float(torch.linalg.vector_norm(model.read(role, opt.dtype, opt.device), dtype=torch.float64))
+            for model in models
+            for role, entry in model.signature.tensors.items()
+            if entry.alias is None
+        }
+        large = [key for key, norm in norms.items() if norm > 1e-3 * most]  # there are sums of squares, and products
+        small = [key for key, norm in norms.items() if 0 < norm < least]
+        for model, role in (large + small)[:1]:
+            size = f"a norm of {norms[model, role]:.3g}, too {'large' if large else 'small'} to be squared"
+            other = "; use --precision float64" if opt.dtype == torch.float32 else ""
+            raise ModelError(
+                f"the tensor '{model.signature.tensors[role].name}' of '{model.name}' has {size} in "
+                f"{str(opt.dtype).removeprefix('torch.')}{other}"
+            ) from None
         raise
 
 
@@ -181,21 +190,22 @@ def refuse_faint(source: Model, before: Distances, opt: Options) -> None:
     Below its smallest normal number a dtype holds fewer digits the smaller a number is.
     """
     size = (before.weighted + before.weighted_norm) ** 0.5
-
-    def least(dtype: torch.dtype) -> float:
-        return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
-
     stored = source.origin.stored_dtype
-    if 0 < size < least(stored):
+    if 0 < size < least_of(stored):
         raise ModelError(
             f"the weights of '{source.name}' and its anchor, of norm {size:.3g}, are too small to be rewritten in "
             f"{str(stored).removeprefix('torch.')}, which holds few digits of them; multiply both models first"
         )
-    if 0 < size < least(opt.dtype) ** 0.5:
+    if 0 < size < least_of(opt.dtype) ** 0.5:
         raise ModelError(
             f"the weights of '{source.name}' and its anchor, of norm {size:.3g}, are too small to be squared in "
             f"{str(opt.dtype).removeprefix('torch.')}; use --precision float64"
         )
+
+
+def least_of(dtype: torch.dtype) -> float:
+    """The least number of which a part as small as its rounding is a normal number, too."""
+    return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
 def refuse_drift(source: Model, matched: Matched, before: Distances, after: Distances, opt: Options) -> None:

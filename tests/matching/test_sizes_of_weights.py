@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from pairs import folder
@@ -55,6 +57,20 @@ def test_the_remedy_of_the_message_works(pair, tmp_path, scale):
                            precision="float64")  # fmt: skip
     for distance in ("distance_before", "distance_after"):
         assert found[distance] / scale == pytest.approx(usual[distance], rel=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertForSequenceClassification"])
+def test_a_faint_model_beside_one_of_usual_size_is_matched_or_named(tmp_path, kind, level):
+    """The scale that makes its heads as large as the anchor's is 1e20, whose square is beyond float32."""
+    faint, anchor = scaled(tmp_path / "faint", kind, 1, 1e-20), folder(tmp_path / "anchor", kind, 0)
+    try:
+        onebasin.match(faint, anchor, tmp_path / "out", symmetry=level, verify="tensors")
+    except ModelError as error:
+        assert re.search(r"the tensor '\S+' of '\S+faint' has a norm of \S+, too small to be squared", str(error))
+        assert not (tmp_path / "out").exists()
+        onebasin.match(faint, anchor, tmp_path / "out", symmetry=level, verify="tensors", precision="float64")
+    assert (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("level", LEVELS)
