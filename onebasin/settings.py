@@ -26,7 +26,9 @@ Share = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1)]  # of a whole
 Factor = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Rate = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10)]  # of learning
 Strength = Annotated[float, Field(allow_inf_nan=False, ge=0, le=10**6)]  # of noise, of entropy, of a tensor in a sum
+Interval = Annotated[list[Factor], Field(min_length=2, max_length=2)]  # its two ends
 Temperature = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**6)]
+Concentration = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**6)]  # of a Dirichlet distribution, per model
 Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**7)]
 Weight = Annotated[float, Field(allow_inf_nan=False, ge=-(10**6), le=10**6)]  # of a model in a sum
 

@@ -27,8 +27,6 @@ Kept = tuple[Tensor, Tensor | None]  # an output, or its rows that count and whe
 Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
 
 HELD_OUT = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
-SPREAD = 0.1  # two models: the second's weight is uniform in 0.5 -+ this
-CONCENTRATION = 20.0  # more models: weights ~ Dirichlet with this parameter for each
 KEPT = 2**26  # numbers of the models' outputs that are kept rather than computed again
 
 
@@ -181,15 +179,33 @@ def _restored(rows: Tensor, counted: Tensor | None) -> Tensor:
     return output
 
 
-def descent_plan(seed: int, steps: int, batches: int, models: int) -> tuple[list[int], list[list[float]]]:
-    """Return the batch and the weights of every step. Batches come in rounds, each in a new order."""
-    rng = np.random.default_rng(seed)
+def drawn_order(rng: np.random.Generator, steps: int, batches: int) -> list[int]:
+    """Return the batch of every step. Batches come in rounds, each in a new order."""
     rounds = -(-steps // batches)
-    order = np.concatenate([rng.permutation(batches) for _ in range(rounds)])[:steps].tolist()
+    order: list[int] = np.concatenate([rng.permutation(batches) for _ in range(rounds)])[:steps].tolist()
+    return order
+
+
+def drawn_shares(
+    rng: np.random.Generator, steps: int, models: int, interval: Sequence[float], concentration: float
+) -> list[list[float]]:
+    """Return the weights of the models at every step, which sum to 1.
+
+    Args:
+        rng: Draws them.
+        steps: How many steps.
+        models: How many weights a step.
+        interval: The weight of the second of two models is uniform between these two numbers.
+        concentration: The weights of more models are Dirichlet with this parameter for each: 1 is uniform over the
+            simplex, more is nearer to equal weights, less nearer to its edges and corners.
+    """
     if models == 2:
-        second = rng.uniform(0.5 - SPREAD, 0.5 + SPREAD, steps)
-        return order, np.stack([1 - second, second], 1).tolist()
-    return order, rng.dirichlet([CONCENTRATION] * models, steps).tolist()
+        second = rng.uniform(interval[0], interval[1], steps)
+        drawn = np.stack([1 - second, second], 1)
+    else:
+        drawn = rng.dirichlet([concentration] * models, steps)
+    shares: list[list[float]] = drawn.tolist()
+    return shares
 
 
 def split_held_out(

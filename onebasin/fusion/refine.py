@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,8 @@ from onebasin.data.teaching import (
     Loss,
     Outputs,
     Teachers,
-    descent_plan,
     divergence,
+    drawn_order,
     forward_of,
     mean_loss,
     split_held_out,
@@ -115,7 +116,7 @@ def refine(
     free = student.parameter
     for parameter in free.values():
         parameter.requires_grad_()
-    order = descent_plan(seed, steps, len(fit), 2)[0]
+    order = drawn_order(np.random.default_rng(seed), steps, len(fit))
 
     def held_out_loss() -> float:
         return mean_loss(loss, partial(forward, free), answers, shares, held)

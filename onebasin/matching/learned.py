@@ -2,8 +2,8 @@
 """Learned matching: alignments under which the average of the weights predicts what the models predict together.
 
 Each source j starts from an alignment g_j (of weights or activations) and gets a factor e_j in front of it, an element
-near the identity, made of free numbers (`latents`), so that step 0 is the start itself. With weights w drawn near equal
-ones,
+near the identity, made of free numbers (`latents`), so that step 0 is the start itself. With weights w drawn from a
+range (two models) or a Dirichlet distribution (more),
 
     M = w_0 A + sum_j w_j (e_j g_j)(B_j),        loss = KL(sum_j w_j p_j || p_M),
 
@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from onebasin.data.teaching import LOSSES, Forward, Teachers, descent_plan, mean_loss, split_held_out
+from onebasin.data.teaching import LOSSES, Forward, Teachers, drawn_order, drawn_shares, mean_loss, split_held_out
 from onebasin.engine import MOST_STEPS, Descent
 from onebasin.running.trace import Batch
-from onebasin.settings import Count, Rate, Seconds, Seeded, setting
+from onebasin.settings import Concentration, Count, Interval, Rate, Seconds, Seeded, setting
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts
@@ -63,7 +64,23 @@ class Learning(Seeded):
     seconds: Seconds | None = setting(
         None, "Learn for this many seconds instead of a number of steps [default: all steps]."
     )
+    lambda_range: Interval = setting(
+        factory=lambda: [0.4, 0.6],
+        help="In learning of two models: the range that the second's weight is drawn from, such as 0,1 "
+        "[default: 0.4,0.6].",
+    )
+    concentration: Concentration = setting(
+        20.0,
+        "In learning of more models: their weights are drawn from a Dirichlet distribution with this concentration; 1 "
+        "is uniform, less is near the simplex's edges and corners.",
+    )
     checkpoint: str | None = setting(None, "Save learning in this file as it goes, and continue from it.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.lambda_range
+        if low > high:
+            raise ValueError(f"lambda-range {low:g},{high:g}: give the lower end first")
 
 
 @dataclass(frozen=True)
@@ -139,7 +156,9 @@ def match_learned(
         return mean_loss(loss, partial(forward, merged(equal)), answers, equal, held)
 
     steps = MOST_STEPS if how.seconds else how.steps
-    order, weights = descent_plan(how.seed, steps, len(fit), len(sources) + 1)
+    rng = np.random.default_rng(how.seed)
+    order = drawn_order(rng, steps, len(fit))
+    weights = drawn_shares(rng, steps, len(models), how.lambda_range, how.concentration)
 
     def loss_at(step: int) -> Tensor:
         batch, shares = fit[order[step - 1]], weights[step - 1]
@@ -148,7 +167,8 @@ def match_learned(
         return loss(forward(merged(shares), batch), answers(batch), shares, batch)
 
     run = Descent(moving.free, moving.scores, steps=steps, seconds=how.seconds, lr=how.lr, looks=LOOKS, seed=how.seed,
-                  batches=len(fit), sources=len(sources), permutations=how.permutations)  # fmt: skip
+                  batches=len(fit), sources=len(sources), permutations=how.permutations, interval=how.lambda_range,
+                  concentration=how.concentration)  # fmt: skip
     run.descend(loss_at, held_out_loss, moved=moving.forget, patience=how.patience, checkpoint=how.checkpoint,
                 progress=progress)  # fmt: skip
     found = [finished(signature, groups, *pair) for pair in zip(starts, moving.latents, strict=True)]
@@ -163,7 +183,9 @@ def leaning(shares: Sequence[float]) -> list[float]:
     two that were exchanged, the average has two equal neurons, hence G two equal rows, and <G, swap - 1> = 0. There
     every such order is a saddle, which straight-through gradients never leave.
     """
-    return [1 - LEAN, *(LEAN * share / sum(shares[1:]) for share in shares[1:])]
+    sources = sum(shares[1:])
+    parts = [share / sources if sources else 1 / len(shares[1:]) for share in shares[1:]]
+    return [1 - LEAN, *(LEAN * part for part in parts)]
 
 
 class _Moving:

@@ -38,6 +38,8 @@ def write(tmp_path: Path, a: Path, b: Path) -> Any:
         ("merge_method: linear", "slices: []\nbase_model: x@1@2", "{weight: 1}", "'x@1@2' is no model"),
         ("merge_method: linear", "modules: {a: {models: []}}", "{weight: 1}", "exactly one of models, slices"),
         ("merge_method: linear", "dtype: float31", "{weight: 1}", "dtype: Input should be 'float32'"),
+        ("merge_method: linear", "align: {lambda_range: [0.6, 0.4]}", "{weight: 1}", "lambda-range 0.6,0.4: give the"),
+        ("merge_method: linear", "align: {concentration: 0}", "{weight: 1}", "concentration 0: it must be"),
         ("merge_method: linear", "align: {anchor: nobody}", "{weight: 1}", "'nobody' is not base, auto or a model"),
         ("merge_method: average", "", "{weight: [0, 1]}", "'average' takes one weight for each model"),
         ("merge_method: linear\nslices: 3", "", "{weight: 1}", "slices: "),
@@ -113,6 +115,22 @@ def test_own_methods_run_here(write: Any, ask: Run, tmp_path: Path, a: Path, b: 
     ask("merge", a, b, "--match", "none", "-o", tmp_path / "plain")
     ours, plain = weights(tmp_path / "out"), weights(tmp_path / "plain")
     assert ours.keys() == plain.keys() and all(ours[name].equal(plain[name]) for name in plain)
+
+
+def test_learning_over_a_wider_range_of_lambda(ask: Run, tmp_path: Path) -> None:
+    a, b = (folder(tmp_path / f"{seed}", "GPT2LMHeadModel", seed) for seed in (0, 1))
+    told = {"match": "full", "match_with": "learned", "steps": 4, "data": "self", "samples": 64}
+    file = tmp_path / "recipe.yml"
+    models = f"models: [{{model: {a}}}, {{model: {b}}}]\nparameters: {{weight: 1}}"
+    align = json.dumps({**told, "lambda_range": [0, 1], "anchor": str(a)})
+    file.write_text(f"merge_method: linear\n{models}\nalign: {align}\n")
+    ask("merge", "--config", file, "-o", tmp_path / "file")
+    words = [word for name, value in told.items() for word in (f"--{name.replace('_', '-')}", value)]
+    ask("merge", a, b, *words, "-o", tmp_path / "usual", "--anchor", 0)
+    ask("merge", a, b, *words, "-o", tmp_path / "wide", "--anchor", 0, "--lambda-range", "0,1")
+    ours, wide, usual = (weights(tmp_path / name) for name in ("file", "wide", "usual"))
+    assert all(ours[name].allclose(wide[name]) for name in wide)
+    assert not all(wide[name].allclose(usual[name]) for name in wide)
 
 
 def test_the_folder_is_what_users_of_mergekit_expect(write: Any, ask: Run, tmp_path: Path, a: Path, b: Path) -> None:

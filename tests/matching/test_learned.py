@@ -4,6 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from elements import random_alignment
@@ -12,7 +13,7 @@ from stopped import stopped_and_continued
 from torch import Tensor
 from zoo import CASES, inputs, named_outputs
 
-from onebasin.data.teaching import divergence, forward_of
+from onebasin.data.teaching import divergence, drawn_shares, forward_of
 from onebasin.matching.latents import blend, zeros
 from onebasin.matching.learned import Learned, Learning, Lessons, leaning, match_learned
 from onebasin.models import Canonical
@@ -224,8 +225,9 @@ def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path)
     setting.learn(steps=4, checkpoint=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match="belongs to another run"):
-        setting.learn(steps=5, checkpoint=str(tmp_path / "run"))
+    for other in ({"steps": 5}, {"lambda_range": [0.0, 1.0]}):
+        with pytest.raises(ValueError, match="belongs to another run"):
+            setting.learn(**{"steps": 4, "checkpoint": str(tmp_path / "run"), **other})
     for role, tensor in setting.tensors[1].items():
         if setting.signature.tensors[role].norm is None:
             tensor += 0.01 * torch.randn_like(tensor)
@@ -266,6 +268,49 @@ def test_the_distance_of_logits(tmp_path: Path) -> None:
         apart.append((own - (a + b) / 2).var(-1, correction=0)[batch["attention_mask"].bool()].mean() / 2)
     assert learned.losses[learned.step] == pytest.approx(float(torch.stack(apart).mean()), rel=1e-9)
     assert learned.losses[learned.step] < learned.losses[0]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.1), (0.4, 0.6), (0.9, 1.0), (0.5, 0.5)])
+def test_the_second_model_s_weight_is_drawn_from_the_range(
+    low: float, high: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, seen = Setting("GPT2LMHeadModel", "full", tmp_path), list[float]()
+
+    def blended(*given: Any) -> dict[str, Tensor]:
+        if torch.is_grad_enabled():  # a step, no look at held-out data
+            seen.append(given[4][1])
+        return blend(*given)
+
+    monkeypatch.setattr("onebasin.matching.learned.blend", blended)
+    setting.learn(lambda_range=[low, high], steps=20)
+    assert len(seen) == 20 and low <= min(seen) <= max(seen) <= high
+    assert low == high or max(seen) - min(seen) > (high - low) / 2
+
+
+@pytest.mark.parametrize("concentration", [0.1, 1.0, 20.0])
+def test_weights_of_three_models_vary_as_dirichlet_s_do(concentration: float) -> None:
+    """The variance of each of k weights is (k - 1) / (k^2 (k c + 1))."""
+    drawn = torch.tensor(drawn_shares(np.random.default_rng(0), 20_000, 3, [0.4, 0.6], concentration))
+    assert drawn.sum(1) == pytest.approx(1)
+    assert drawn.mean(0) == pytest.approx(1 / 3, abs=0.02)
+    assert drawn.var(0) == pytest.approx(2 / 9 / (3 * concentration + 1), rel=0.05)
+
+
+def test_a_small_concentration_learns_at_the_simplex_s_corners(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "orthogonal", tmp_path, count=3)
+    wide, usual = (setting.learn(concentration=each, permutations="straight-through") for each in (0.001, 20.0))
+    assert all(np.isfinite(list(wide.losses.values()))) and wide.losses != usual.losses
+    assert leaning([1.0, 0.0, 0.0]) == leaning([0.4, 0.3, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"lambda_range": [0.6, 0.4]}, "lower end first"), ({"lambda_range": [0.5]}, "lambda-range"),
+     ({"lambda_range": [0.4, 1.1]}, "lambda-range"), ({"concentration": 0}, "concentration")],
+)  # fmt: skip
+def test_ranges_that_are_none_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Learning(**given)
 
 
 def test_patience_ends_a_run_early(tmp_path: Path) -> None:
