@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers, returns, summands
-from ..gauge.rewrites import along_rows, differences
 from ..groups.group import units
 from ..tables.axes import Leaf
 from ..tables.signature import MOVES, Signature
@@ -165,15 +164,6 @@ def circles(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                     constant, leaves = -found[outlet.bias], (Leaf(outlet.norm.target),)
                     absorb(signature, {**tensors, **found}, reader, place, constant, leaves)
             yield found
-
-
-def against(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A vector that only meets differences of rows has no component across all of them."""
-    for role, entry in signature.tensors.items():
-        if "against" in entry.notes:
-            met = differences(tensors[entry.notes["against"]])
-            for unit in units(tensors[role].shape):
-                yield {role: unit - along_rows(unit, met)}
 
 
 def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A signature's continuous symmetries to first order: directions in parameter space that leave all outputs as they are.
 
-The Lie algebra of every space's group; the gauge freedom that the canonical form removes; and what neither has a use
-for, such as the scale of a sum that only norms read. They depend on each other; see `audit` for the span.
+The Lie algebra of every space's group; the gauge freedom that the canonical form removes, by the form's derivative; and
+what neither has a use for, such as the scale of a sum that only norms read. They depend on each other; see `audit` for
+the span.
 """
 
 from __future__ import annotations
@@ -22,21 +23,16 @@ from ..gauge.dataflow import (
     cut,
     downstream,
     dual,
-    fed,
     has,
     joined,
     noted,
     outlets,
     readers,
     returns,
-    sharing,
     speaks_of,
-    summands,
-    traded,
     vanishes,
-    vectors,
-    writers,
 )
+from ..gauge.rewrites import steps
 from ..groups.elements import Linear, act_on
 from ..groups.group import units
 from ..groups.orthogonal import complement_of_ones
@@ -47,7 +43,6 @@ from ..tables.signature import MOVES, Entry, Norm, Signature
 from .special import (
     Tangent,
     Tensors,
-    against,
     batch_norms,
     between_zeros,
     circles,
@@ -73,15 +68,15 @@ def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     whole = {role: replace(e, notes={k: v for k, v in e.notes.items() if k != "padded"})
              for role, e in signature.tensors.items()}  # fmt: skip
     signature = joined(replace(signature, tensors=whole))
-    norms = (_norm_weights, _norm_biases, _read_ones, _first_read, _written_ones, constant_ones)
     implied = dict(_implied(signature, tensors))
     biases = {bias: entry for bias, (entry, _, _) in implied.items()}
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
-    sums = (_passed, _passed_as_ones, _sums, constants, circles, against, _apart, _tables, lone_rows, _shifts)
-    unread = (_unseen, unscaled, idle, _shared, twice_normed)
+    sums = (_passed_as_ones, constants, circles, _apart, lone_rows, _shifts)
+    unread = (_unseen, unscaled, idle, twice_normed)
     convolved = (batch_norms, gated_convolutions, between_zeros)
-    for generate in (_groups, _factors, *norms, *unread, *sums, *convolved, _scales, _starts, _branches, _gains):
+    norms = (_first_read, constant_ones)
+    for generate in (_groups, _gauge, *norms, *unread, *sums, *convolved, _scales, _starts, _branches, _gains):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
                 _, reader, direction = implied[bias]
@@ -111,11 +106,6 @@ def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tupl
 def _side_by_side(vector: Tensor, norm: Norm) -> Tensor:
     """The vector with a dimension for the copies that the norm takes as one, if there are several."""
     return vector if norm.copies == 1 else vector.reshape(norm.copies, -1)
-
-
-def _normed(leaf: Leaf, vector: Tensor) -> tuple[Leaf, ...]:
-    """The leaves of a vector along `leaf`, or of several side by side."""
-    return (*(Leaf(str(length)) for length in vector.shape[:-1]), Leaf(leaf.space))
 
 
 def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along: tuple[Leaf, Tensor]) -> Tensor:
@@ -171,66 +161,29 @@ def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield _lie(signature, tensors, maps)
 
 
-def _factors(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A factor per channel against what it multiplies; where a table knows one, the point has it at 1."""
-    for role, entry in signature.tensors.items():
-        targets = [target for target in entry.scaled if target in signature.tensors]
-        for unit in units(tensors[role].shape) if targets else ():
-            found = {role: unit, **{target: torch.zeros_like(tensors[target]) for target in targets}}
-            for target in targets:
-                leaf = next(signature.leaves(entry))
-                pairs = zip(along(signature, target, tensors[target], leaf),
-                            along(signature, target, found[target], leaf), strict=True)  # fmt: skip
-                for weight, view in pairs:
-                    view -= weight * unit
-            yield found
+def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What the canonical form removes: f(x) = f(C(x)) for all x, so f stays along the kernel of C's derivative."""
+    found = list(steps(signature))
+    together = {step.role: {step.role} for step in found}  # sets of tensors that depend on one another
+    for step in found:
+        joint = set().union(*(together[role] for role in (step.role, *step.given) if role in together))
+        together |= dict.fromkeys(joint, joint)
+    for roles in {min(joint): sorted(joint) for joint in together.values()}.values():
+        sizes = [tensors[role].numel() for role in roles]
 
+        def form(numbers: Tensor, roles: list[str] = roles, sizes: list[int] = sizes) -> Tensor:
+            parts = zip(roles, torch.split(numbers, sizes), strict=True)
+            moved = {**tensors, **{role: part.reshape(tensors[role].shape).clone() for role, part in parts}}
+            for step in found:
+                if step.role in roles:
+                    step.run(moved)
+            return torch.cat([moved[role].flatten() for role in roles])
 
-def _norm_weights(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A norm's weight and bias against all that reads its output."""
-    for outlet in outlets(signature):
-        gain = _gain(tensors, outlet.role, outlet.norm)
-        for unit in units(gain.shape) if outlet.free else ():
-            found = {outlet.role: unit * gain}
-            if outlet.bias is not None:
-                found[outlet.bias] = unit * tensors[outlet.bias]
-            for reader in outlet.readers:
-                found[reader] = torch.zeros_like(tensors[reader])
-                weights, views = (fed(signature, outlet, reader, values[reader]) for values in (tensors, found))
-                for view, weight in zip(views, weights, strict=True):
-                    view -= weight * unit
-            yield found
-
-
-def _norm_biases(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A norm's bias against the biases of its readers."""
-    for outlet in outlets(signature):
-        own = {reader: bias_of(signature, reader, outlet.source) for reader in outlet.readers}
-        if outlet.bias is None or not outlet.free or None in own.values():
-            continue
-        for unit in units(tensors[outlet.bias].shape):
-            found = {outlet.bias: unit, **{bias: torch.zeros_like(tensors[bias]) for bias in own.values() if bias}}
-            for reader, bias in own.items():
-                constant = -_side_by_side(unit, outlet.norm)
-                known, places = {**tensors, **found}, _normed(outlet.source[0], constant)
-                absorb(signature, known, reader, bias or "", constant, places)
-            yield found
-
-
-def _read_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Readers of a LayerNorm's output meet only its bias along D^-1 1."""
-    for outlet in outlets(signature):
-        unread = 1 / _gain(tensors, outlet.role, outlet.norm)
-        for reader in outlet.readers if outlet.norm.kind == "layernorm" else ():
-            bias = bias_of(signature, reader, outlet.source)
-            if outlet.bias is not None and bias is None:
-                continue
-            if outlet.bias is None or bias is None:
-                yield from _along(signature, tensors, reader, outlet.source[0], _side_by_side(unread, outlet.norm))
-            else:
-                beta = tensors[outlet.bias]
-                direction, constant = (_side_by_side(vector, outlet.norm) for vector in (unread, beta))
-                yield from _reading(signature, tensors, reader, bias, outlet.source[0], direction, constant)
+        derivative = torch.func.jacfwd(form)(torch.cat([tensors[role].flatten() for role in roles]))
+        _, values, vh = torch.linalg.svd(derivative)
+        for direction in vh[int((values > SPAN * max(1.0, float(values[0]))).sum()) :]:
+            parts = zip(roles, torch.split(direction, sizes), strict=True)
+            yield {role: part.reshape(tensors[role].shape) for role, part in parts}
 
 
 def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -251,16 +204,6 @@ def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 yield from _reading(signature, tensors, reader, bias, read, unread, tensors[_bias(role)])
 
 
-def _written_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    for role, parts in writers(signature):
-        for number, views in enumerate(vectors(signature, role, tensors[role], parts)):
-            for unit in units(views[0].shape[:-1]):
-                found = torch.zeros_like(tensors[role])
-                for view in list(vectors(signature, role, found, parts))[number]:
-                    view += unit.unsqueeze(-1)
-                yield {role: found}
-
-
 def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
     """One direction along the axis of `leaf` (and along those before it, where it has several dimensions), for every
     index of the others."""
@@ -273,7 +216,7 @@ def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direct
 
 
 def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    for role, word in (found for note in ("invisible", "unused", "chooses") for found in noted(signature, note)):
+    for role, word in (found for note in ("unused", "chooses") for found in noted(signature, note)):
         for unit in units(tensors[role].shape):
             parts = [axes for view, axes in cut(signature, role, unit) if bool(view.any())]
             if (
@@ -282,24 +225,6 @@ def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 else all(speaks_of(signature, axes, word) for axes in parts)
             ):
                 yield {role: unit}
-
-
-def _passed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    for role, word in noted(signature, "passes"):
-        for unit in units(tensors[role].shape):
-            for constant, axes in cut(signature, role, unit):
-                if not bool(constant.any()) or not speaks_of(signature, axes, word):
-                    continue
-                places = downstream(signature, role, axes)
-                if places is None:
-                    continue
-                found = {role: unit, **{bias: torch.zeros_like(tensors[bias]) for _, bias in places}}
-                for reader, bias in places:
-                    if reader:
-                        absorb(signature, {**tensors, **found}, reader, bias, -constant, axes)
-                    else:
-                        found[bias] -= constant
-                yield found
 
 
 def _passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -324,13 +249,6 @@ def _passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]
             yield {role: torch.stack([part * unit for part, unit in zip(direction, moving, strict=True)]).sum(0)}
 
 
-def _sums(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Biases that enter one sum trade with one another."""
-    for first, bias in traded(signature):
-        for unit in units(tensors[bias].shape):
-            yield {first: unit, bias: -unit}
-
-
 def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """A bias without a weight of its own trades with the part of a fused bias that enters the same space (DeBERTa)."""
     vectors = {role: cut(signature, role, tensors[role]) for role, entry in signature.tensors.items()
@@ -344,31 +262,6 @@ def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 found = {role: unit, other: torch.zeros_like(tensors[other])}
                 view = cut(signature, other, found[other])[places[0]][0]
                 view -= unit.view(view.shape)
-                yield found
-
-
-def _shared(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A constant added to all entries of the first axis, where a softmax over them follows."""
-    for role, entry in signature.tensors.items():
-        for rows in sharing(signature, role) if "softmax" in entry.notes else ():
-            for unit in units(tensors[role].shape[1:]):
-                found = torch.zeros_like(tensors[role])
-                found[rows] = unit
-                yield {role: found}
-
-
-def _tables(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    for role, _ in noted(signature, "into"):
-        rows, rest = summands(signature, signature.tensors[role])
-        ((view, axes),) = cut(signature, role, tensors[role])
-        width, moves = view.shape[-1], [(slice(i, i + 1), [target]) for i, target in enumerate(rows)]
-        for where, targets in [*moves, (slice(len(rows), None), rest)] if rest else moves:
-            for unit in units((width,)):
-                found = {target: torch.zeros_like(tensors[target]) for target in [role, *targets]}
-                cut(signature, role, found[role])[0][0].reshape(-1, width)[where] += unit
-                for target in targets:
-                    for part in along(signature, target, found[target], axes[-1]):
-                        part -= unit
                 yield found
 
 
@@ -512,7 +405,7 @@ def _reading(
     """Changes of a reader along a direction in which it meets only a constant."""
     for tangent in _along(signature, tensors, reader, leaf, direction):
         tangent[bias] = torch.zeros_like(tensors[bias])
-        absorb(signature, tangent, reader, bias, -constant, _normed(leaf, constant))
+        absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
         yield tangent
 
 

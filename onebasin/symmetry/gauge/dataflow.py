@@ -211,7 +211,9 @@ def absorb(
     constant: Tensor,
     leaves: tuple[Leaf, ...],
 ) -> None:
-    """bias += W c, where c has one dimension for each of `leaves` (primal)."""
+    """bias += W c, where c has one dimension for each of `leaves` (primal), or is several vectors side by side."""
+    if constant.dim() == 1 and len(constant) > (length := signature.sizes.get(leaves[0].space, len(constant))):
+        constant, leaves = constant.view(-1, length), (Leaf(str(len(constant) // length)), *leaves)
     source = tuple(dual(signature, leaf) for leaf in leaves)
     for weight, axes in cut(signature, reader, tensors[reader]):
         fitting = [(target, out) for target, out in _added(signature, bias, tensors[bias]) if set(out) < set(axes)]
