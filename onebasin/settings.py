@@ -10,7 +10,18 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -150,7 +161,68 @@ class Seeded(Settings):
 
     section: ClassVar[str] = "Machine"
 
-    seed: Seed = setting(0, "Seed of whatever is drawn: starts after the first, labels, random merges.")
+    seed: Seed = setting(0, "Seed of whatever is drawn: starts after the first, labels, masks, random merges.")
+
+
+@dataclass(frozen=True)
+class Reading(Settings):
+    """How data are read."""
+
+    section: ClassVar[str] = "Data"
+
+    columns: Mapping[str, str] | None = setting(
+        None, "What our columns are called in the data, such as text=sentence1,text_pair=sentence2."
+    )
+    context: Context | None = setting(None, "Tokens in a sequence [default: what the model takes, at most 512].")
+    vocabulary: str | Mapping[str, int] | None = setting(
+        None, "JSON file character -> id (or a list), for a character-level language model."
+    )
+    mask_id: Index | None = setting(None, "masked-lm: id of the mask token [default: the tokenizer's].")
+    mask_share: Share = setting(0.15, "masked-lm: share of the tokens that are masked.")
+    maskable: Indices | None = setting(None, "masked-lm: only these token ids, such as 5-80,91.")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return those that are set."""
+        found = {name: getattr(self, name) for name in Reading.names()}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Examples(Reading, Seeded):
+    """The examples that models are measured on, and how they are cut.
+
+    by_length: examples of like length share a batch, which saves padding but changes their order.
+    """
+
+    section: ClassVar[str] = "Data"
+
+    split: str | None = setting(
+        None, "train, validation, test or all [default: digits and datasets test, text validation, rows all]."
+    )
+    limit: Count | None = setting(None, "Only the first so many images, rows or sequences.")
+    batch: Count = setting(64, "Examples in a batch; changes the speed, not the result.")
+    by_length: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "maskable", None if self.maskable is None else list(self.maskable))
+        super().__post_init__()
+
+
+class ExampleKeywords(TypedDict, total=False):
+    """The fields of `Examples`, as keyword arguments."""
+
+    columns: Mapping[str, str] | None
+    context: int | None
+    vocabulary: str | Path | Mapping[str, int] | None
+    mask_id: int | None
+    mask_share: float
+    maskable: Collection[int] | None
+    seed: int
+    split: str | None
+    limit: int | None
+    batch: int
+    by_length: bool
 
 
 def _plain(value: Any) -> Any:

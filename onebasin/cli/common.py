@@ -72,7 +72,9 @@ Dtype = Annotated[
 Device = Annotated[str, typer.Option(help="Device of the computation: cpu, cuda, mps.")]
 Precision = Annotated[str, typer.Option(help="Type of the computation: float32 or float64.")]
 Rescale = Annotated[str, typer.Option(help="Scale every head too: none, after its rotation, or joint with it (best).")]
-Seed = Annotated[int, typer.Option(help="Seed of whatever is drawn: starts after the first, labels, random merges.")]
+Seed = Annotated[
+    int, typer.Option(help="Seed of whatever is drawn: starts after the first, labels, masks, random merges.")
+]
 Quality = Annotated[
     str | None,
     typer.Option(help="A name for a budget: fast (30s), balanced (5m) or best (30m)."),

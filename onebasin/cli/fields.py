@@ -119,7 +119,7 @@ def _parser(kind: type[Settings], name: str) -> Callable[[Any], Any]:
     """Return the function that turns what was typed into a value of the field."""
     hint, flag = _hint(kind, name), _flag(kind, name)
     if isinstance(hint, tuple):  # a word or several
-        return c.datasets if any(get_origin(one) for one in hint) else _same
+        return c.datasets if any(get_args(one) == (str,) for one in hint) else _same
     origin = get_origin(hint)
     if origin is None:
         return _same

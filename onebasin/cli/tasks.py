@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onebasin import settings
+
 from . import common as c
+from .fields import Option, options_of, typed
 
 if TYPE_CHECKING:
     from onebasin.data import Task
@@ -23,42 +26,8 @@ Data = Annotated[
         "a dataset of the hub, builtin:digits or builtin:stdlib."
     ),
 ]
-Columns = Annotated[
-    str | None,
-    typer.Option(help="What our columns are called in the data, such as text=sentence1,text_pair=sentence2."),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(help="train, validation, test or all [default: digits and datasets test, text validation, rows all]."),
-]
-Limit = Annotated[int | None, typer.Option(help="Only the first so many images, rows or sequences.")]
-Batch = Annotated[int, typer.Option(help="Examples in a batch; changes the speed, not the result.")]
-Context = Annotated[int | None, typer.Option(help="Tokens in a sequence [default: what the model takes, at most 512].")]
-Vocabulary = Annotated[
-    str | None,
-    typer.Option(help="JSON file character -> id (or a list), for a character-level language model."),
-]
-MaskId = Annotated[int | None, typer.Option(help="masked-lm: id of the mask token [default: the tokenizer's].")]
-MaskShare = Annotated[float, typer.Option(help="masked-lm: share of the tokens that are masked.")]
-Maskable = Annotated[str | None, typer.Option(help="masked-lm: only these token ids, such as 5-80,91.")]
-Seed = Annotated[int, typer.Option(help="masked-lm: of the masks.")]
-
-
 # What `measures` adds to a command: option -> its type and default; `...` where it must be given.
-OPTIONS: dict[str, tuple[Any, Any]] = {
-    "task": (Name, ...),
-    "data": (Data, ...),
-    "columns": (Columns, None),
-    "split": (Split, None),
-    "limit": (Limit, None),
-    "batch": (Batch, 64),
-    "context": (Context, None),
-    "vocabulary": (Vocabulary, None),
-    "mask_id": (MaskId, None),
-    "mask_share": (MaskShare, 0.15),
-    "maskable": (Maskable, None),
-    "seed": (Seed, 0),
-}
+OPTIONS: dict[str, Option] = {"task": (Name, ...), "data": (Data, ...), **options_of(settings.Examples)}
 
 
 @dataclass(frozen=True)
@@ -82,8 +51,7 @@ class Examples:
     @property
     def told(self) -> dict[str, Any]:
         """Return what `onebasin.evaluate` takes of them."""
-        told = {name: value for name, value in self.given.items() if name not in ("task", "data")}
-        return told | {"columns": c.renamed(told["columns"], "--columns"), "maskable": ids(told["maskable"])}
+        return typed(settings.Examples, {name: self.given[name] for name in settings.Examples.names()})
 
     def refuse_unfit(self, models: Sequence[str], device: str) -> None:
         """Refuse a device or model that is not there or fits no task, before any is measured."""
@@ -111,8 +79,3 @@ class Examples:
 
 
 measures = c.takes(OPTIONS, "examples", Examples)
-
-
-def ids(text: str | None) -> list[int] | None:
-    """`--maskable` as numbers."""
-    return c.numbers(text, "--maskable")

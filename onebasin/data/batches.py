@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from onebasin.settings import Context, Count, Index, Indices, Seed, Share, check_fields
+from onebasin.settings import Examples
 
 from . import speech, text
 from .digits import digits
@@ -37,41 +38,40 @@ Features = dict[str, list[int]]  # one sequence: input_ids, labels, and what els
 
 @dataclass(frozen=True)
 class Source:
-    """Where the examples come from and how they are cut; the fields are `load_task`'s arguments."""
+    """Where the examples come from, the model's folder and configuration, and how they are cut."""
 
     data: str
     model: Path
     config: Any
-    split: str | None = None
-    limit: Count | None = None
-    context: Context = 512
-    vocabulary: dict[str, int] | None = None
-    mask_id: Index | None = None
-    maskable: Indices | None = None
-    mask_share: Share = 0.15
-    seed: Seed = 0
-    columns: Mapping[str, str] = field(default_factory=dict)
-    by_length: bool = False
+    how: Examples
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    @cached_property
+    def context(self) -> int:
+        """The longest sequence in tokens."""
+        return self.how.context or min(getattr(self.config, "max_position_embeddings", None) or 512, 512)
+
+    @cached_property
+    def vocabulary(self) -> Mapping[str, int] | None:
+        """Character -> id, where there is one instead of a tokenizer."""
+        given = self.how.vocabulary
+        return given if given is None or isinstance(given, Mapping) else text.read_vocabulary(given)
 
 
 # --- images ------------------------------------------------------------------------------------------------
 
 
-def _images(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+def _images(source: Source) -> Iterator[dict[str, Tensor]]:
     if source.data == "builtin:digits":
-        pixels, labels = digits(source.split or "test")
-        pixels, labels = pixels[: source.limit], labels[: source.limit]
+        pixels, labels = digits(source.how.split or "test")
+        pixels, labels = pixels[: source.how.limit], labels[: source.how.limit]
         if source.config.num_labels < 10:
             raise ValueError(f"builtin:digits has 10 classes, but the model has {source.config.num_labels}")
     else:
         rows = _rows(source, "image", "label")
         pixels = pixel_values(source, rows)
         labels = torch.tensor([_label(source, row, i) for i, row in enumerate(rows, 1)])
-    for start in range(0, len(labels), batch):
-        yield {"pixel_values": pixels[start : start + batch], "labels": labels[start : start + batch]}
+    for images, targets in zip(*(torch.split(one, source.how.batch) for one in (pixels, labels)), strict=True):
+        yield {"pixel_values": images, "labels": targets}
 
 
 def pixel_values(source: Source, rows: list[Row]) -> Tensor:
@@ -108,18 +108,18 @@ def pixel_values(source: Source, rows: list[Row]) -> Tensor:
 # --- language models ---------------------------------------------------------------------------------------
 
 
-def _causal_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+def _causal_lm(source: Source) -> Iterator[dict[str, Tensor]]:
     features, _ = _token_sequences(source)
-    yield from padded([{**one, "labels": one["input_ids"]} for one in features], batch, source.by_length)
+    yield from padded([{**one, "labels": one["input_ids"]} for one in features], source.how.batch, source.how.by_length)
 
 
-def _masked_lm(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+def _masked_lm(source: Source) -> Iterator[dict[str, Tensor]]:
     features, mask_id = _token_sequences(source)
     if mask_id is None:
         raise ValueError("masked-lm needs the id of the mask token, since the model's tokenizer names none")
-    generator = torch.Generator().manual_seed(source.seed)
-    hidden = masked(features, mask_id, source.mask_share, source.maskable, generator)
-    yield from padded(hidden, batch, source.by_length)
+    generator = torch.Generator().manual_seed(source.how.seed)
+    hidden = masked(features, mask_id, source.how.mask_share, source.how.maskable, generator)
+    yield from padded(hidden, source.how.batch, source.how.by_length)
 
 
 def masked(
@@ -155,7 +155,7 @@ def _token_sequences(source: Source) -> tuple[list[Features], int | None]:
         features, tokenizer = _row_texts(source)
     _refuse_tokens(source, features)
     own_mask = getattr(tokenizer, "mask_token_id", None)
-    return features, own_mask if source.mask_id is None else source.mask_id
+    return features, own_mask if source.how.mask_id is None else source.how.mask_id
 
 
 def _running_text(source: Source) -> tuple[list[Features], Any]:
@@ -166,14 +166,14 @@ def _running_text(source: Source) -> tuple[list[Features], Any]:
         vocabulary = vocabulary or text.character_vocabulary(whole)
     else:
         whole = read_text(source.data)
-    piece = text.part(whole, source.split or "validation")
+    piece = text.part(whole, source.how.split or "validation")
     if vocabulary:
-        needed = None if source.limit is None else source.limit * source.context  # one token a character
+        needed = None if source.how.limit is None else source.how.limit * source.context  # one token a character
         ids = text.encode(piece[:needed], vocabulary)
     else:
         tokenizer = _tokenizer(source)
         ids = tokenizer(piece, add_special_tokens=False)["input_ids"]
-    return [{"input_ids": one} for one in text.sequences(ids, source.context)[: source.limit]], tokenizer
+    return [{"input_ids": one} for one in text.sequences(ids, source.context)[: source.how.limit]], tokenizer
 
 
 def _row_texts(source: Source) -> tuple[list[Features], Any]:
@@ -195,13 +195,13 @@ def _row_texts(source: Source) -> tuple[list[Features], Any]:
 # --- classification of texts and tokens --------------------------------------------------------------------
 
 
-def _text_classification(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+def _text_classification(source: Source) -> Iterator[dict[str, Tensor]]:
     rows = _rows(source, "text", "label")
     labels = [_label(source, row, number) for number, row in enumerate(rows, 1)]
-    yield from _labelled_texts(source, rows, labels, batch)
+    yield from _labelled_texts(source, rows, labels)
 
 
-def _text_regression(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+def _text_regression(source: Source) -> Iterator[dict[str, Tensor]]:
     if source.config.num_labels != 1:
         raise ValueError(f"text-regression needs a model with one output, and this has {source.config.num_labels}")
     rows = _rows(source, "text", "label")
@@ -211,12 +211,10 @@ def _text_regression(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
             labels.append(float(row["label"]))
         except (TypeError, ValueError):
             raise ValueError(f"the label {row['label']!r} in row {number} of '{source.data}' is no number") from None
-    yield from _labelled_texts(source, rows, labels, batch)
+    yield from _labelled_texts(source, rows, labels)
 
 
-def _labelled_texts(
-    source: Source, rows: list[Row], labels: list[int] | list[float], batch: int
-) -> Iterator[dict[str, Tensor]]:
+def _labelled_texts(source: Source, rows: list[Row], labels: list[int] | list[float]) -> Iterator[dict[str, Tensor]]:
     tokenizer = _tokenizer(source)
     features = []
     for number, (row, label) in enumerate(zip(rows, labels, strict=True), 1):
@@ -224,12 +222,14 @@ def _labelled_texts(
         given = tokenizer(_text(source, row, number), pair, truncation=True, max_length=source.context)
         features.append({**given, "labels": [label]})
     _refuse_tokens(source, features)
-    yield from ({**one, "labels": one["labels"][:, 0]} for one in padded(features, batch, source.by_length))
+    yield from (
+        {**one, "labels": one["labels"][:, 0]} for one in padded(features, source.how.batch, source.how.by_length)
+    )
 
 
-def _token_classification(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+def _token_classification(source: Source) -> Iterator[dict[str, Tensor]]:
     _no_split(source)
-    rows = read_sentences(source.data, split=source.split, limit=source.limit, renamed=source.columns)
+    rows = read_sentences(source.data, split=source.how.split, limit=source.how.limit, renamed=source.how.columns)
     tokenizer = _tokenizer(source)
     if not tokenizer.is_fast:
         raise ValueError(f"token-classification needs a tokenizer.json, which '{source.model}' lacks")
@@ -242,13 +242,13 @@ def _token_classification(source: Source, batch: int) -> Iterator[dict[str, Tens
         labels = [tags[word] if first[i] else IGNORED for i, word in enumerate(words)]
         features.append({**given, "labels": labels})
     _refuse_tokens(source, features)
-    yield from padded(features, batch, source.by_length)
+    yield from padded(features, source.how.batch, source.how.by_length)
 
 
 # --- speech ------------------------------------------------------------------------------------------------
 
 
-def _speech_recognition(source: Source, batch: int) -> Iterator[dict[str, Tensor]]:
+def _speech_recognition(source: Source) -> Iterator[dict[str, Tensor]]:
     rows = _rows(source, "audio", "text")
     tokenizer = _tokenizer(source)
     longest = min(source.context, getattr(source.config, "max_target_positions", None) or source.context)
@@ -257,8 +257,8 @@ def _speech_recognition(source: Source, batch: int) -> Iterator[dict[str, Tensor
     for number, row in enumerate(rows, 1):
         ids = tokenizer(_text(source, row, number))["input_ids"][: longest + 1]
         sequences.append({"input_ids": ids[:-1], "labels": [IGNORED] * (given - 1) + ids[given:]})
-    for start, texts in zip(range(0, len(rows), batch), padded(sequences, batch), strict=True):
-        files = [Path(source.data).parent / row["audio"] for row in rows[start : start + batch]]
+    for start, texts in zip(range(0, len(rows), source.how.batch), padded(sequences, source.how.batch), strict=True):
+        files = [Path(source.data).parent / row["audio"] for row in rows[start : start + source.how.batch]]
         yield {
             "input_features": speech.features(source.model, files),
             "decoder_input_ids": texts["input_ids"],
@@ -303,7 +303,7 @@ def _width(features: list[Features], key: str) -> int:
 
 def _rows(source: Source, *columns: str) -> list[Row]:
     _no_split(source)
-    return read_rows(source.data, columns, split=source.split, limit=source.limit, renamed=source.columns)
+    return read_rows(source.data, columns, split=source.how.split, limit=source.how.limit, renamed=source.how.columns)
 
 
 def _no_split(source: Source) -> None:
@@ -312,8 +312,8 @@ def _no_split(source: Source) -> None:
             f"'{source.data}' does not fit this task; builtin:digits is for image-classification, "
             "builtin:stdlib for causal-lm and masked-lm"
         )
-    if source.split not in (None, "all") and kind(source.data) in ("txt", "jsonl", "csv"):
-        raise ValueError(f"'{source.data}' is taken whole; give the file of the split '{source.split}' instead")
+    if source.how.split not in (None, "all") and kind(source.data) in ("txt", "jsonl", "csv"):
+        raise ValueError(f"'{source.data}' is taken whole; give the file of the split '{source.how.split}' instead")
 
 
 def _text(source: Source, row: Row, number: int, column: str = "text") -> str:

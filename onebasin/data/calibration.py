@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,15 +18,18 @@ from torch.nn.functional import pad
 
 from onebasin.engine import Means, Tell
 from onebasin.models import Model, numel
-from onebasin.settings import Context, Count, Index, Indices, Seeded, Settings, Share, Strength, checked, setting
+from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, setting
 
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows, split_off
 from .made import LENGTH, SEVERAL, made
 from .models import configured
-from .tasks import Task, load_task
+from .tasks import Task, load_batches
 from .teaching import HELD_OUT, split_held_out
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Batch = dict[str, Tensor]
 Split = tuple[Sequence[Mapping[str, Tensor]], Sequence[Mapping[str, Tensor]]]  # batches to fit on, and to choose by
@@ -34,28 +37,6 @@ SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
 NOISY_COPIES = 8  # of every example
 JUDGED, FEW = 128, 16  # examples to judge a model on, and a large one
 LARGE = 10**8  # numbers of a model
-
-
-@dataclass(frozen=True)
-class Reading(Settings):
-    """How `load_task` reads data."""
-
-    section: ClassVar[str] = "Data"
-
-    columns: Mapping[str, str] | None = setting(
-        None, "What our columns are called in the data, such as text=sentence1,text_pair=sentence2."
-    )
-    context: Context | None = setting(None, "Tokens in a calibration sequence [default: what the model takes].")
-    vocabulary: str | None = setting(None, "JSON file character -> id, for a character-level model.")
-    mask_id: Index | None = setting(None, "masked-lm: id of the mask token [default: the tokenizer's].")
-    mask_share: Share = setting(0.15, "masked-lm: share of the tokens that are masked.")
-    maskable: Indices | None = setting(None, "masked-lm: only these token ids, such as 5-80,91.")
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Return the keyword arguments of `load_task`."""
-        found = {name: getattr(self, name) for name in Reading.names()}
-        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -92,7 +73,7 @@ class Calibration(Reading, Seeded):
     def data_files(self) -> list[Path]:
         """Return the files and folders among them."""
         named = [*(split_off(name)[0] for name in self.datasets), self.vocabulary]
-        return [Path(name) for name in named if name and os.path.exists(name)]
+        return [Path(name) for name in named if isinstance(name, str) and os.path.exists(name)]
 
 
 @dataclass(frozen=True)
@@ -284,11 +265,9 @@ def from_file(
     task: str,
     count: int = 256,
     *,
-    batch: int = 32,
-    split: str | None = None,
     evaluation: Task | None = None,
     labels: bool = False,
-    **options: Any,
+    **how: Unpack[ExampleKeywords],
 ) -> list[Batch]:
     """Return examples of a file or builtin set in batches of a model's inputs.
 
@@ -297,22 +276,20 @@ def from_file(
         model: The folder of the model.
         task: As in `load_task`.
         count: How many examples at most.
-        batch: Examples in a batch.
-        split: Default `train`, where the data have splits.
         evaluation: The task that the models will be measured on; examples with the same inputs are left out here.
         labels: Whether to keep them.
-        options: As in `load_task` (context, vocabulary, mask_id, ...).
+        how: The fields of `Examples`; the split is by default `train`, where the data have splits.
 
     Raises:
         ValueError: As in `load_task`, and where nothing is left.
     """
     text = str(data)
-    split = split or ("train" if text.startswith("builtin:") or kind(text) in ("txt", "datasets", "hub") else None)
+    split = "train" if text.startswith("builtin:") or kind(text) in ("txt", "datasets", "hub") else None
     banned = set() if evaluation is None else {_key(row) for b in evaluation.batches for row in _examples(b)}
     kept: list[Batch] = []
-    options = {"limit": None if banned else count, **options}
-    batches = load_task(task, text, model, split=split, **options).batches if labels else None
-    for inputs in batches or _inputs(text, model, task, split, options):
+    read = Examples.of({"limit": None if banned else count, "batch": 32, **how, "split": how.get("split") or split})
+    batches = load_batches(task, text, model, read) if labels else _inputs(text, model, task, read)
+    for inputs in batches:
         kept += [row for row in _examples(inputs) if _key(row) not in banned]
         if len(kept) >= count:
             break
@@ -321,22 +298,23 @@ def from_file(
     if not labels:
         kept = [{name: tensor for name, tensor in row.items() if name != "labels"} for row in kept]
     kept = kept[:count]
-    batch = 1 if kept[0].keys() & {"input_features", "input_values"} else batch  # sounds have thousands of positions
+    sounds = kept[0].keys() & {"input_features", "input_values"}  # which have thousands of positions
+    batch = 1 if sounds else read.batch
     return [_stacked(kept[start : start + batch]) for start in range(0, len(kept), batch)]
 
 
-def _inputs(data: str, model: str | Path, task: str, split: str | None, options: dict[str, Any]) -> Sequence[Batch]:
+def _inputs(data: str, model: str | Path, task: str, how: Examples) -> Sequence[Batch]:
     if data == "builtin:digits":
-        return [{"pixel_values": digits(split or "train")[0]}]
+        return [{"pixel_values": digits(how.split or "train")[0]}]
     if task == "token-classification" and (kind(data) == "txt" or "tokens" in read_rows(data, (), limit=1)[0]):
-        split = None if kind(data) == "txt" else split  # CoNLL columns: words are told from their tags
+        how = replace(how, split=None) if kind(data) == "txt" else how  # CoNLL columns: words are told from their tags
     elif task in ("text-classification", "text-regression", "token-classification"):
         task = "causal-lm"  # the inputs of a classifier are those of any text; what differs are the labels
     if task == "image-classification":
         folder, config = configured(model)
-        rows = read_rows(data, ("image",), split=split, limit=options["limit"], renamed=options.get("columns"))
-        return [{"pixel_values": pixel_values(Source(data, folder, config), rows)}]
-    return load_task(task, data, model, split=split, **options).batches
+        rows = read_rows(data, ("image",), split=how.split, limit=how.limit, renamed=how.columns)
+        return [{"pixel_values": pixel_values(Source(data, folder, config, how), rows)}]
+    return load_batches(task, data, model, how)
 
 
 def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from onebasin.settings import Count, Indices, checked
+from onebasin.settings import ExampleKeywords, Examples
 
-from . import text
 from .batches import BATCHES, Source
 from .models import TASKS, configured
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -24,23 +26,7 @@ class Task:
     batches: tuple[dict[str, Tensor], ...]
 
 
-def load_task(
-    name: str,
-    data: str | Path,
-    model: str | Path,
-    *,
-    split: str | None = None,
-    limit: int | None = None,
-    batch: int = 64,
-    context: int | None = None,
-    vocabulary: str | Path | dict[str, int] | None = None,
-    mask_id: int | None = None,
-    maskable: Collection[int] | None = None,
-    mask_share: float = 0.15,
-    seed: int = 0,
-    columns: Mapping[str, str] | None = None,
-    by_length: bool = False,
-) -> Task:
+def load_task(name: str, data: str | Path, model: str | Path, **how: Unpack[ExampleKeywords]) -> Task:
     """Return the examples of `data` in batches, for models with `model`'s tokenizer, labels and image processor.
 
       image-classification  builtin:digits; rows with `image` (a path beside the file) and `label`
@@ -61,42 +47,18 @@ def load_task(
             subfolder of images for every class; a folder of the `datasets` library; or a dataset of the hub, owner/name
             or owner/name:configuration.
         model: The folder of the model.
-        split: Digits have train, test (default), all; running text has train, validation (default), all; datasets have
-            their own (default: the only one, else test, else validation); files are taken whole.
-        limit: Only this many examples, from the first on.
-        batch: Examples in a batch.
-        context: The longest sequence in tokens (default: what the model takes, at most 512).
-        vocabulary: Character -> id, or its JSON file, instead of the model's tokenizer.
-        mask_id: The id of the mask (default: the tokenizer's).
-        maskable: Ids of the tokens that may be masked (default: all but special tokens).
-        mask_share: The share of them that is masked.
-        seed: Of the choice of masked tokens.
-        columns: Our name of a column -> its name in the data, such as {"text": "sentence"}.
-        by_length: Examples of like length share a batch, which saves padding but changes their order.
+        how: The fields of `Examples`. Digits have the splits train, test (default), all; running text has train,
+            validation (default), all; datasets have their own (default: the only one, else test, else validation);
+            files are taken whole. A vocabulary is used instead of the model's tokenizer.
 
     Raises:
         ValueError: The dataset cannot be read, or does not fit the model.
     """
+    return Task(name, load_batches(name, str(data), model, Examples.of(how)))
+
+
+def load_batches(name: str, data: str, model: str | Path, how: Examples) -> tuple[dict[str, Tensor], ...]:
+    """Return the batches of `load_task`."""
     if name not in TASKS:
         raise ValueError(f"unknown task '{name}'; choose from {', '.join(TASKS)}")
-    batch = checked(Count, "batch", batch)
-    folder, config = configured(model)
-    if vocabulary is not None and not isinstance(vocabulary, dict):
-        vocabulary = text.read_vocabulary(vocabulary)
-    longest = min(getattr(config, "max_position_embeddings", None) or 512, 512)
-    source = Source(
-        str(data),
-        folder,
-        config,
-        split,
-        limit,
-        longest if context is None else context,
-        vocabulary,
-        mask_id,
-        checked(Indices | None, "maskable", maskable),
-        mask_share,
-        seed,
-        columns or {},
-        by_length,
-    )
-    return Task(name, tuple(BATCHES[name](source, batch)))
+    return tuple(BATCHES[name](Source(data, *configured(model), how)))

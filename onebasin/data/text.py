@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def read_vocabulary(file: str | Path) -> dict[str, int]:
     return vocabulary
 
 
-def encode(text: str, vocabulary: dict[str, int]) -> list[int]:
+def encode(text: str, vocabulary: Mapping[str, int]) -> list[int]:
     """One id per character. Raises ValueError naming characters that the vocabulary lacks."""
     unknown = sorted(set(text) - set(vocabulary))
     if unknown:

@@ -28,12 +28,14 @@ class OptionKeywords(TypedDict, total=False):
     lr: float
     patience: int | None
     loss: Literal["divergence", "logits", "task"]
+    lambda_range: list[float]
+    concentration: float
     permutations: Literal["fixed", "straight-through", "sinkhorn"]
     seconds: float | None
     checkpoint: str | None
     columns: Mapping[str, str] | None
     context: int | None
-    vocabulary: str | None
+    vocabulary: str | Mapping[str, int] | None
     mask_id: int | None
     mask_share: float
     maskable: list[int] | None

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.data import evaluate, load_task
-from onebasin.data.calibration import Reading, task_of
+from onebasin.data.calibration import task_of
 from onebasin.data.files import split_off
 from onebasin.engine import refuse_device
 from onebasin.models.outputs import Output, refuse_outputs
-from onebasin.settings import refuses_unknown
+from onebasin.settings import Reading, refuses_unknown
 
 from .folders import opened
 from .merge import known_settings, merge

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onebasin.data import Scores, load_model, load_task
 from onebasin.data import evaluate as scores_of
@@ -15,12 +14,15 @@ from onebasin.data.calibration import task_of
 from onebasin.data.models import TASKS, refuse_unfit
 from onebasin.engine import refuse_device
 from onebasin.landscape import curve
-from onebasin.settings import refuses_unknown
+from onebasin.settings import ExampleKeywords, Examples, refuses_unknown
 
 from .apply import ModelAlignment
 from .folders import opened
 from .match import match as match_models
 from .options import ModelSource, Tell
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -45,22 +47,6 @@ class Barrier:
         return {name: getattr(self, name) for name in names}
 
 
-@dataclass(frozen=True)
-class Examples:
-    """The data that models are measured on; the fields are those of `onebasin.data.load_task`."""
-
-    split: str | None = None
-    limit: int | None = None
-    batch: int = 64
-    context: int | None = None
-    vocabulary: str | Path | dict[str, int] | None = None
-    mask_id: int | None = None
-    mask_share: float = 0.15
-    maskable: Collection[int] | None = None
-    seed: int = 0
-    columns: Mapping[str, str] | None = None
-
-
 @refuses_unknown(Examples)
 def evaluate(
     model: ModelSource,
@@ -70,7 +56,7 @@ def evaluate(
     device: str = "cpu",
     family: str | None = None,
     tell: Tell | None = None,
-    **examples: Any,
+    **examples: Unpack[ExampleKeywords],
 ) -> Scores:
     """Measure a model on labelled data.
 
@@ -90,11 +76,12 @@ def evaluate(
         ValueError: for data or a task that do not fit the model.
     """
     refuse_device(device)
+    examples["by_length"] = True
     with opened([model], family) as (given,):
         wanted = task or task_of(given)
         if wanted in TASKS:
             refuse_unfit([given.folder], wanted)
-        read = load_task(wanted, data, given.folder, by_length=True, **examples)
+        read = load_task(wanted, data, given.folder, **examples)
         moved = load_model(given.folder, wanted).to(device)  # type: ignore[arg-type]
         return scores_of(moved, read, tell)
 
@@ -112,7 +99,7 @@ def barrier(
     device: str = "cpu",
     family: str | None = None,
     tell: Tell | None = None,
-    **examples: Any,
+    **examples: Unpack[ExampleKeywords],
 ) -> Barrier:
     """Measure the loss on the line between two models.
 

@@ -187,7 +187,7 @@ def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """The same for what reads a sum that only a norm has written into yet, where other norms read it later."""
+    """What reads a sum that only a LayerNorm has written into yet meets only its bias along D^-1 1."""
     order = list(signature.tensors)
     for place, (role, entry) in enumerate(signature.tensors.items()):
         norm = entry.norm
