@@ -44,6 +44,7 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.solvers
 	$(BIN)/python -m benchmarks.progressive --layers 2
+	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.disk --kind fine-tuned --workers 1,2
 	$(BIN)/python -m benchmarks.disk --kind independent --workers 1,2
 

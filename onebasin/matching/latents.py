@@ -69,7 +69,7 @@ def blend(
     total = {role: shares[0] * tensor for role, tensor in anchor.items()}
     for share, tensors, moving in zip(shares[1:], sources, elements, strict=True):
         for role, tensor in tensors.items():
-            total[role] = total[role] + share * move(signature, moving, role, tensor)
+            total[role] = torch.add(total[role], move(signature, moving, role, tensor), alpha=share)
     return total
 
 

@@ -32,6 +32,7 @@ from onebasin.symmetry.groups import (
     SignedPermutation,
 )
 from onebasin.symmetry.groups.elements import Linear, Monomial
+from onebasin.symmetry.groups.group import as_moments
 
 LATENT = [Orthogonal(), OrthogonalFixingOnes(), ScaledOrthogonal(), Invertible(), Rotary(), Rotary(True, "joint"),
           ScaledPermutation(), Factors()]  # fmt: skip
@@ -360,6 +361,35 @@ def test_permutations_learned_straight_through_are_exact(case: str, level: str, 
     for batch in setting.batches:
         ours, theirs = setting.forward(after, batch), setting.forward(setting.tensors[1], batch)
         assert all(torch.allclose(ours[name], theirs[name], rtol=1e-9, atol=1e-9) for name in theirs)
+
+
+@pytest.mark.parametrize("group", [Permutation(), SignedPermutation(), ScaledPermutation()], ids=lambda g: g.name)
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("dual", [False, True])
+def test_an_order_acts_as_itself_and_learns_as_if_it_were_its_scores(
+    group: Group, batch: tuple[int, ...], dual: bool
+) -> None:
+    """As diag(a) (P + Z - Z.detach()) does, with the dense matrix P."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*batch, *shape, generator=generator, dtype=torch.float64)
+
+    latent = {"order": drawn(6, 6).requires_grad_()}
+    if isinstance(group, ScaledPermutation):
+        latent["stretch"] = drawn(6).requires_grad_()
+    x, weight = drawn(6, 4).requires_grad_(), drawn(6, 4)
+    free = [x, *latent.values()]
+    order = SignedPermutation() if isinstance(group, SignedPermutation) else Permutation()
+    score = latent["order"]
+    dense = order.nearest(as_moments(score.detach())).dense().matrix + score - score.detach()
+    expected = dense @ x
+    if "stretch" in latent:
+        expected = expected * (-latent["stretch"] if dual else latent["stretch"]).exp().unsqueeze(-1)
+    found = group.element(latent).act(x, dual)
+    assert torch.allclose(found, expected, atol=1e-12)
+    ours, theirs = (torch.autograd.grad((each * weight).sum(), free) for each in (found, expected))
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
 
 
 NEURONS = [("OPTForCausalLM", "full", "decoder.layers.0.ffn"), ("GPT2LMHeadModel", "orthogonal", "h.0.ffn")]

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,14 +40,48 @@ def order_latent(size: int, batch: tuple[int, ...], like: Tensor, order: str) ->
     return {}
 
 
-def ordered(group: Group, latent: Latent, settle: bool) -> Element | Coupling:
+def ordered(group: Group, latent: Latent, settle: bool) -> Monomial | StraightThrough | Coupling:
     """Return the permutation (with signs, if `group` has them) that scores stand for, or the coupling."""
     if "mixture" in latent:
         return Coupling(sinkhorn(latent["mixture"]).exp())
     score = latent["order"]
     found = group.nearest(as_moments(score.detach()))
     assert isinstance(found, Monomial)
-    return found if settle else Coupling(found.dense(score.dtype).matrix + score - score.detach())
+    return found if settle else StraightThrough(found, score)
+
+
+@dataclass(frozen=True)
+class StraightThrough:
+    """A permutation P that acts as itself, and whose gradient goes to its scores Z as if P were P + Z - Z.detach().
+
+    order: P, with signs or without. score: (*batch, n, n). scale: (*batch, n), what a neuron is then multiplied by.
+    """
+
+    order: Monomial
+    score: Tensor
+    scale: Tensor | None = None
+
+    def act(self, x: Tensor, dual: bool = False) -> Tensor:
+        """x: (*batch, n, m) -> (*batch, n, m). dual: as what reads the space takes it."""
+        moved: Tensor = _Gather.apply(self.score, x, self.order)  # type: ignore[no-untyped-call]
+        return moved if self.scale is None else moved * (1 / self.scale if dual else self.scale).unsqueeze(-1)
+
+
+class _Gather(torch.autograd.Function):
+    """P x. Gathering takes no product, nor does its gradient in x; only the one in the scores, which is g x^T, does."""
+
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, x: Tensor, order: Monomial) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.order = order
+        return order.act(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        wants_score, wants_x, _ = ctx.needs_input_grad
+        back = ctx.order.inverse().act(gradient) if wants_x else None  # its signs are their own inverses
+        return gradient @ x.mT if wants_score else None, back, None
 
 
 class Ordered(Group):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from .base import Moments
 from .coupling import Coupling
 from .elements import Acts, Element, Linear, Monomial
 from .group import Latent, Stretched, monomial_departure
-from .permutation import Ordered, Permutation, ordered, random_index
+from .permutation import Ordered, Permutation, StraightThrough, ordered, random_index
 
 CHUNK = 1 << 16  # quartics solved at once: `ScaledPermutation` has n^2 of them; temporaries of this size fit a cache
 CLOSE = 1e-10  # Newton's last step, relative to the root: the next would be about its square
@@ -102,5 +104,6 @@ class ScaledPermutation(Stretched, Ordered):
         order = ordered(Permutation(), latent, settle)
         if isinstance(order, Coupling):
             return Coupling(scale.unsqueeze(-1) * order.matrix, order.matrix / scale.unsqueeze(-1))
-        assert isinstance(order, Monomial)
+        if isinstance(order, StraightThrough):
+            return replace(order, scale=scale)
         return Monomial(stay, scale).after(order)
