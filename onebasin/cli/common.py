@@ -292,12 +292,12 @@ def numbers(text: str | None, option: str) -> list[int] | None:
     return list(found)
 
 
-def weights(text: str | None) -> list[float] | None:
+def weights(text: str | None, option: str = "--weights") -> list[float] | None:
     """`0.5,0.5` -> [0.5, 0.5]. Raises ValueError quoting what is no list of numbers."""
     try:
         return None if text is None else [float(word) for word in text.split(",")]
     except ValueError:
-        raise ValueError(f"--weights '{text}': write numbers separated by commas") from None
+        raise ValueError(f"{option} '{text}': write numbers separated by commas") from None
 
 
 def renamed(text: str | None, option: str) -> dict[str, str]:

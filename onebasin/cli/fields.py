@@ -125,8 +125,9 @@ def _parser(kind: type[Settings], name: str) -> Callable[[Any], Any]:
         return _same
     if issubclass(origin, Mapping):
         return (lambda items: c.pairs(items, flag)) if _repeats(hint) else (lambda text: c.renamed(text, flag))
-    if get_args(hint)[0] is int:
-        return lambda text: c.numbers(text, flag)
+    if get_args(hint)[0] in (int, float):
+        read = c.numbers if get_args(hint)[0] is int else c.weights
+        return lambda text: read(text, flag)
     return c.words
 
 

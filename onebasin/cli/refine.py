@@ -8,14 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from onebasin.data.calibration import Calibration
+from onebasin.fusion.refine import Refining
 
 from . import common as c
 from . import matching as m
-from .fields import options_of
+from .fields import options_of, typed
 
 DATA = options_of(Calibration, without=("noise",), defaults={"data": "self", "samples": 2048})
 
 
+@c.takes(options_of(Refining, without=("seed",)), "how", lambda given: typed(Refining, given))
 @c.takes(DATA, "calibration", m.on_data)
 def refine(
     merged: Annotated[str, typer.Argument(metavar="MERGED", help="The merged model: a folder or a hub id.")],
@@ -25,19 +27,10 @@ def refine(
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
     *,
     calibration: dict[str, Any],
-    steps: Annotated[int, typer.Option(help="Steps of distillation.")] = 200,
+    how: dict[str, Any],
     control: Annotated[
         str | None,
         typer.Option(help="Another start, such as an unmatched average: gets the same steps, for comparison."),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Examples in a step.")] = 16,
-    lr: Annotated[float, typer.Option(help="The largest learning rate.")] = 1e-3,
-    weights: Annotated[str | None, typer.Option(help="One number per teacher, such as 1,2 [default: equal].")] = None,
-    mixed: Annotated[
-        bool, typer.Option("--mixed", help="Multiply in bfloat16: faster where the hardware does.")
-    ] = False,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Save the run in this file as it goes, and continue from it.")
     ] = None,
     dtype: c.Dtype = None,
     device: c.Device = "cpu",
@@ -51,9 +44,8 @@ def refine(
 
     with c.progress(quiet) as tell:
         result = onebasin.refine(
-            merged, teachers, output, steps=steps, control=control, batch=batch, lr=lr, weights=c.weights(weights),
-            mixed=mixed, checkpoint=checkpoint, dtype=dtype, device=device, family=family,
-            overwrite=overwrite, tell=tell, command=c.command_line(), **calibration,
+            merged, teachers, output, control=control, dtype=dtype, device=device, family=family, overwrite=overwrite,
+            tell=tell, command=c.command_line(), **how, **calibration,
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:
@@ -62,4 +54,4 @@ def refine(
         other = result["control"]
         for name, row in [(merged, result), *([(other["model"], other)] if other else [])]:
             print(f"{name}: KL divergence from the teachers {row['loss_before']:.6g} -> {row['loss_after']:.6g}")
-        print(f"{result['output']}: distilled, {result['step']} of {steps} steps")
+        print(f"{result['output']}: distilled, {result['step']} of {result['steps']} steps")

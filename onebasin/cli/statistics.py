@@ -39,8 +39,8 @@ def statistics(
 
     with c.progress(quiet) as tell:
         result = measure(
-            model, output, kind, canonical=canonical, precision=precision, device=device,
-            family=family, overwrite=overwrite, tell=tell, **calibration, **fisher,
+            model, output, kind, canonical=canonical, family=family, overwrite=overwrite, tell=tell,
+            **{"precision": precision, "device": device, **calibration, **fisher},
         )  # fmt: skip
     c.print_notes(result, quiet)
     if json:

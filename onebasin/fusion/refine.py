@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from onebasin.data.teaching import (
     Forward,
-    Loss,
     Outputs,
     Teachers,
     divergence,
@@ -29,11 +27,11 @@ from onebasin.data.teaching import (
     mean_loss,
     split_held_out,
 )
-from onebasin.engine import MOST_STEPS, Descent
+from onebasin.engine import MOST_STEPS, Descent, Means
 from onebasin.models import Model
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
-from onebasin.settings import Count, Rate, Weight, checked
+from onebasin.settings import Count, Rate, Seconds, Seeded, Weight, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,80 +52,87 @@ class Refined:
     losses: dict[int, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Refining(Seeded):
+    """How a merged model is distilled, with Adam (linear warm-up and decay).
+
+    seconds: how long it takes, instead of `steps`.
+    """
+
+    section: ClassVar[str] = "Options"
+
+    steps: Count = setting(200, "Steps of distillation.")
+    batch: Count = setting(16, "Examples in a step.")
+    lr: Rate = setting(1e-3, "The largest learning rate.")
+    weights: list[Weight] | None = setting(None, "One number per teacher, such as 1,2 [default: equal].")
+    mixed: bool = setting(False, "Multiply in bfloat16: faster where the hardware does.")
+    checkpoint: str | None = setting(None, "Save the run in this file as it goes, and continue from it.")
+    seconds: Seconds | None = None
+
+    def shares(self, count: int) -> list[float]:
+        """Return the shares of `count` teachers, which sum to 1. Raises ValueError for weights that are not theirs."""
+        if not count:
+            raise ValueError("refinement needs at least one teacher")
+        weights = [1.0] * count if self.weights is None else self.weights
+        if len(weights) != count or min(weights) <= 0:
+            raise ValueError(f"{count} teachers need {count} positive weights")
+        return [weight / sum(weights) for weight in weights]
+
+
 def refine(
     merged: Model,
     teachers: Sequence[Model],
     batches: Sequence[Batch],
+    how: Refining | None = None,
+    means: Means | None = None,
     *,
     held_out: Sequence[Batch] | None = None,
-    start: Mapping[str, Tensor] | None = None,
-    steps: int = 200,
-    seconds: float | None = None,
-    lr: float = 1e-3,
-    weights: Sequence[float] | None = None,
-    seed: int = 0,
-    loss: Loss | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    mixed: bool = False,
-    checkpoint: str | Path | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Refined:
-    """Distil `teachers` into `merged` with Adam (linear warm-up and decay); one batch makes a step.
+    """Distil `teachers` into `merged`: towards the mixture of their predictions, by the KL divergence from it.
 
     Args:
         merged: The model that learns.
         teachers: The models that it came from.
-        batches: Inputs.
+        batches: Inputs; one makes a step.
+        how: The settings (default: all as usual). `mixed` forms products of matrices in bfloat16, which graphics cards
+            and recent processors do faster (Micikevicius et al., 2018); on processors with attention maps held whole.
+            The checkpoint is as in `Descent`; it holds four numbers for each of the model's.
+        means: The type of the weights and their updates, and where it runs.
         held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one; they then teach
             nothing).
-        start: Role -> tensor, instead of those of `merged`.
-        steps: How many.
-        seconds: How long it takes, instead of `steps`.
-        lr: The largest learning rate.
-        weights: Of the teachers' predictions (default: equal).
-        seed: Of the order of batches.
-        loss: Default: the KL divergence from the mixture of the teachers' predictions.
-        dtype: Of the weights and their updates.
-        device: Where it runs.
-        mixed: Products of matrices in bfloat16, which graphics cards and recent processors do faster (Micikevicius et
-            al., 2018); on processors with attention maps held whole.
-        checkpoint: As in `Descent`; it holds four numbers for each of the model's.
         progress: As in `Descent`.
 
     Raises:
-        ValueError: There are too few batches, no teachers, weights, steps or a learning rate that are not positive,
-            models without an output in common, or a checkpoint of another run.
+        ValueError: There are too few batches, no teachers, weights that are not theirs, models without an output in
+            common, or a checkpoint of another run.
     """
-    shares = check(len(teachers), weights, steps, lr)
-    loss = loss or divergence
+    how, means = how or Refining(), means or Means()
+    shares, loaded = how.shares(len(teachers)), partial(loaded_model, dtype=means.dtype, device=means.device)
     fit, held = split_held_out(batches, held_out)
-    masters = [loaded_model(teacher, dtype=dtype, device=device) for teacher in teachers]
-    function_of = _in_bfloat16 if mixed else forward_of
+    masters = [loaded(teacher) for teacher in teachers]
+    function_of = _in_bfloat16 if how.mixed else forward_of
     answers = Teachers([partial(function_of(master), master.parameter) for master in masters])
     # On processors the gradient of torch's fused attention multiplies many small blocks, each at a cost of its own.
-    attention = "eager" if mixed and torch.device(device).type == "cpu" else None
-    student = loaded_model(merged, dtype=dtype, device=device, attention=attention)
-    if start is not None:
-        student.fill(start.__getitem__)
-        student.fill_buffers(start.__getitem__)
-    steps = MOST_STEPS if seconds else steps
+    attention = "eager" if how.mixed and torch.device(means.device).type == "cpu" else None
+    student = loaded(merged, attention=attention)
+    steps = MOST_STEPS if how.seconds else how.steps
     forward = function_of(student)
     free = student.parameter
     for parameter in free.values():
         parameter.requires_grad_()
-    order = drawn_order(np.random.default_rng(seed), steps, len(fit))
+    order = drawn_order(np.random.default_rng(how.seed), steps, len(fit))
 
     def held_out_loss() -> float:
-        return mean_loss(loss, partial(forward, free), answers, shares, held)
+        return mean_loss(divergence, partial(forward, free), answers, shares, held)
 
     def loss_at(step: int) -> Tensor:
         batch = fit[order[step - 1]]
-        return loss(forward(free, batch), answers(batch), shares, batch)
+        return divergence(forward(free, batch), answers(batch), shares, batch)
 
-    run = Descent(list(free.values()), steps=steps, lr=lr, looks=LOOKS, seconds=seconds, seed=seed,
-                  batches=len(fit), weights=shares, mixed=mixed)  # fmt: skip
-    run.descend(loss_at, held_out_loss, checkpoint=checkpoint, progress=progress)
+    run = Descent(list(free.values()), steps=steps, lr=how.lr, looks=LOOKS, seconds=how.seconds,
+                  seed=how.seed, batches=len(fit), weights=shares, mixed=how.mixed)  # fmt: skip
+    run.descend(loss_at, held_out_loss, checkpoint=how.checkpoint, progress=progress)
     for parameter in free.values():
         parameter.requires_grad_(False)
     tensors = {role: parameter.detach() for role, parameter in free.items()}
@@ -144,15 +149,3 @@ def _in_bfloat16(stock: LoadedModel) -> Forward:
         return {name: output.float() for name, output in outputs.items()}
 
     return cast
-
-
-def check(count: int, weights: Sequence[float] | None, steps: int, lr: float) -> list[float]:
-    """Return the shares of `count` teachers, which sum to 1. Raises ValueError as `refine` does, before any work."""
-    checked(Count, "steps", steps)
-    checked(Rate, "lr", lr)
-    if not count:
-        raise ValueError("refinement needs at least one teacher")
-    given: list[float] = checked(list[Weight], "weights", [1.0] * count if weights is None else list(weights))
-    if len(given) != count or min(given) <= 0:
-        raise ValueError(f"{count} teachers need {count} positive weights")
-    return [weight / sum(given) for weight in given]

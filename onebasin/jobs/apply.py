@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from onebasin.models import Canonical, Folder, LazyTensors, Model, Rewritten, Widened, write_model
-from onebasin.models.model import View
+from onebasin.models import Canonical, Folder, Held, LazyTensors, Model, Rewritten, Widened, write_model
 from onebasin.running import load_model
 from onebasin.running.lora import Adapter, entries_of, fit, folded, rewritten_adapter, write_adapter
 from onebasin.symmetry import Alignment, Entry
@@ -136,7 +135,7 @@ class ModelAlignment:
 
     def _moved(self, base: Folder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The rewritten tensors, by their names on disk; those that are not there, and that nothing needs, stay out."""
-        form = self._form(_Held(base, tensors))
+        form = self._form(Held(base, tensors))
         return {
             name: tensor.clone()
             for role, entry in form.signature.tensors.items()
@@ -166,18 +165,6 @@ def alignments_of(
         ModelAlignment.of(pair.alignment, given[i], frame.models[i], opt.family, opt.dtype)
         for i, pair in zip(frame.others, found, strict=True)
     ]
-
-
-class _Held(View):
-    """A model that holds other tensors, by role."""
-
-    def __init__(self, base: Model, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__(base)
-        self.tensors = tensors
-
-    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-        entry = self.signature.tensors[role]
-        return self.tensors[role if entry.stored else str(entry.alias)].to(device=device, dtype=dtype)
 
 
 def _on_disk(base: Folder, given: Mapping[str, Tensor]) -> dict[str, str]:

@@ -80,3 +80,34 @@ class MergeKeywords(OptionKeywords, WrittenKeywords, total=False):
     normalize: bool
     shrink: float
     spread: bool
+
+
+class RefineKeywords(OptionKeywords, total=False):
+    """Those of `refine`: also the fields of `Refining`."""
+
+    batch: int
+    weights: list[float] | None
+    mixed: bool
+
+
+class StatisticsKeywords(OptionKeywords, total=False):
+    """Those of `statistics`: also what is measured of the Fisher information."""
+
+    labels: Literal["sampled", "given"]
+    draws: int
+
+
+class LayersKeywords(MergeKeywords, total=False):
+    """Those of `merge_best_layers`: also the arguments of `merge`, but those that it has itself."""
+
+    method: str | None
+    weights: Sequence[float] | None
+    match: str | None
+    anchor: int | str
+    heads_from: int | None
+    soft: float | None
+    tokenizer_source: str | None
+    dtype: str | None
+    verdict: bool
+    require: float | None
+    report: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onebasin.data import evaluate, load_task
 from onebasin.data.calibration import task_of
@@ -25,6 +25,11 @@ from .merge import known_settings, merge
 from .options import ModelSource, Options, Tell, Written
 from .report import place_of
 from .results import MergeResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .keywords import LayersKeywords
 
 LESS_IS_BETTER = ("loss", "perplexity")
 
@@ -55,7 +60,7 @@ def merge_best_layers(
     verify: bool | str = "outputs",
     tell: Tell | None = None,
     command: str | None = None,
-    **options: Any,
+    **options: Unpack[LayersKeywords],
 ) -> MergeResult:
     """`merge` with the set of layers matched that scores best on `validation`.
 
@@ -65,36 +70,35 @@ def merge_best_layers(
     Returns as `merge`, with `layers` and `tried` (layers -> score). Raises ValueError as `merge` does, for validation
     data that are missing, and where no matching or a budget leaves nothing to choose.
     """
+    how: dict[str, Any] = {**options}
     if validation is None:
         raise ValueError("layers auto chooses by validation data, which are missing: --validation FILE")
-    if options.get("match") == "none" or options.get("quality") or options.get("budget"):
+    if how.get("match") == "none" or how.get("quality") or how.get("budget"):
         raise ValueError("layers auto chooses what is matched: it does not go with --match none or --budget")
-    device = options.get("device", "cpu")
+    device = how.get("device", "cpu")
     refuse_device(device)
     data, split = split_off(validation)
-    page = place_of(output, options.get("report", False))
-    with opened(models, options.get("family")) as given:
+    page = place_of(output, how.get("report", False))
+    with opened(models, how.get("family")) as given:
         if output is not None:
             beside = [Output("the report", page, "")] if page else []
             refuse_outputs([Output("the output", output), *beside], given, overwrite)
-        told = {key: options[key] for key in Reading.names() if options.get(key) is not None}
-        task = load_task(options.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
+        told = {key: how[key] for key in Reading.names() if how.get(key) is not None}
+        task = load_task(how.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
         layers = given[0].signature.layers
 
     def measure(some: list[int]) -> float:
         if tell:
             tell(f"matching layers {', '.join(map(str, some))}")
-        model = merge(
-            models, layers=some, **{**options, "verify": False, "verdict": False, "require": None, "report": False}
-        )["model"]
+        quick = {"layers": some, "verify": False, "verdict": False, "require": None, "report": False}
+        model = merge(models, **{**how, **quick})["model"]
         model.to(device)
         found: float = getattr(evaluate(model, task), metric.replace("-", "_"))
         return found
 
     chosen, tried = best_layers(layers, measure, metric)
-    result = merge(
-        models, output, layers=chosen, overwrite=overwrite, verify=verify, tell=tell, command=command, **options
-    )
+    how["layers"] = chosen
+    result = merge(models, output, overwrite=overwrite, verify=verify, tell=tell, command=command, **how)
     names = ",".join(map(str, chosen))
     note = f"matched layers {names}: {metric} {tried[names]:.4g} on '{validation}', the best of {len(tried)} sets"
     result.update(layers=chosen, tried=tried, notes=[note, *result.notes])

@@ -6,101 +6,102 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from onebasin.data.calibration import Data, recut
-from onebasin.fusion.refine import Refined, check
+from onebasin.fusion.refine import Refined, Refining
 from onebasin.fusion.refine import refine as distil
 from onebasin.models import Folder, provenance, write_model
 from onebasin.models.card import front_matter, paths_of
 from onebasin.models.outputs import Output
 from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
-from onebasin.settings import Count, checked, refuses_unknown
+from onebasin.settings import refuses_unknown, taken
 
 from .folders import opened, refuse_places, together, workplace
 from .options import ModelSource, Options, Tell, stored_dtype
 from .results import Result
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .keywords import RefineKeywords
 
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
 ALONE = "no control got the same steps: give one, the average of unmatched models, say, to see what this start is worth"
 CALL = "onebasin.refine(...)"
 
 
-@refuses_unknown(Options)
+@refuses_unknown(Options, Refining)
 def refine(
     merged: ModelSource,
     teachers: Sequence[ModelSource],
     output: str | Path | None = None,
     *,
-    steps: int = 200,
-    batch: int = 16,
-    lr: float = 1e-3,
-    weights: Sequence[float] | None = None,
     control: ModelSource | None = None,
-    mixed: bool = False,
     dtype: str | None = None,
     overwrite: bool = False,
     tell: Tell | None = None,
     command: str | None = None,
-    data: str | None = "self",
-    samples: int = 2048,
-    **options: Any,
+    **options: Unpack[RefineKeywords],
 ) -> Result:
     """Distil `teachers` into `merged`; see `onebasin.fusion.refine`.
 
-    output: folder to write (None: the result holds the `model`). batch: examples in a step. weights: of the teachers'
-    predictions. control: another start, such as the plain average of models that were not matched; it gets the same
-    steps on the same data, is not written, and its losses are reported beside. mixed: products of matrices in
-    bfloat16. data, samples and options: fields of `onebasin.Options` (what calibration data are, seed, device, family,
-    and `checkpoint`, beside which the control's run is saved as `.control`).
+    Args:
+        merged: the model that learns.
+        teachers: the models that it was made of.
+        output: the folder to write (None: the result holds the `model`).
+        control: another start, such as the plain average of models that were not matched; it gets the same steps on the
+            same data, is not written, and its losses are reported beside.
+        dtype: of the weights written (default: those of `merged`).
+        overwrite: whether to replace the output where it exists.
+        tell: called with a sentence at every step.
+        command: what the model card says made the model.
+        options: the fields of `Refining` and `Options` (what calibration data are, device, family). The control's run
+            is saved beside the checkpoint as `.control`.
 
-    Returns {"output", "steps", "step", "loss_before", "loss_after", "control", "notes", "seconds"}; losses are those on
-    data held out, in nats of KL divergence from the teachers' mixture. Raises ValueError with one clear sentence.
+    Returns:
+        `output`, `steps`, `step`, `loss_before`, `loss_after`, `control`, `notes` and `seconds`; losses are those on
+        data held out, in nats of KL divergence from the teachers' mixture.
+
+    Raises:
+        ValueError: for models, data or settings that do not fit.
     """
     started = time.perf_counter()
-    opt, stored = Options.of({"data": data, "samples": samples, **options}), stored_dtype(dtype)
-    batch = checked(Count, "batch", batch)
+    given_options: dict[str, Any] = {"data": "self", "samples": 2048, **options}
+    rest = dict(given_options)
+    how, stored = taken(Refining, rest), stored_dtype(dtype)
+    opt = Options.of({**rest, "seed": how.seed, "checkpoint": how.checkpoint})
     extra = [] if control is None else [control]
-    check(len(teachers), weights, steps, lr)
+    how.shares(len(teachers))
     with opened([merged, *extra, *teachers], opt.family) as given, workplace(output) as target:
         beside = opt.checkpoint and f"{opt.checkpoint}.control"
         outputs = [Output("the output", target if output is None else output)]
         outputs += [Output("the control's checkpoint", beside, "", grows=True)] if beside and extra else []
         refuse_places(outputs, given, overwrite, opt)
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
-        batches = recut(Data(masters, opt, opt, tell, opt.labels).batches, batch)
+        batches = recut(Data(masters, opt, opt, tell, opt.labels).batches, how.batch)
 
         def run(start: Folder, saved: str | None) -> Refined:
-            return distil(
-                start, masters, batches, steps=steps, lr=lr, weights=weights, seed=opt.seed, dtype=opt.dtype,
-                device=opt.device, mixed=mixed, checkpoint=saved, progress=_progress(tell, start.name),
-            )  # fmt: skip
+            said = _progress(tell, start.name)
+            return distil(start, masters, batches, replace(how, checkpoint=saved), opt, progress=said)
 
         compared = [{"model": start.name, **_summary(run(start, beside))} for start in starts[1:]]
         found = run(starts[0], opt.checkpoint)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
-            "steps": steps,
+            "steps": how.steps,
             **_summary(found),
             "control": compared[0] if compared else None,
             "notes": [NOTE] if compared else [NOTE, ALONE],
         }
 
         def complete(folder: Path) -> None:
-            how = {
-                "data": data,
-                "samples": samples,
-                "batch": batch,
-                "lr": lr,
-                "weights": weights,
-                "mixed": mixed,
-                **options,
-            }
-            facts = provenance(given, command=command or CALL, options=how, result=result)
+            facts = provenance(given, command=command or CALL, options=given_options, result=result)
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             (folder / "README.md").write_text(_card(target.name, starts[0], masters, result, command), "utf-8")
 

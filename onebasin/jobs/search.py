@@ -39,8 +39,8 @@ from onebasin.engine import Tell, available_memory
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
-from onebasin.fusion.refine import refine
-from onebasin.models import Model, ModelError, numel
+from onebasin.fusion.refine import Refining, refine
+from onebasin.models import Held, Model, ModelError, numel
 from onebasin.models.folder import one_line
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import loaded_model
@@ -220,9 +220,10 @@ class Search:
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
         """The best so far after some steps of distillation."""
         (fit, held), tell = self.split, self.tell
+        how = Refining(weights=[*self.shares], seed=self.opt.seed, seconds=seconds)
         found = refine(
-            self.models[self.template], self.models, recut(fit, DISTILLED), held_out=held, start=best.tensors,
-            weights=self.shares, seed=self.opt.seed, dtype=self.opt.dtype, device=self.opt.device, seconds=seconds,
+            Held(self.models[self.template], best.tensors), self.models, recut(fit, DISTILLED), how, self.opt,
+            held_out=held,
             progress=tell and (lambda text, loss: tell(f"distilling: {text}, loss {loss:.4g}")),
         )  # fmt: skip
         return self.candidate(f"{best.name}, distilled", best.aligned, best.method, found.tensors,

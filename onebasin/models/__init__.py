@@ -10,7 +10,7 @@ from .card import model_card, provenance
 from .distance import Distances, before_and_after, distances
 from .folder import DTYPES, Folder, ModelError, locate
 from .lazy_tensors import LazyTensors
-from .model import Model, View, numel
+from .model import Held, Model, View, numel
 from .pairing import Common, Shared, common_roles, of_one_width, read_pair, shared_roles
 from .rewritten import Rewritten
 from .widened import Widened
@@ -22,6 +22,7 @@ __all__ = [
     "Common",
     "Distances",
     "Folder",
+    "Held",
     "LazyTensors",
     "Model",
     "ModelError",

@@ -89,3 +89,15 @@ class View:
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         return self.base.read(role, dtype, device)
+
+
+class Held(View):
+    """A model that holds other tensors, by role."""
+
+    def __init__(self, base: Model, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(base)
+        self.tensors = tensors
+
+    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        entry = self.signature.tensors[role]
+        return self.tensors[role if entry.stored else str(entry.alias)].to(device=device, dtype=dtype)

@@ -10,14 +10,16 @@ from stopped import stopped_and_continued
 from torch import Tensor
 from zoo import CASES, inputs, named_outputs
 
-from onebasin.data.teaching import divergence, own_loss
-from onebasin.fusion.refine import refine
+from onebasin.data.teaching import divergence
+from onebasin.engine import Means
+from onebasin.fusion.refine import Refining, refine
 from onebasin.models import Folder
 from onebasin.running.loaded import loaded_model
 
 CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM",
         "LlamaForCausalLM"]  # fmt: skip
 Batches = list[dict[str, Tensor]]
+EXACT = Means(precision="float64")
 
 
 def models(case: str, where: Path) -> tuple[list[Folder], Batches]:
@@ -36,8 +38,8 @@ def loss(student: dict[str, Tensor], teachers: list[Folder], batch: dict[str, Te
 def test_the_loss_falls_and_is_that_of_the_model_returned(case: str, tmp_path: Path) -> None:
     (a, b, merged), batches = models(case, tmp_path)
     weights = [0.3, 0.7]
-    found = refine(merged, [a, b], batches[:6], held_out=batches[6:], steps=30, lr=5e-3, weights=weights,
-                   dtype=torch.float64)  # fmt: skip
+    how = Refining(steps=30, lr=5e-3, weights=weights)
+    found = refine(merged, [a, b], batches[:6], how, EXACT, held_out=batches[6:])
     start = loaded_model(merged, dtype=torch.float64)
     for model, expected in ((start.model, found.losses[0]), (found.model, min(found.losses.values()))):
         measured = [loss(named_outputs(model, batch), [a, b], batch, weights) for batch in batches[6:]]
@@ -52,7 +54,7 @@ def test_the_loss_falls_and_is_that_of_the_model_returned(case: str, tmp_path: P
 
 def test_a_model_that_is_its_own_teacher_stays(tmp_path: Path) -> None:
     (a, _, _), batches = models("GPT2LMHeadModel", tmp_path)
-    found = refine(a, [a], batches, steps=5, dtype=torch.float64)
+    found = refine(a, [a], batches, Refining(steps=5), EXACT)
     assert found.losses[0] < 1e-14
     for role, tensor in found.tensors.items():
         assert torch.allclose(tensor, a.read(role, torch.float64), atol=1e-6), role
@@ -64,7 +66,7 @@ def test_mixed_precision_multiplies_in_bfloat16_and_keeps_weights_in_float32(cas
     seen = set()
     watch = torch.nn.modules.module.register_module_forward_hook(lambda _, __, out: seen.update([type_of(out)]))
     with watch:
-        found = refine(merged, [a, b], batches[:6], held_out=batches[6:], steps=30, lr=5e-3, mixed=True)
+        found = refine(merged, [a, b], batches[:6], Refining(steps=30, lr=5e-3, mixed=True), held_out=batches[6:])
     assert torch.bfloat16 in seen
     assert {tensor.dtype for tensor in found.tensors.values()} == {torch.float32}
     exact = [loss_of(model, [a, b], batches[6:]) for model in (loaded_model(merged).model, found.model)]
@@ -85,15 +87,16 @@ def loss_of(model: torch.nn.Module, teachers: list[Folder], batches: Batches) ->
 @pytest.mark.parametrize("stop", [3, 12, 20])
 def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path) -> None:
     (a, b, merged), batches = models("GPT2LMHeadModel", tmp_path)
-    whole = refine(merged, [a, b], batches, steps=20)
+    whole = refine(merged, [a, b], batches, Refining(steps=20))
+    how = Refining(steps=20, checkpoint=str(tmp_path / "run"))
     resumed, again = stopped_and_continued(
-        lambda progress: refine(merged, [a, b], batches, steps=20, checkpoint=tmp_path / "run", progress=progress), stop
+        lambda progress: refine(merged, [a, b], batches, how, progress=progress), stop
     )
     assert again == 20 - 2 * ((stop - 1) // 2)  # what was saved, at every second step, is not done twice
     assert resumed.losses == whole.losses and resumed.step == whole.step
     assert all(torch.equal(resumed.tensors[role], tensor) for role, tensor in whole.tensors.items())
     with pytest.raises(ValueError, match="belongs to another run"):
-        refine(a, [a, b], batches, steps=20, checkpoint=tmp_path / "run")
+        refine(a, [a, b], batches, how)
 
 
 def test_bad_input_is_named(tmp_path: Path) -> None:
@@ -101,10 +104,8 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one teacher"):
         refine(merged, [], batches)
     with pytest.raises(ValueError, match="positive weights"):
-        refine(merged, [a, b], batches, weights=[1.0])
+        refine(merged, [a, b], batches, Refining(weights=[1.0]))
     with pytest.raises(ValueError, match="it must be greater than"):
-        refine(merged, [a, b], batches, lr=0.0)
+        Refining(lr=0.0)
     with pytest.raises(ValueError, match="at least two batches"):
         refine(merged, [a, b], batches[:1])
-    with pytest.raises(ValueError, match="labels"):
-        refine(merged, [a, b], batches, loss=own_loss)
