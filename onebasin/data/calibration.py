@@ -253,9 +253,12 @@ def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int =
     ]
 
 
-def recut(batches: Sequence[Mapping[str, Tensor]], size: int) -> list[Batch]:
-    """The same examples in the same order, `size` in a batch (the last may have fewer)."""
+def recut(batches: Sequence[Mapping[str, Tensor]], size: int, by_length: bool = False) -> list[Batch]:
+    """The same examples in the same order, `size` in a batch (the last may have fewer); by_length: texts of like length
+    make a batch, which saves padding."""
     rows = [row for batch in batches for row in _examples(batch)]
+    if by_length:
+        rows.sort(key=lambda row: len(row["input_ids"]) if "input_ids" in row and row["input_ids"].dim() else 0)
     return [_stacked(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 

@@ -26,9 +26,9 @@ class Descent:
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
     turns, so that each can have a loss of its own: see `moves_scores`.
 
-    looks: at the held-out loss in one run. seconds: how long a run takes, instead of `steps`; the learning rate falls
-    with the time then, and Ctrl-C ends the run early. settings: what else makes the run, compared where a
-    saved one is taken up again. losses: step -> held-out loss; step 0 is the start.
+    looks: at the held-out loss in one run. seconds: how long a run takes at most; the learning rate falls with what is
+    nearer its end, the time or the steps, and Ctrl-C ends the run early. settings: what else makes the run, compared
+    where a saved one is taken up again. losses: step -> held-out loss; step 0 is the start.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Descent:
                     break
                 gone = (step - 1) / max(self.steps - 1, 1)
                 if self.seconds is not None:
-                    gone = (time.perf_counter() - started) / self.seconds
+                    gone = max(gone, (time.perf_counter() - started) / self.seconds)
                 if gone > 1:
                     break
                 loss = loss_at(step)
@@ -114,7 +114,7 @@ class Descent:
     def _due(self, step: int, gone: float, looked: int) -> bool:
         """Whether a look at the held-out loss is due: after equal shares of the steps, or of the time."""
         if self.seconds is not None:
-            return gone * self.looks > looked + 1
+            return gone * self.looks > looked + 1 or step == self.steps
         return step % max(1, self.steps // self.looks) == 0 or step == self.steps
 
     def _move(self, loss: Tensor, lr: float, scores: bool) -> None:

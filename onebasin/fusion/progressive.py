@@ -103,6 +103,7 @@ def merge_progressively(
     *,
     ridge: float | Sequence[float] = RIDGES,
     spread: bool = False,
+    settle: bool = True,
     means: Means | None = None,
     tell: Tell | None = None,
 ) -> Progressive:
@@ -119,6 +120,7 @@ def merge_progressively(
             nothing).
         ridge: one value, or several, of which each layer takes its best on `held_out`.
         spread: whether targets inside attention and feed-forward layers keep the models' spread, as above.
+        settle: whether to walk again where layers are called several times, which takes up to seven times as long.
         means: the type and device of the arithmetic.
         tell: called with a sentence for every layer.
 
@@ -152,7 +154,7 @@ def merge_progressively(
     fitted = [call for call in calls if call.weight in sources.shared and not student.shared(call.weight)]
     fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, spread, tell)
     fitting.walk()
-    if fitting.repeated:
+    if fitting.repeated and settle:
         _settle(fitting, student, held_out_loss)
     skipped = [call.weight for call in calls if call not in fitted]
     if held:

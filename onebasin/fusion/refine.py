@@ -27,7 +27,7 @@ from onebasin.data.teaching import (
     mean_loss,
     split_held_out,
 )
-from onebasin.engine import MOST_STEPS, Descent, Means
+from onebasin.engine import Descent, Means
 from onebasin.models import Model
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
@@ -56,7 +56,7 @@ class Refined:
 class Refining(Seeded):
     """How a merged model is distilled, with Adam (linear warm-up and decay).
 
-    seconds: how long it takes, instead of `steps`.
+    seconds: how long it takes at most.
     """
 
     section: ClassVar[str] = "Options"
@@ -81,7 +81,7 @@ class Refining(Seeded):
 
 def refine(
     merged: Model,
-    teachers: Sequence[Model],
+    teachers: Sequence[Model | LoadedModel],
     batches: Sequence[Batch],
     how: Refining | None = None,
     means: Means | None = None,
@@ -93,7 +93,7 @@ def refine(
 
     Args:
         merged: The model that learns.
-        teachers: The models that it came from.
+        teachers: The models that it came from, in memory or not.
         batches: Inputs; one makes a step.
         how: The settings (default: all as usual). `mixed` forms products of matrices in bfloat16, which graphics cards
             and recent processors do faster (Micikevicius et al., 2018); on processors with attention maps held whole.
@@ -110,13 +110,12 @@ def refine(
     how, means = how or Refining(), means or Means()
     shares, loaded = how.shares(len(teachers)), partial(loaded_model, dtype=means.dtype, device=means.device)
     fit, held = split_held_out(batches, held_out)
-    masters = [loaded(teacher) for teacher in teachers]
+    masters = [teacher if isinstance(teacher, LoadedModel) else loaded(teacher) for teacher in teachers]
     function_of = _in_bfloat16 if how.mixed else forward_of
     answers = Teachers([partial(function_of(master), master.parameter) for master in masters])
     # On processors the gradient of torch's fused attention multiplies many small blocks, each at a cost of its own.
     attention = "eager" if how.mixed and torch.device(means.device).type == "cpu" else None
     student = loaded(merged, attention=attention)
-    steps = MOST_STEPS if how.seconds else how.steps
     forward = function_of(student)
     free = student.parameter
     for parameter in free.values():
@@ -130,7 +129,7 @@ def refine(
         batch = fit[order[step - 1]]
         return divergence(forward(free, batch), answers(batch), shares, batch)
 
-    run = Descent(list(free.values()), steps=steps, lr=how.lr, looks=LOOKS, seconds=how.seconds,
+    run = Descent(list(free.values()), steps=how.steps, lr=how.lr, looks=LOOKS, seconds=how.seconds,
                   seed=how.seed, batches=len(fit), weights=shares, mixed=how.mixed)  # fmt: skip
     run.descend(loss_at, held_out_loss, checkpoint=how.checkpoint, progress=progress)
     for parameter in free.values():

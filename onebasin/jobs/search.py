@@ -6,8 +6,9 @@
     learning         matching learned at level `invertible`, from the best start
     distilling       the best so far, taught by the models
 
-The first line is the default for models that were trained apart; `--budget` goes on with the others. Models of one base
-stay as they are, averaged; with data, progressive merging is a candidate, too.
+The first line is the default for models that were trained apart. Where the best of it is broken by the measure of the
+verdict, it is distilled for what is left of five minutes; `--budget` goes on with all lines. Models of one base stay as
+they are, averaged; with data, progressive merging is a candidate, too.
 
 The candidate is taken whose predictions have the least KL divergence from the mixture of the models', on a quarter of
 the data on which nothing was fitted. No family has a rule of its own.
@@ -35,7 +36,7 @@ from onebasin.data.teaching import (
     forward_of,
     predictions,
 )
-from onebasin.engine import Tell, available_memory
+from onebasin.engine import MOST_STEPS, Tell, available_memory
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
@@ -43,13 +44,14 @@ from onebasin.fusion.refine import Refining, refine
 from onebasin.models import Held, Model, ModelError, numel
 from onebasin.models.folder import one_line
 from onebasin.models.kinship import APART, Kinship
-from onebasin.running import loaded_model
+from onebasin.running import LoadedModel, loaded_model
 from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, run
 from onebasin.running.verification import runnable
 
 from .aligning import Aligned, align_all
 from .options import Options
+from .verdict import Load, judge
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
 USUAL = 300.0  # seconds that closed forms may take where no budget is given
@@ -60,7 +62,8 @@ SHORTEST = 5.0  # seconds that a descent is worth beginning for
 PASSES, IMAGINING = 8, 60  # over the data by each model: of all closed forms, and to imagine pictures
 SPEED = 2e10  # operations a second, of two processor cores
 COPIES = 1e-4  # relative distance of matched models that are copies of one another
-DISTILLED = 32  # examples of a step of distillation
+DISTILLED = 16  # examples of a step of distillation
+TAUGHT, ROUNDS = 4096, 20  # examples of given data that distillation takes, and how often without a budget
 LAMBDAS = tuple(i / 10 for i in range(11))
 FEWEST = 32  # examples that are made whatever they cost
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # times as many inputs are made as samples are asked for, being cheap
@@ -132,13 +135,19 @@ class Search:
         """What the candidates are fitted on and chosen by."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
-            opt = replace(opt, data=opt.data or "self", samples=self.affordable())
+            most = TAUGHT if opt.data not in (None, "self") else self.few
+            opt = replace(opt, data=opt.data or "self", samples=max(most, self.few))
         return Data(self.models, opt, opt, self.tell, opt.labels)
+
+    @cached_property
+    def few(self) -> int:
+        """How many examples the closed forms take: all that were asked for, or what is affordable."""
+        return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
 
     def affordable(self) -> int:
         """How many examples to make: as many as were asked for, and held out besides, more of what is
         cheap; fewer where a machine of `SPEED` could not try all candidates on them in time."""
-        stock = loaded_model(self.models[self.centre], dtype=self.opt.dtype, device=self.opt.device)
+        stock = self.stock[self.centre]
         example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
         with FlopCounterMode(display=False) as counter:
             run(stock, example)
@@ -149,9 +158,18 @@ class Search:
         return round(min(wanted, max((self.budget or USUAL) / 2 / seconds, FEWEST))) if seconds else round(wanted)
 
     @cached_property
+    def spare(self) -> Sequence[Batch]:
+        """Given data beyond those that closed forms take; distillation has them besides."""
+        batches = self.data.batches
+        few = -(-self.few // len(next(iter(batches[0].values()))))
+        held = max(1, round(CHOOSING * few))
+        return batches[few - held : -held] if len(batches) > few > held else []
+
+    @cached_property
     def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
         """The batches to fit on, and those to choose by."""
-        return noised(self.data.batches, self.opt, CHOOSING)
+        beyond = set(map(id, self.spare))
+        return noised([one for one in self.data.batches if id(one) not in beyond], self.opt, CHOOSING)
 
     @property
     def imagines(self) -> bool:
@@ -159,13 +177,17 @@ class Search:
         return self.opt.data in (None, "self") and "pixel_values" in self.split[0][0]
 
     @cached_property
+    def stock(self) -> list[LoadedModel]:
+        """The models as they are, loaded once; nobody changes them."""
+        return [loaded_model(model, dtype=self.opt.dtype, device=self.opt.device) for model in self.models]
+
+    @cached_property
     def answers(self) -> Teachers:
-        teachers = [loaded_model(model, dtype=self.opt.dtype, device=self.opt.device) for model in self.models]
-        return Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
+        return Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in self.stock])
 
     @cached_property
     def forward(self) -> Forward:
-        return forward_of(loaded_model(self.models[self.template], dtype=self.opt.dtype, device=self.opt.device))
+        return forward_of(self.stock[self.template])
 
     def sources(self, aligned: Aligned) -> Sources:
         return Sources(aligned.models, self.shares, self.centre, self.template)
@@ -184,7 +206,9 @@ class Search:
 
     def closed(self, name: str, aligned: Aligned, spread: bool = False) -> Candidate:
         """The average of aligned models, or their progressive merge where that is better."""
-        found = merge_progressively(self.sources(aligned), *self.split, spread=spread, means=self.opt, tell=self.tell)
+        found = merge_progressively(
+            self.sources(aligned), *self.split, spread=spread, settle=False, means=self.opt, tell=self.tell
+        )
         method = ProgressiveMerge(spread=spread) if found.fitted else Average()
         facts = {"ridges": found.ridges, "held_out_losses": found.losses}
         name = f"{name}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
@@ -208,6 +232,16 @@ class Search:
             found.append(float(example_losses(divergence, model, self.answers, parts, batches).mean()))
         return found
 
+    def breaks(self, one: Candidate) -> bool:
+        """Whether the verdict on a candidate would be that it is broken."""
+
+        def source(number: int) -> Load:
+            return lambda: lambda batch: self.answers(batch)[number]
+
+        with torch.no_grad():
+            sources = list(map(source, range(len(self.models))))
+            return judge(lambda: partial(self.forward, one.tensors), sources, self.split[1], "").works is False
+
     def matched(self, start: str) -> Candidate:
         """The best closed form after matching by weights or activations."""
         return self.closed(start, self.aligned(LEVEL, match_with=start))
@@ -220,10 +254,11 @@ class Search:
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
         """The best so far after some steps of distillation."""
         (fit, held), tell = self.split, self.tell
-        how = Refining(weights=[*self.shares], seed=self.opt.seed, seconds=seconds)
+        batches = recut([*fit, *self.spare], DISTILLED, by_length=True)
+        steps = MOST_STEPS if self.budget is not None else ROUNDS * len(batches)
+        how = Refining(weights=[*self.shares], seed=self.opt.seed, steps=steps, seconds=seconds)
         found = refine(
-            Held(self.models[self.template], best.tensors), self.models, recut(fit, DISTILLED), how, self.opt,
-            held_out=held,
+            Held(self.models[self.template], best.tensors), self.stock, batches, how, self.opt, held_out=held,
             progress=tell and (lambda text, loss: tell(f"distilling: {text}, loss {loss:.4g}")),
         )  # fmt: skip
         return self.candidate(f"{best.name}, distilled", best.aligned, best.method, found.tensors,
@@ -264,7 +299,7 @@ def choose(search: Search) -> Chosen:
     try:
         for model in search.models:
             runnable(model.origin)
-        if not comparable(search.models, search.split[1][0], opt):
+        if not comparable(search.stock, search.split[1][0]):
             raise ValueError("the models predict nothing that can be compared: their heads have no output in common")
     except Exception as error:  # each model class fails in its own way on inputs that it does not take
         if opt.data:
@@ -284,10 +319,11 @@ def choose(search: Search) -> Chosen:
         if isinstance(first.method, ProgressiveMerge):
             name = first.name.split(",")[0]
             consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
-        if search.budget is not None:
-            if search.kin.kind == APART and one_shape(search.models) and search.left * LEARNING > SHORTEST:
-                start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
-                consider("learned", lambda: search.learned(start, search.left * LEARNING))
+        learns = search.budget is not None and search.kin.kind == APART and one_shape(search.models)
+        if learns and search.left * LEARNING > SHORTEST:
+            start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
+            consider("learned", lambda: search.learned(start, search.left * LEARNING))
+        if search.budget is not None or search.breaks(best()):
             if search.imagines:  # distillation lowers the loss on such pictures while the model of real ones gets worse
                 notes.append("not distilled on pictures that the models imagine; give --data FILE")
             elif search.left > SHORTEST:
@@ -339,13 +375,10 @@ def by_weights(search: Search, why: str) -> Chosen:
     return Chosen(aligned, Average(), notes=[f"{why}: averaged by weights alone"])
 
 
-def comparable(models: Sequence[Model], batch: Batch, opt: Options) -> bool:
+def comparable(models: Sequence[LoadedModel], batch: Batch) -> bool:
     """Whether the models have an output in common, unlike those with classes of different tasks."""
     example = {name: value[:1] for name, value in batch.items() if name != "labels"}
-    shapes = []
-    for model in models:
-        stock = loaded_model(model, dtype=opt.dtype, device=opt.device)
-        shapes.append({(name, value.shape) for name, value in predictions(run(stock, example)).items()})
+    shapes = [{(name, value.shape) for name, value in predictions(run(model, example)).items()} for model in models]
     return bool(set.intersection(*shapes))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +18,10 @@ from onebasin.data.calibration import Data
 from onebasin.data.teaching import divergence, forward_of
 from onebasin.engine import Descent
 from onebasin.jobs.options import Options
-from onebasin.jobs.search import CHOOSING
-from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, kinship
-from onebasin.running.loaded import loaded_model
+from onebasin.jobs.search import CHOOSING, Search
+from onebasin.models import Model
+from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
+from onebasin.running.loaded import LoadedModel, loaded_model
 
 
 def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> list[Path]:
@@ -124,6 +127,40 @@ def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> N
     assert found["kinship"]["kind"] == APART
     assert {name.split(",")[0] for name in found["search"]["candidates"]} == {"weights", "activations", "unmatched"}
     assert found["verdict"]["agreement"] != [None, None]
+
+
+@pytest.mark.parametrize("broken", [True, False])
+@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+def test_what_is_broken_is_distilled_without_being_asked(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onebasin.jobs.search.judge", lambda *_: SimpleNamespace(works=not broken))
+    found = onebasin.merge(models_of("GPT2LMHeadModel", tmp_path), samples=24)
+    assert any(name.endswith("distilled") for name in found["search"]["candidates"]) == broken
+
+
+@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+def test_a_search_loads_its_models_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def counted(model: Model, **how: Any) -> LoadedModel:
+        loaded.append(model.name)
+        return loaded_model(model, **how)
+
+    monkeypatch.setattr("onebasin.jobs.search.loaded_model", counted)
+    found = onebasin.merge(models_of("GPT2LMHeadModel", tmp_path), samples=24, budget="1h")
+    assert any(name.endswith("distilled") for name in found["search"]["candidates"])
+    assert sorted(loaded) == sorted(set(loaded)) and len(loaded) == 2
+
+
+def test_distillation_has_the_data_that_closed_forms_leave() -> None:
+    batches = [{"input_ids": torch.full((4, 3), number)} for number in range(20)]
+    search = Search([], 0, 0, [], Kinship(APART, 0.0), Options(samples=32), None, 0.0, None)
+    search.__dict__["data"] = SimpleNamespace(batches=batches)
+    fit, held = search.split
+    numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, search.spare, held)]
+    assert list(map(len, numbers)) == [6, 12, 2]  # a quarter of eight batches, which are 32 examples, is held out
+    assert [number for some in numbers for number in some] == list(range(20))
 
 
 @pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
