@@ -24,7 +24,8 @@ WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the en
 class Descent:
     """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
-    turns, so that each can have a loss of its own: see `moves_scores`.
+    turns, so that each can have a loss of its own: see `moves_scores`. The `matrices` among them move by Muon (Jordan et
+    al., 2024), the momentum made orthogonal, at Adam's step length (Liu et al., 2025).
 
     looks: at the held-out loss in one run. seconds: how long a run takes at most; the learning rate falls with what is
     nearer its end, the time or the steps, and Ctrl-C ends the run early. settings: what else makes the run, compared
@@ -32,18 +33,22 @@ class Descent:
     """
 
     def __init__(
-        self, free: list[Tensor], scores: Sequence[Tensor] = (), *, steps: int, lr: float, looks: int,
-        seconds: float | None = None, **settings: Any
+        self, free: list[Tensor], scores: Sequence[Tensor] = (), matrices: Sequence[Tensor] = (), *, steps: int,
+        lr: float, looks: int, seconds: float | None = None, **settings: Any
     ) -> None:  # fmt: skip
         self.free, self.scores, self.steps, self.lr, self.seconds = free, scores, steps, lr, seconds
         self.looks = looks
         self.settings = {"steps": steps, "lr": lr, **settings, "shapes": [list(t.shape) for t in free]}
-        kinds = ([t for t in free if all(t is not score for score in scores)], list(scores))
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.Adam(numbers, lr=lr, betas=(0.9, 0.95)) if place == 0 else
-            torch.optim.SGD(numbers, lr=lr, momentum=0.9)
-            for place, numbers in enumerate(kinds) if numbers
-        ]  # fmt: skip
+        apart = set(map(id, [*scores, *matrices]))
+        others = [t for t in free if id(t) not in apart]
+        self.optimizers: list[torch.optim.Optimizer] = []
+        if others:
+            self.optimizers.append(torch.optim.Adam(others, lr=lr, betas=(0.9, 0.95)))
+        if matrices:
+            muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+            self.optimizers.append(muon)
+        if scores:
+            self.optimizers.append(torch.optim.SGD(scores, lr=lr, momentum=0.9))
         self.best: list[Tensor] = []  # copied at every look that is better, the first one included
         self.best_step, self.since = 0, 0
         self.losses: dict[int, float] = {}
@@ -118,14 +123,15 @@ class Descent:
         return step % max(1, self.steps // self.looks) == 0 or step == self.steps
 
     def _move(self, loss: Tensor, lr: float, scores: bool) -> None:
-        optimizer = self.optimizers[-1 if scores else 0]
-        optimizer.param_groups[0]["lr"] = lr
-        numbers = optimizer.param_groups[0]["params"]
+        moving = self.optimizers[-1:] if scores else self.optimizers[: -1 if self.scores else None]
+        numbers = [number for optimizer in moving for number in optimizer.param_groups[0]["params"]]
         for number, slope in zip(numbers, torch.autograd.grad(loss, numbers, allow_unused=True), strict=True):
             if scores and slope is not None:
                 slope = slope / slope.abs().max().clamp_min(torch.finfo(slope.dtype).tiny)
             number.grad = slope
-        optimizer.step()
+        for optimizer in moving:
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.step()
 
     def _look(self, step: int, loss: float) -> None:
         self.since += 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onebasin.data.teaching import (
     Forward,
@@ -54,7 +54,7 @@ class Refined:
 
 @dataclass(frozen=True)
 class Refining(Seeded):
-    """How a merged model is distilled, with Adam (linear warm-up and decay).
+    """How a merged model is distilled: matrices by Muon, all else by Adam, with linear warm-up and decay.
 
     seconds: how long it takes at most.
     """
@@ -120,7 +120,7 @@ def refine(
     free = student.parameter
     for parameter in free.values():
         parameter.requires_grad_()
-    order = drawn_order(np.random.default_rng(how.seed), steps, len(fit))
+    order = drawn_order(np.random.default_rng(how.seed), how.steps, len(fit))
 
     def held_out_loss() -> float:
         return mean_loss(divergence, partial(forward, free), answers, shares, held)
@@ -129,13 +129,26 @@ def refine(
         batch = fit[order[step - 1]]
         return divergence(forward(free, batch), answers(batch), shares, batch)
 
-    run = Descent(list(free.values()), steps=how.steps, lr=how.lr, looks=LOOKS, seconds=how.seconds,
-                  seed=how.seed, batches=len(fit), weights=shares, mixed=how.mixed)  # fmt: skip
+    run = Descent(list(free.values()), matrices=_matrices(student), steps=how.steps, lr=how.lr, looks=LOOKS,
+                  seconds=how.seconds, seed=how.seed, batches=len(fit), weights=shares, mixed=how.mixed)  # fmt: skip
     run.descend(loss_at, held_out_loss, checkpoint=how.checkpoint, progress=progress)
     for parameter in free.values():
         parameter.requires_grad_(False)
     tensors = {role: parameter.detach() for role, parameter in free.items()}
     return Refined(student.model, tensors, run.best_step, run.losses)
+
+
+def _matrices(stock: LoadedModel) -> list[Tensor]:
+    """The weights of linear layers but the last one: what is not a table of vectors, one for each token or class."""
+    last = stock.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return [
+        parameter
+        for role, parameter in stock.parameter.items()
+        if parameter.dim() == 2
+        and not isinstance(module := stock.module(role), nn.Embedding)
+        and module is not last
+        and not stock.shared(role)
+    ]
 
 
 def _in_bfloat16(stock: LoadedModel) -> Forward:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a descent moves what it is given."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onebasin.engine import Descent
+
+
+def test_a_matrix_moves_alike_in_all_directions_that_its_gradient_has() -> None:
+    """Muon's step has singular values that are equal up to the error of its five iterations (0.7 to 1.2 of one length);
+    Adam's step, all entries of one size, is far from that. A vector beside the matrix moves by Adam."""
+    generator = torch.Generator().manual_seed(0)
+    start, slope = torch.randn(12, 8, generator=generator), torch.randn(12, 8, generator=generator)
+    spread = {}
+
+    def loss(matrix: Tensor, vector: Tensor, step: int) -> Tensor:
+        return (slope * matrix).sum() + vector.sum()
+
+    for name in ("muon", "adam"):
+        matrix, vector = start.clone().requires_grad_(), torch.zeros(3, requires_grad=True)
+        run = Descent([matrix, vector], matrices=[matrix] if name == "muon" else [], steps=1, lr=0.1, looks=1)
+        losses = iter([2.0, 1.0])  # the step is kept
+        run.descend(partial(loss, matrix, vector), partial(next, losses))
+        values = torch.linalg.svdvals(matrix.detach() - start)
+        spread[name] = float(values.max() / values.min())
+        assert torch.equal(vector.detach().sign(), -torch.ones(3))
+    assert spread["muon"] < 1.8 < spread["adam"]
