@@ -24,8 +24,8 @@ WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the en
 class Descent:
     """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
-    turns, so that each can have a loss of its own: see `moves_scores`. The `matrices` among them move by Muon (Jordan et
-    al., 2024), the momentum made orthogonal, at Adam's step length (Liu et al., 2025).
+    turns, so that each can have a loss of its own: see `moves_scores`. The `matrices` among them move by Muon (Jordan
+    et al., 2024), the momentum made orthogonal, at Adam's step length (Liu et al., 2025).
 
     looks: at the held-out loss in one run. seconds: how long a run takes at most; the learning rate falls with what is
     nearer its end, the time or the steps, and Ctrl-C ends the run early. settings: what else makes the run, compared
