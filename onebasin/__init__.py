@@ -7,57 +7,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onebasin.data import Scores
-    from onebasin.fusion import METHODS
-    from onebasin.jobs.apply import ModelAlignment
-    from onebasin.jobs.canonical import canonical
-    from onebasin.jobs.check import check
-    from onebasin.jobs.compare import distance, verify
-    from onebasin.jobs.layers import merge_best_layers
-    from onebasin.jobs.match import match
-    from onebasin.jobs.measure import Barrier, barrier, evaluate
-    from onebasin.jobs.merge import merge
-    from onebasin.jobs.mergekit.merge_file import merge_config
-    from onebasin.jobs.options import Options, StateDict
-    from onebasin.jobs.refine import refine
-    from onebasin.jobs.results import MatchResult, MergeResult, Result
-    from onebasin.jobs.statistics import statistics
-    from onebasin.jobs.verdict import Verdict
-    from onebasin.models import Folder, ModelError
-    from onebasin.symmetry import Alignment, Signature, TableError
+    from onebasin.data import Scores as Scores
+    from onebasin.fusion import METHODS as METHODS
+    from onebasin.jobs.apply import ModelAlignment as ModelAlignment
+    from onebasin.jobs.canonical import canonical as canonical
+    from onebasin.jobs.check import check as check
+    from onebasin.jobs.compare import distance as distance
+    from onebasin.jobs.compare import verify as verify
+    from onebasin.jobs.layers import merge_best_layers as merge_best_layers
+    from onebasin.jobs.match import match as match
+    from onebasin.jobs.measure import Barrier as Barrier
+    from onebasin.jobs.measure import barrier as barrier
+    from onebasin.jobs.measure import evaluate as evaluate
+    from onebasin.jobs.merge import merge as merge
+    from onebasin.jobs.mergekit.merge_file import merge_config as merge_config
+    from onebasin.jobs.options import Options as Options
+    from onebasin.jobs.options import StateDict as StateDict
+    from onebasin.jobs.refine import refine as refine
+    from onebasin.jobs.results import MatchResult as MatchResult
+    from onebasin.jobs.results import MergeResult as MergeResult
+    from onebasin.jobs.results import Result as Result
+    from onebasin.jobs.statistics import statistics as statistics
+    from onebasin.jobs.verdict import Verdict as Verdict
+    from onebasin.models import Folder as Folder
+    from onebasin.models import ModelError as ModelError
+    from onebasin.symmetry import Alignment as Alignment
+    from onebasin.symmetry import Signature as Signature
+    from onebasin.symmetry import TableError as TableError
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "METHODS",
-    "Alignment",
-    "Barrier",
-    "Folder",
-    "MatchResult",
-    "MergeResult",
-    "ModelAlignment",
-    "ModelError",
-    "Options",
-    "Result",
-    "Scores",
-    "Signature",
-    "StateDict",
-    "TableError",
-    "Verdict",
-    "__version__",
-    "barrier",
-    "canonical",
-    "check",
-    "distance",
-    "evaluate",
-    "match",
-    "merge",
-    "merge_best_layers",
-    "merge_config",
-    "refine",
-    "statistics",
-    "verify",
-]
 
 _ROOM = {
     **{name: f".jobs.{name}" for name in ("canonical", "check", "match", "merge", "refine", "statistics")},
@@ -74,6 +52,8 @@ _ROOM = {
     **dict.fromkeys(("METHODS",), ".fusion"),
     **dict.fromkeys(("Alignment", "Signature", "TableError"), ".symmetry"),
 }
+
+__all__ = ["__version__", *_ROOM]
 
 
 def __getattr__(name: str) -> Any:

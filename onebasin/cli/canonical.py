@@ -37,10 +37,7 @@ def canonical(
             overwrite=overwrite,
             verify="none" if no_verify else verify,
         )
-    c.print_notes(result, quiet)
-    if json:
-        c.print_json(result)
-    elif not quiet:
+    if c.wants_words(result, json, quiet):
         difference = result["max_output_difference"]
         print(
             f"{result['output']}" + (f": largest output difference {difference:.3g}" if difference is not None else "")

@@ -79,9 +79,6 @@ Quality = Annotated[
     str | None,
     typer.Option(help="A name for a budget: fast (30s), balanced (5m) or best (30m)."),
 ]
-Task = Annotated[str | None, typer.Option(help="What the calibration data are for [default: by the model's class].")]
-Context = Annotated[int | None, typer.Option(help="Tokens in a calibration sequence [default: what the model takes].")]
-Vocabulary = Annotated[str | None, typer.Option(help="JSON file character -> id, for a character-level model.")]
 Push = Annotated[
     str | None, typer.Option("--push-to-hub", metavar="REPO", help="Upload the output to owner/name on the hub, too.")
 ]
@@ -260,6 +257,14 @@ def print_notes(result: dict[str, Any], quiet: bool) -> None:
     if not quiet:
         for note in result.get("notes", []):
             console.print(line(note), style="dim", soft_wrap=True)
+
+
+def wants_words(result: dict[str, Any], json: bool, quiet: bool) -> bool:
+    """Print the notes of a result, and all of it as JSON where that is wanted; return whether to say it in words."""
+    print_notes(result, quiet)
+    if json:
+        print_json(result)
+    return not (json or quiet)
 
 
 def words(text: str | None) -> list[str] | None:

@@ -48,10 +48,7 @@ def match(
             tell=tell, command=c.command_line(),
         )  # fmt: skip
         c.push(output, push_to_hub, result, tell)
-    c.print_notes(result, quiet)
-    if json:
-        c.print_json(result)
-    elif not quiet:
+    if c.wants_words(result, json, quiet):
         before, after = result["distance_before"], result["distance_after"]
         print(f"{result['output']}: distance to {result['anchor']} {before:.6g} -> {after:.6g}")
         if result["max_output_difference"] is not None:

@@ -170,10 +170,7 @@ def _refuse_idle(given: dict[str, str], known: Collection[str], of: str) -> None
 
 
 def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: bool) -> None:
-    c.print_notes(result, quiet)
-    if json:
-        c.print_json(result)
-    elif not quiet:
+    if c.wants_words(result, json, quiet):
         matched = result["match"] != "none"
         others = [name for i, name in enumerate(models) if i != result.get("anchor")]
         for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=False):

@@ -47,10 +47,7 @@ def refine(
             merged, teachers, output, control=control, dtype=dtype, device=device, family=family, overwrite=overwrite,
             tell=tell, command=c.command_line(), **how, **calibration,
         )  # fmt: skip
-    c.print_notes(result, quiet)
-    if json:
-        c.print_json(result)
-    elif not quiet:
+    if c.wants_words(result, json, quiet):
         other = result["control"]
         for name, row in [(merged, result), *([(other["model"], other)] if other else [])]:
             print(f"{name}: KL divergence from the teachers {row['loss_before']:.6g} -> {row['loss_after']:.6g}")

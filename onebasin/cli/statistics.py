@@ -42,8 +42,5 @@ def statistics(
             model, output, kind, canonical=canonical, family=family, overwrite=overwrite, tell=tell,
             **{"precision": precision, "device": device, **calibration, **fisher},
         )  # fmt: skip
-    c.print_notes(result, quiet)
-    if json:
-        c.print_json(result)
-    elif not quiet:
+    if c.wants_words(result, json, quiet):
         print(f"{result['output']}: {kind} of {result['tensors']} tensors, over {result['samples']} examples")

@@ -46,9 +46,7 @@ def levels(
             a, b, measured, output, levels=c.words(at) or [], methods=c.words(methods) or [], points=points,
             rescale=rescale, device=device, overwrite=overwrite, title=examples.title, tell=tell,
         )  # fmt: skip
-    if json:
-        c.print_json(results)
-    elif not quiet:
+    if c.wants_words(results, json, quiet):
         print(table(results), end="")
 
 
@@ -68,9 +66,7 @@ def anatomy(
     from onebasin.studies.anatomy import study_anatomy, table
 
     results = study_anatomy(a, b, first, second, output, overwrite=overwrite)
-    if json:
-        c.print_json(results)
-    elif not quiet:
+    if c.wants_words(results, json, quiet):
         print(table(results), end="")
 
 
@@ -94,9 +90,7 @@ def simplex(
     measured = examples.of(models[0], models[1:])
     with c.progress(quiet) as tell:
         results = study_simplex(models, measured, output, points=points, overwrite=overwrite, tell=tell)
-    if json:
-        c.print_json(results)
-    elif not quiet:
+    if c.wants_words(results, json, quiet):
         ends = ", ".join(f"{loss:.4g}" for loss in results["end_losses"])
         print(f"barrier {results['barrier']:.4g} over the losses {ends}")
 

@@ -156,10 +156,7 @@ def calibration(
     found: list[Sequence[Batch]] = []
     for file in given.datasets:
         if file == "self":
-            written = made(
-                models, share, length=given.context, seed=given.seed, mask_id=given.mask_id,
-                mask_share=given.mask_share, maskable=given.maskable, means=means,
-            )  # fmt: skip
+            written = made(models, share, given, seed=given.seed, means=means)
             found.append([{**batch, "labels": batch["input_ids"]} if labels and "labels" not in batch else batch
                           for batch in written])  # fmt: skip
         else:

@@ -27,6 +27,7 @@ from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
 from onebasin.running.probes import POSITIONS, probe
+from onebasin.settings import Reading
 
 from .batches import IGNORED, TOKENIZER_FILES, masked, padded
 from .models import quiet
@@ -47,19 +48,23 @@ JITTER = 0.5  # standard deviation of noise on such pictures, whose pixels lie i
 SEVERAL = 32  # examples in a batch
 
 
-def made(models: Sequence[Model], count: int, *, length: int | None = None, seed: int = 0, mask_id: int | None = None,
-         mask_share: float = 0.15, maskable: Sequence[int] | None = None, batch: int | None = None,
-         means: Means | None = None) -> list[Batch]:  # fmt: skip
+def made(
+    models: Sequence[Model],
+    count: int,
+    how: Reading | None = None,
+    *,
+    seed: int = 0,
+    batch: int | None = None,
+    means: Means | None = None,
+) -> list[Batch]:
     """Return inputs that models of one kind make themselves, for measuring on.
 
     Args:
         models: whose inputs they are; they take turns in writing.
         count: of examples.
-        length: of sequences, in tokens (default: what the models take, at most 512, or 64 where writing takes many
-            passes).
+        how: the context (default: what the models take, at most 512, or 64 where writing takes many passes), and what
+            is masked (default: by the tokenizer's mask, or see `hidden_token`).
         seed: of all that is drawn.
-        mask_id, mask_share, maskable: of masked language models, as in `load_task` (default: the tokenizer's mask, or
-            see `hidden_token`).
         batch: examples in a batch (default: 32, fewer where these made less than eight batches).
         means: the device of the arithmetic.
 
@@ -69,26 +74,26 @@ def made(models: Sequence[Model], count: int, *, length: int | None = None, seed
     Raises:
         ValueError: for models that do not take each other's inputs.
     """
-    device, batch = (means or Means()).device, batch or max(1, min(SEVERAL, count // 8))
+    how, device, batch = how or Reading(), (means or Means()).device, batch or max(1, min(SEVERAL, count // 8))
     stock = [loaded_model(model, device=device).model for model in models]
     if writes(stock[0]):
-        return self_generated(stock, count, length, seed, batch)
+        return self_generated(stock, count, how.context, seed, batch)
     generator = torch.Generator().manual_seed(seed)
     tokenizer = _tokenizer(models[0].origin.folder)
     if type(stock[0]).__name__.endswith("MaskedLM"):
         before, after, own = _framing(tokenizer)
-        mask = mask_id if mask_id is not None else own
+        mask = how.mask_id if how.mask_id is not None else own
         mask = hidden_token(stock, generator) if mask is None else mask
-        whole = gibbs(stock, count, length or _longest(stock, LENGTH), mask, before, after, generator)
+        whole = gibbs(stock, count, how.context or _longest(stock, LENGTH), mask, before, after, generator)
         special = [1] * len(before) + [0] * (whole.shape[1] - len(before) - len(after)) + [1] * len(after)
         features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
-        met = None if maskable is None or not set(maskable) & set(whole.flatten().tolist()) else maskable
-        hidden = padded(masked(features, mask, mask_share, met, generator), batch)
+        met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else None
+        hidden = padded(masked(features, mask, how.mask_share, met, generator), batch)
         return [one for one in hidden if bool((one["labels"] != IGNORED).any())]
     found = []
     for number, start in enumerate(range(0, count, batch)):
         some = min(batch, count - start)
-        given = probe(stock[0], stock[-1], some, length or LENGTH, seed + number)
+        given = probe(stock[0], stock[-1], some, how.context or LENGTH, seed + number)
         if tokenizer is not None and given.keys() >= {"input_ids", "attention_mask"} and given["input_ids"].dim() == 2:
             given |= sentences(tokenizer, some, given["input_ids"].shape[1], generator)
         for name in ("pixel_values", "input_features"):

@@ -3,22 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING
-from transformers.utils import logging
 
 from onebasin.models import Folder
 from onebasin.running.expert_layout import one_by_one_where_needed
+from onebasin.running.verification import _quietly as quiet
 from onebasin.running.verification import refuse_larger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+__all__ = ["TASKS", "configured", "load_model", "quiet", "refuse_unfit"]
 
 TASKS = {  # task -> the class of transformers that loads a model for it
     "image-classification": "AutoModelForImageClassification",
@@ -29,20 +30,6 @@ TASKS = {  # task -> the class of transformers that loads a model for it
     "token-classification": "AutoModelForTokenClassification",
     "speech-recognition": "AutoModelForSpeechSeq2Seq",
 }
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silences the loading reports and progress bars of transformers, which onebasin replaces by its own."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def load_model(model: str | Path, task: str) -> PreTrainedModel:

@@ -155,7 +155,7 @@ def merge_progressively(
     fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, spread, tell)
     fitting.walk()
     if fitting.repeated and settle:
-        _settle(fitting, student, held_out_loss)
+        _settle(fitting, held_out_loss)
     skipped = [call.weight for call in calls if call not in fitted]
     if held:
         losses[FITTED] = held_out_loss()
@@ -165,23 +165,23 @@ def merge_progressively(
     return Progressive(mean, better, fitting.chosen, losses, skipped)
 
 
-def _settle(fitting: Fitting, student: LoadedModel, loss: Callable[[], float]) -> None:
+def _settle(fitting: Fitting, loss: Callable[[], float]) -> None:
     """Walk again with the layers that are called several times as they are, then change them, while that helps.
 
     A change that makes the predictions worse is taken back and halved.
     """
     least, step = loss(), 1.0
     for _ in range(ROUNDS):
-        before = _state(fitting, student)
+        before = _state(fitting)
         fitting.walk(settled=True)
-        walked = _state(fitting, student)
+        walked = _state(fitting)
         fitting.change_repeated(step)
         while (found := loss()) >= least and step > SMALLEST:
-            _restore(fitting, student, walked)
+            _restore(fitting, walked)
             step /= 2
             fitting.change_repeated(step)
         if found >= least:
-            _restore(fitting, student, before)
+            _restore(fitting, before)
             return
         least = found
 
@@ -189,18 +189,19 @@ def _settle(fitting: Fitting, student: LoadedModel, loss: Callable[[], float]) -
 _State = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
-def _state(fitting: Fitting, student: LoadedModel) -> _State:
-    return {role: tensor.detach().clone() for role, tensor in student.parameter.items()}, dict(fitting.made)
+def _state(fitting: Fitting) -> _State:
+    return {role: tensor.detach().clone() for role, tensor in fitting.student.parameter.items()}, dict(fitting.made)
 
 
-def _restore(fitting: Fitting, student: LoadedModel, state: _State) -> None:
-    student.fill(state[0].__getitem__)
+def _restore(fitting: Fitting, state: _State) -> None:
+    fitting.student.fill(state[0].__getitem__)
     fitting.made = dict(state[1])
 
 
 # --- the fit ----------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class Fitting:
     """The layers of `student`, fitted while it walks beside the `teachers` through all batches.
 
@@ -209,30 +210,27 @@ class Fitting:
     the average.
     """
 
-    def __init__(
-        self,
-        teachers: Sequence[LoadedModel],
-        student: LoadedModel,
-        weights: Sequence[float],
-        ridges: Sequence[float],
-        calls: Sequence[Call],
-        batches: Sequence[Batch],
-        held_out: Sequence[Batch] = (),
-        spread: bool = False,
-        tell: Tell | None = None,
-    ) -> None:
-        self.stocks, self.weights, self.ridges, self.calls = (*teachers, student), weights, ridges, calls
-        self.batches, self.count, self.chooses = [*batches, *held_out], len(batches), bool(held_out)
-        self.masks = [batch.get("attention_mask") for batch in self.batches]
-        self.times = Counter(call.module for call in calls)
-        self.spread = {call.module for call in calls if spread and _inside(call, student)}
+    teachers: Sequence[LoadedModel]
+    student: LoadedModel
+    weights: Sequence[float]
+    ridges: Sequence[float]
+    calls: Sequence[Call]
+    batches: Sequence[Batch]
+    held_out: Sequence[Batch] = ()
+    spread: bool = False
+    tell: Tell | None = None
+
+    def __post_init__(self) -> None:
+        self.every = [*self.batches, *self.held_out]
+        self.masks = [batch.get("attention_mask") for batch in self.every]
+        self.times = Counter(call.module for call in self.calls)
+        self.spreading = {call.module for call in self.calls if self.spread and _inside(call, self.student)}
         self.repeated = {module for module, count in self.times.items() if count > 1}
-        self.layers = {call.module: _Layer(student, call) for call in calls}
+        self.layers = {call.module: _Layer(self.student, call) for call in self.calls}
         self.made = {name: layer.weight.new_zeros(layer.shape) for name, layer in self.layers.items()}
         self.chosen: dict[str, float | None] = {}
         self.places: dict[str, int] = {}  # module without numbers -> place of the ridge that the last such layer took
         self.sums: dict[str, tuple[Sums, Sums]] = {}
-        self.tell = tell
 
     def walk(self, settled: bool = False) -> None:
         """Walk teachers and student through all batches together; fit each layer of the student on the way.
@@ -241,7 +239,7 @@ class Fitting:
         measured.
         """
         self.sums = {}
-        walks = [_Walk(stock, self.calls, self.batches) for stock in self.stocks]
+        walks = [_Walk(stock, self.calls, self.every) for stock in (*self.teachers, self.student)]
         before: tuple[list[tuple[Tensor, int]], bool, tuple[Tensor, Tensor]] | None = None
         try:
             for number, call in enumerate(self.calls, 1):
@@ -273,8 +271,8 @@ class Fitting:
         found: list[Tensor | None] = [None, None]
         for b, here in enumerate(mine):
             new = gram(samples(here.inputs, self.masks[b]), constant)
-            old = found[b >= self.count]
-            found[b >= self.count] = new if old is None else old.add_(new)
+            old = found[b >= len(self.batches)]
+            found[b >= len(self.batches)] = new if old is None else old.add_(new)
         assert found[0] is not None
         return found[0], found[0] if found[1] is None else found[1]
 
@@ -284,13 +282,13 @@ class Fitting:
         """Add to the sums of a layer what one of its calls lacks."""
         layer, times = self.layers[call.module], self.times[call.module]
         wanted = [self._mean([seen[b].asked(times) for seen in theirs]) for b in range(len(mine))]
-        if call.module in self.spread:
+        if call.module in self.spreading:
             self._spread_out(wanted, theirs)
         crosses = [layer.weight.new_zeros(layer.shape) for _ in grams]
         for b, here in enumerate(mine):
             lacking, mask = wanted[b].sub_(here.asked(times)), self.masks[b]
             rows = samples(here.inputs, mask), samples(lacking, mask)
-            crosses[b >= self.count] += cross(*rows, layer.bias is not None)
+            crosses[b >= len(self.batches)] += cross(*rows, layer.bias is not None)
         made = self.made[call.module]
         if bool(made.any()):  # an earlier call made this part: ask for the whole change
             for own, product in zip(crosses, grams, strict=True):
@@ -318,7 +316,7 @@ class Fitting:
 
     def _moments(self, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of what is fitted on, (n,) each."""
-        rows = [samples(value, mask) for value, mask in zip(values, self.masks, strict=True)][: self.count]
+        rows = [samples(value, mask) for value, mask in zip(values, self.masks, strict=True)][: len(self.batches)]
         count = sum(map(len, rows))
         mean = torch.stack([some.sum(0) for some in rows]).double().sum(0) / count
         square = torch.stack([torch.linalg.vector_norm(some, dim=0) for some in rows]).double().square().sum(0) / count
@@ -328,7 +326,7 @@ class Fitting:
     def _change(self, module: str, step: float = 1.0) -> Tensor:
         """Change a layer by what its sums ask for, times `step`, and return the change."""
         (fit, held), made = self.sums[module], self.made[module]
-        if self.chooses:
+        if self.held_out:
             kind = re.sub(r"\d+", "", module)
             first = self.places.get(kind, len(self.ridges) // 2)
             self.places[kind], wanted, error = best_solution(fit, held, self.ridges, first)

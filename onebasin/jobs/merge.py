@@ -208,7 +208,7 @@ def merge(
 
 @dataclass(frozen=True)
 class Plan:
-    """What `merge` was asked for. Raises ValueError for what does not go together.
+    """How models are to be merged. Raises ValueError for what does not go together.
 
     searches: whether it chooses how to merge by itself. budget: its seconds, None for closed forms alone. anchor: None
     for auto. carried: whether the models were brought to one width by the method already.

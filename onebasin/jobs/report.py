@@ -179,7 +179,7 @@ def _line(line: Mapping[str, Sequence[float]]) -> str:
 
 
 def _matched(name: str, anchor: str, signature: Signature, pair: AlignedPair) -> str:
-    """What became of one model: its distance to the anchor, and which heads and neurons found which."""
+    """Return the section on one model: its distance to the anchor, and which heads and neurons found which."""
     before, after, moved = pair.before, pair.after, bool(pair.alignment.elements)
     told = f"Distance {before.distance:.4g}" + (f" before matching, {after.distance:.4g} after it." if moved else ".")
     key = '<span class="before">&#9632;</span> before ' + ('<span class="after">&#9632;</span> after' if moved else "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What jobs return: a dictionary of facts, as JSON takes them, with the main ones as attributes, and a model."""
+"""The results of jobs: a dictionary of facts, as JSON takes them, with the main ones as attributes, and a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Result(dict[str, Any]):
-    """What a job found. `result["distance_after"]` and `result.distance_after` are the same; the facts are those that a
-    command prints with --json."""
+    """The result of a job. `result["distance_after"]` and `result.distance_after` are the same; the facts are those
+    that a command prints with --json."""
 
     _loaded: PreTrainedModel | None = None
 
@@ -43,7 +43,7 @@ class Result(dict[str, Any]):
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the result should know."""
+        """Remarks for whoever reads the result."""
         return list(self["notes"])
 
     @property
@@ -78,7 +78,7 @@ class Result(dict[str, Any]):
 
 
 class MatchResult(Result):
-    """What `match` found.
+    """The result of `match`.
 
     alignment: how the source was moved; its `apply_to` moves what belongs to the source.
     """
@@ -105,7 +105,7 @@ class MatchResult(Result):
 
 
 class MergeResult(Result):
-    """What `merge` found.
+    """The result of `merge`.
 
     alignments: how the models were moved, one for each but the anchor, in their order.
     """

@@ -104,7 +104,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """What candidates are made of.
+    """A search for the best way to merge.
 
     models: in canonical form where they are matched. shares: one per model. budget: seconds after `started`, None for
     closed forms alone. draws: whether the curve over lambda is wanted.
@@ -132,7 +132,7 @@ class Search:
 
     @cached_property
     def data(self) -> Data:
-        """What the candidates are fitted on and chosen by."""
+        """The data that candidates are fitted on and chosen by."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
             most = TAUGHT if opt.data not in (None, "self") else self.few

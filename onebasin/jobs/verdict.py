@@ -53,7 +53,7 @@ Load = Callable[[], Run]  # what loads a model, which is let go when it has answ
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found.
+    """How the merged model compares with its sources.
 
     works: None where nothing could be told. agreement: share of equal predictions, merged with each source (None where
     they have no output in common). sources_agree: the mean of all pairs of sources. divergence: KL(source || merged) in
@@ -242,7 +242,7 @@ def _pair(name: str, x: Tensor, y: Tensor) -> _Pair:
 
 
 def _choices(value: Tensor, classes: bool, regression: bool) -> Tensor:
-    """What a model chooses, one number each: a class, whether the next example has more, or the nearest example."""
+    """Return a model's choices, one number each: a class, whether the next example has more, or the nearest example."""
     if classes:
         return value.argmax(-1)
     if regression:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onebasin.engine import appearing_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without its yellow, for any colour vision. Markers tell the curves apart in grey.
 COLOURS = ("#777777", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -19,6 +23,29 @@ def require_matplotlib() -> None:
     """Raises ValueError, naming what to install, where matplotlib is missing. For use before long work."""
     if find_spec("matplotlib") is None:
         raise ValueError("the plot needs matplotlib: pip install 'onebasin[plot]'")
+
+
+@contextmanager
+def drawing(file: str | Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure, in inches, which is saved when the block ends. Raises ValueError where matplotlib is not installed."""
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        **matplotlib.rcParamsDefault,  # whatever theme the user has set
+        "text.parse_math": False,  # a name with two dollar signs is no formula
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width, height), dpi=150, facecolor="white", layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        with appearing_file(Path(file)) as temporary:
+            figure.savefig(temporary)
 
 
 def plot_curves(
@@ -37,21 +64,7 @@ def plot_curves(
     Raises:
         ValueError: matplotlib is not installed.
     """
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {
-        **matplotlib.rcParamsDefault,  # whatever theme the user has set
-        "text.parse_math": False,  # a name with two dollar signs is no formula
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-    }
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(9.5, 4.6), dpi=150, facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawing(file, 9.5, 4.6) as figure:
         loss, accuracy = figure.subplots(1, 2)
         for i, (label, curve) in enumerate(curves.items()):
             look: dict[str, Any] = {
@@ -77,8 +90,6 @@ def plot_curves(
         accuracy.set_ylim(-0.02, 1.02)
         figure.suptitle(title)
         figure.legend(loc="outside lower center", ncols=min(len(curves) + 1, 4), fontsize=9)
-        with appearing_file(Path(file)) as temporary:
-            figure.savefig(temporary)
 
 
 def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, names: tuple[str, str, str]) -> None:
@@ -93,16 +104,9 @@ def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, na
     Raises:
         ValueError: matplotlib is not installed.
     """
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     corners = ((0.0, 0.0), (1.0, 0.0), (0.5, 0.75**0.5))
     x, y = ([sum(w * c[k] for w, c in zip(share, corners, strict=True)) for share in surface["shares"]] for k in (0, 1))
-    with matplotlib.rc_context({"text.parse_math": False}):  # as above
-        figure = Figure(figsize=(9.5, 4.4), dpi=150, facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawing(file, 9.5, 4.4) as figure:
         for axes, name, colours in zip(
             figure.subplots(1, 2), ("losses", "accuracies"), ("viridis_r", "viridis"), strict=True
         ):
@@ -114,5 +118,3 @@ def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, na
             axes.axis("off")
             figure.colorbar(drawn, ax=axes, label={"losses": "loss", "accuracies": "accuracy"}[name], shrink=0.8)
         figure.suptitle(f"{title} (barrier {surface['barrier']:.3f})")
-        with appearing_file(Path(file)) as temporary:
-            figure.savefig(temporary)

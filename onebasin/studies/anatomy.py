@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.engine import appearing_file, appearing_text
-from onebasin.landscape.plots import COLOURS, require_matplotlib
+from onebasin.engine import appearing_text
+from onebasin.landscape.plots import COLOURS, drawing, require_matplotlib
 from onebasin.models import Canonical, Distances, Folder, Model, ModelError, distances
 from onebasin.symmetry import Alignment, Signature
 from onebasin.symmetry.exactness import refuse_other_shapes
@@ -202,31 +202,28 @@ def _percent(share: float | None) -> str:
 
 def _draw(results: Mapping[str, Any], apart: Sequence[Distances], file: Path) -> None:
     """Histogram of the streams' angles, changed matches per layer, and distances per layer."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(12.5, 4.0), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    turned, changed, far = figure.subplots(1, 3)
-    for i, (root, stream) in enumerate(results["streams"].items()):
-        if "angles" in stream:
-            turned.hist(stream["angles"], bins=BINS, range=(0, 180), color=COLOURS[2 + i], alpha=0.8, label=root)
-    turned.set(xlabel="angle (degrees)", ylabel="dimensions", title="rotations between the streams' maps")
-    numbers = [row["layer"] for row in results["layers"]]
-    for i, kind in enumerate(("neurons", "heads")):
-        shares = [row[kind] for row in results["layers"]]
-        places = [number + 0.4 * i - 0.2 for number in numbers]
-        changed.bar(places, [share or 0.0 for share in shares], 0.4, color=COLOURS[1 + i], label=kind)
-    changed.set(xlabel="layer", ylabel="share", ylim=(0, 1.25), title="matches that changed")
-    for i, (one, name) in enumerate(zip(apart, ("first", "second"), strict=True)):
-        far.plot(list(map(int, one.layers)), list(one.layers.values()), "os"[i] + "-", color=COLOURS[i * 2], label=name)
-    far.set(xlabel="layer", ylabel="distance", title="distances to the anchor")
-    for axes in (changed, far):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in (turned, changed, far):
-        axes.grid(alpha=0.25)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=9)
-    with appearing_file(Path(file)) as temporary:
-        figure.savefig(temporary)
+    with drawing(file, 12.5, 4.0) as figure:
+        turned, changed, far = figure.subplots(1, 3)
+        for i, (root, stream) in enumerate(results["streams"].items()):
+            if "angles" in stream:
+                turned.hist(stream["angles"], bins=BINS, range=(0, 180), color=COLOURS[2 + i], alpha=0.8, label=root)
+        turned.set(xlabel="angle (degrees)", ylabel="dimensions", title="rotations between the streams' maps")
+        numbers = [row["layer"] for row in results["layers"]]
+        for i, kind in enumerate(("neurons", "heads")):
+            shares = [row[kind] for row in results["layers"]]
+            places = [number + 0.4 * i - 0.2 for number in numbers]
+            changed.bar(places, [share or 0.0 for share in shares], 0.4, color=COLOURS[1 + i], label=kind)
+        changed.set(xlabel="layer", ylabel="share", ylim=(0, 1.25), title="matches that changed")
+        for i, (one, name) in enumerate(zip(apart, ("first", "second"), strict=True)):
+            far.plot(
+                list(map(int, one.layers)), list(one.layers.values()), "os"[i] + "-", color=COLOURS[i * 2], label=name
+            )
+        far.set(xlabel="layer", ylabel="distance", title="distances to the anchor")
+        for axes in (changed, far):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axes in (turned, changed, far):
+            axes.grid(alpha=0.25)
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize=9)

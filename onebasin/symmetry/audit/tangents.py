@@ -162,7 +162,7 @@ def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What the canonical form removes: f(x) = f(C(x)) for all x, so f stays along the kernel of C's derivative."""
+    """The freedom that the canonical form removes: f(x) = f(C(x)), so f stays along the kernel of C's derivative."""
     found = list(steps(signature))
     together = {step.role: {step.role} for step in found}  # sets of tensors that depend on one another
     for step in found:
@@ -187,7 +187,7 @@ def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What reads a sum that only a LayerNorm has written into yet meets only its bias along D^-1 1."""
+    """Readers of a sum that only a LayerNorm has written into yet meet only its bias along D^-1 1."""
     order = list(signature.tensors)
     for place, (role, entry) in enumerate(signature.tensors.items()):
         norm = entry.norm

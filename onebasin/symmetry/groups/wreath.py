@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .assignment import assignment
 from .base import Moments
-from .elements import Element, Monomial, product
+from .elements import Element, Monomial
 from .group import Group
 from .orthogonal import Orthogonal
 from .permutation import random_index
@@ -82,19 +82,6 @@ class Wreath:
 
     def dimension(self, blocks: int, sizes: tuple[int, ...]) -> int:
         return blocks * sum(group.dimension(n) for group, n in zip(self.inner, sizes, strict=True))
-
-
-def compose(second: WreathElement, first: WreathElement) -> WreathElement:
-    """(p2, g2) (p1, g1): out[i] = g2[i] g1[p2(i)] x[p1(p2(i))]."""
-    outer = second[0].after(first[0])
-    moved = (element.take(second[0].index, 0) for element in first[1])
-    return outer, tuple(product(g2, g1) for g2, g1 in zip(second[1], moved, strict=True))
-
-
-def inverse(element: WreathElement) -> WreathElement:
-    """out[j] = g[p^-1(j)]^-1 x[p^-1(j)]."""
-    outer = element[0].inverse()
-    return outer, tuple(inner.take(outer.index, 0).inverse() for inner in element[1])
 
 
 def _gain(group: Group, pairs: Moments) -> Tensor:
