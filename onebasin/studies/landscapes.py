@@ -28,7 +28,7 @@ def landscape(config: Config, once: Once) -> Results:
     """Loss along the line and its barrier for every matching, over all seeds and pairs; the plane through A, B and
     matched B of the first pair; and with three models the plane through them, as they are and matched to the first.
 
-    A plane shows the last matching of the study whose anchor stays as it is.
+    A plane shows the last matching of the study. There is none of two models where it rewrites their anchor, too.
     """
     curves = {
         name: [once(f"{name}, the line", [run[i], run[j]], partial(_line, config, run, (i, j), matching))
@@ -44,10 +44,10 @@ def landscape(config: Config, once: Once) -> Results:
     tables = [Table(f"Loss barrier, mean ± standard deviation over {count} pairs",
                     ["matching", "barrier", "mean loss at the middle"], rows)]  # fmt: skip
     ends, planes = "λ (0: anchor, 1: the other model)", _planes(config, once)
-    charts = [
-        Chart("line", "Mean loss along the line", "lines", lambdas, means, ends, "loss"),
-        Chart("planes", "Loss over the plane through three models", "contours", [], planes, "distance", "loss"),
-    ]
+    charts = [Chart("line", "Mean loss along the line", "lines", lambdas, means, ends, "loss")]
+    if planes:
+        title = "Loss over the plane through three models"
+        charts.append(Chart("planes", title, "contours", [], planes, "distance", "loss"))
     text = "The barrier is the largest rise of the loss over the straight line between the two end losses."
     return Results("landscape", "The loss between the models", text, config.model_dump(), tables, charts)
 

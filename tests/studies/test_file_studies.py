@@ -179,6 +179,13 @@ def test_a_plane_shows_the_models_where_they_are(tmp_path: Path, vits: Path) -> 
     assert planes.series["three models, as they are"]["marks"]["B"][0] == pytest.approx(a_to_b, rel=1e-4)
 
 
+def test_two_models_have_lines_where_no_plane_holds_both_and_the_anchor(tmp_path: Path, vits: Path) -> None:
+    """`full` writes the anchor in canonical form, too, so the models as they are lie in no plane with it."""
+    found = run("landscape", tmp_path, vits, matchings={"no match": None, "match": {"symmetry": "full"}}, limit=20)
+    assert [chart.name for chart in found.charts] == ["line"]
+    assert [row[0] for row in found.tables[0].rows] == ["no match", "match"]
+
+
 def test_layers_matched_together_are_all_layers(tmp_path: Path, vits: Path) -> None:
     found = run("layers", tmp_path, vits, metric="loss")
     single, tail, head = ([row[1][0] for row in table.rows] for table in found.tables)
