@@ -2,7 +2,8 @@
 """Inputs that need no dataset: the models make them.
 
     causal language models   write: each token is drawn from the model's own prediction
-    masked language models   write by Gibbs sampling: all is hidden first, then tokens are drawn anew, some at a time
+    masked language models   write by Gibbs sampling: all is hidden first, then tokens are drawn anew, some at a time;
+                             without a tokenizer, where it is not known what they were asked for, guesses come first
     encoder-decoders         answer: the decoder writes to a random source
     image classifiers        look at textures, and imagine: textures are changed until the models see a class
     all others               look at textures, or read lines of the standard library's documentation (random tokens
@@ -40,6 +41,7 @@ Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
 LENGTH = 64  # tokens, where sequences are written by many passes over them
 REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw some of it anew
+REDRAWN = 0.3  # share that is drawn anew in a pass where sequences begin with guesses
 FEWEST_WORDS = 5  # of a line that is taken for written language
 FEASIBLE = 10**11  # tokens times parameters, up to which each token is tried as the mask
 DECODED = 32  # tokens that a decoder writes
@@ -84,7 +86,8 @@ def made(
         before, after, own = _framing(tokenizer)
         mask = how.mask_id if how.mask_id is not None else own
         mask = hidden_token(stock, generator) if mask is None else mask
-        whole = gibbs(stock, count, how.context or _longest(stock, LENGTH), mask, before, after, generator)
+        first = None if tokenizer is not None else likely(stock, mask)
+        whole = gibbs(stock, count, how.context or _longest(stock, LENGTH), mask, before, after, generator, first)
         special = [1] * len(before) + [0] * (whole.shape[1] - len(before) - len(after)) + [1] * len(after)
         features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
         met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else None
@@ -255,6 +258,22 @@ def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def likely(models: Sequence[PreTrainedModel], mask: int) -> Tensor:
+    """Return a guess of how often each token occurs, (vocabulary,), from the weights alone.
+
+    Zipf's law over the ranks of two signs: vocabularies are mostly written in the order of frequency, and the vectors
+    of frequent tokens lie nearest to the origin (Li et al., 2020, On the sentence embeddings from pre-trained language
+    models, section 3). The mask token never occurs.
+    """
+    tables: list[Any] = [model.get_input_embeddings() for model in models]
+    size = min(len(table.weight) for table in tables)
+    norms = sum(table.weight[:size].float().norm(dim=1).argsort().argsort().cpu() for table in tables) / len(tables)
+    chances: Tensor = 1.0 / (1 + (norms + torch.arange(size)).argsort().argsort())
+    chances[mask] = 0.0
+    return chances
+
+
+@torch.no_grad()
 def gibbs(
     models: Sequence[PreTrainedModel],
     count: int,
@@ -263,22 +282,35 @@ def gibbs(
     before: Sequence[int],
     after: Sequence[int],
     generator: torch.Generator,
+    first: Tensor | None = None,
 ) -> Tensor:
     """Return sequences that masked language models write, (count, length): token ids.
 
     All tokens are hidden at first and drawn from the models' predictions in random order, a share of them in every
-    pass; then some are hidden and drawn again (Wang and Cho, 2019). before, after: tokens that stay.
+    pass; then some are hidden and drawn again (Wang and Cho, 2019). Models that were trained to predict a few kinds of
+    tokens fill everything with these, so what is there first can be drawn from given chances instead.
+
+    Args:
+        models: they take turns.
+        count, length: of the sequences.
+        mask: the token that hides.
+        before, after: tokens that stay.
+        generator: of the draws.
+        first: chances of the tokens that are there first, (vocabulary,), instead of hidden ones.
     """
     ids = torch.full((count, length), mask)
     ids[:, : len(before)] = torch.tensor(before, dtype=torch.long)
     ids[:, length - len(after) :] = torch.tensor(after, dtype=torch.long)
     free = torch.arange(len(before), length - len(after))
     order = torch.rand(count, len(free), generator=generator).argsort(1)
-    for turn in range(REVEALED + RESAMPLED):
-        if turn < REVEALED:  # the next ones in the order
+    revealed, again = (REVEALED, 1 / REVEALED) if first is None else (0, REDRAWN)
+    if first is not None:
+        ids[:, free] = torch.multinomial(first, count * len(free), True, generator=generator).view(count, len(free))
+    for turn in range(revealed + RESAMPLED):
+        if turn < revealed:  # the next ones in the order
             chosen = (order * REVEALED) // len(free) == turn
         else:
-            chosen = torch.rand(count, len(free), generator=generator) < 1 / REVEALED
+            chosen = torch.rand(count, len(free), generator=generator) < again
             ids[:, free] = torch.where(chosen, mask, ids[:, free])
         for number, rows in enumerate(torch.split(torch.arange(count), SEVERAL)):
             logits = _logits(models[(number + turn) % len(models)], ids[rows])[:, free]

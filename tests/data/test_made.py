@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that models make themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from zoo import CASES, save
+
+import onebasin
+from onebasin.data.made import likely, made
+
+MASK, PREDICTED = 4, 3  # tokens: the one that hides, and how many of the others the models were asked for
+
+
+def test_models_that_predict_a_few_kinds_of_tokens_see_others_beside_them(tmp_path: Path) -> None:
+    """Such as the atoms of molecules, among brackets and bonds that are never hidden."""
+    folders = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = CASES["BertForMaskedLM"]()
+        bias = model.cls.predictions.bias
+        bias.data = torch.where(torch.arange(len(bias)) < PREDICTED, 50.0, 0.0)
+        folders.append(onebasin.Folder(save(model, tmp_path / str(seed))))
+    batches = made(folders, 64, length=12, mask_id=MASK)
+    shown = torch.cat([batch["input_ids"] for batch in batches])
+    others = (shown >= PREDICTED) & (shown != MASK)
+    assert 0.05 < others.float().mean() < 0.95
+    assert len(shown.unique()) > 2 * PREDICTED
+
+
+def test_the_guess_follows_ranks_in_the_vocabulary_and_in_norm() -> None:
+    model = CASES["BertForMaskedLM"]()
+    table = model.get_input_embeddings().weight
+    with torch.no_grad():
+        table.copy_(torch.eye(*table.shape) * 0.01 + torch.arange(len(table))[:, None])  # frequent ones come first
+    chances = likely([model], MASK)
+    others = torch.arange(len(table)) != MASK
+    assert chances[MASK] == 0 and bool((chances[others].diff() < 0).all())
+    assert float(chances[0] / chances[9]) == 10.0  # Zipf's law
