@@ -10,6 +10,7 @@ from zoo import CASES, save
 
 import onebasin
 from onebasin.data.made import likely, made
+from onebasin.settings import Reading
 
 MASK, PREDICTED = 4, 3  # tokens: the one that hides, and how many of the others the models were asked for
 
@@ -23,7 +24,7 @@ def test_models_that_predict_a_few_kinds_of_tokens_see_others_beside_them(tmp_pa
         bias = model.cls.predictions.bias
         bias.data = torch.where(torch.arange(len(bias)) < PREDICTED, 50.0, 0.0)
         folders.append(onebasin.Folder(save(model, tmp_path / str(seed))))
-    batches = made(folders, 64, length=12, mask_id=MASK)
+    batches = made(folders, 64, Reading(context=12, mask_id=MASK))
     shown = torch.cat([batch["input_ids"] for batch in batches])
     others = (shown >= PREDICTED) & (shown != MASK)
     assert 0.05 < others.float().mean() < 0.95
