@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -290,15 +291,9 @@ def padded(features: list[Features], batch: int, by_length: bool = False) -> Ite
         lengths = {len(one["input_ids"]) for one in some}
         if len(lengths) > 1:
             some = [{"attention_mask": [1] * len(one["input_ids"]), **one} for one in some]
-        yield {
-            key: torch.tensor([one[key] + [fill.get(key, 0)] * (_width(some, key) - len(one[key])) for one in some])
-            for key in some[0]
-            if key != "special_tokens_mask"
-        }
-
-
-def _width(features: list[Features], key: str) -> int:
-    return max(len(one[key]) for one in features)
+        keys = [key for key in some[0] if key != "special_tokens_mask"]
+        whole = {key: zip_longest(*(one[key] for one in some), fillvalue=fill.get(key, 0)) for key in keys}
+        yield {key: torch.tensor([*columns]).mT.contiguous() for key, columns in whole.items()}
 
 
 def _rows(source: Source, *columns: str) -> list[Row]:

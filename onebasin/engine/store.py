@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .placing import clearly, flush, missing_parents, owned, remove
 
-Write = Callable[[Path], None]
+Write = Callable[[Path], object]
 
 
 class Store:

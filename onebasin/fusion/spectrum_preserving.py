@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onebasin.symmetry import Entry, Signature
-from onebasin.symmetry.tables.axes import Leaf, blocks
+from onebasin.symmetry.tables.axes import blocks
 
 from .average import average
 from .method import TensorMethod
@@ -33,7 +33,8 @@ class SpectrumPreserving(TensorMethod):
         cuts = [blocks(tensor, entry.axes, signature.sizes) for tensor in (mean, *tensors)]
         for (target, leaves), *others in zip(*cuts, strict=True):
             # A matrix from the spaces that all layers share (the stream) to those of this layer.
-            outside = [dim for dim, leaf in enumerate(leaves) if _shared_by_layers(signature, leaf)]
+            roots = ["" if leaf.constant else signature.root[leaf.space] for leaf in leaves]
+            outside = [dim for dim, root in enumerate(roots) if root and signature.spaces[root].layer is None]
             inside = [dim for dim in range(len(leaves)) if dim not in outside]
             if not outside or not inside:
                 continue
@@ -49,7 +50,3 @@ class SpectrumPreserving(TensorMethod):
             moved = target.permute(order)
             moved.copy_(((u * spectrum) @ vh).reshape(moved.shape))
         return mean
-
-
-def _shared_by_layers(signature: Signature, leaf: Leaf) -> bool:
-    return not leaf.constant and signature.spaces[signature.root[leaf.space]].layer is None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,5 @@ class Canonical(View):
         return {**self.__dict__, "_kept": {}}
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
-        return self.form.tensor(role, self._start, self._kept).to(device=device, dtype=dtype)
-
-    def _start(self, role: str) -> Tensor:
-        return self.base.read(role, self.dtype)
+        start = partial(self.base.read, dtype=self.dtype)
+        return self.form.tensor(role, start, self._kept).to(device=device, dtype=dtype)

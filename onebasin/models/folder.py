@@ -236,7 +236,8 @@ class Folder:
             raise ModelError(f"'{path}' names no model_type, and no family's table fits its tensors and sizes; "
                                   "add the model_type to it")  # fmt: skip
         families = list(dict.fromkeys(fitting.values()))
-        raise ModelError(f"'{path}' names no model_type, and its tensors fit {_listed(fitting)}; say which: "
+        listed = ", ".join(kind if kind == one else f"{kind} (family {one})" for kind, one in fitting.items())
+        raise ModelError(f"'{path}' names no model_type, and its tensors fit {listed}; say which: "
                               f"{' or '.join(f'--family {family}' for family in families)}")  # fmt: skip
 
     def _fits(self, table: Table, kind: str) -> bool:
@@ -509,10 +510,6 @@ def _complete(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     aliases = dict(getattr(full, "attribute_map", {}))
     names = {new: getattr(full, new, None) for new in aliases}
     return _filled(given, {**full.to_dict(), **names}), aliases
-
-
-def _listed(fitting: dict[str, str]) -> str:
-    return ", ".join(kind if kind == family else f"{kind} (family {family})" for kind, family in fitting.items())
 
 
 def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

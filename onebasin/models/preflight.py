@@ -93,7 +93,8 @@ def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = Fals
         shared = shared_roles(View(a, source), View(b, anchor))
     except ValueError as error:
         return Preflight(str(error))
-    spaces = [key for key in source.spaces if _touched(source, shared.roles, key)]
+    touched = {leaf.space for role in shared.roles for leaf in source.leaves(source.tensors[role])}
+    spaces = [key for key in source.spaces if key in touched]
     groups = acting_groups(source, level, rescale="joint") if widened else groups
     moving = dict.fromkeys(source.root[key] for key in spaces if source.root[key] in groups)
     moves = {source.spaces[root].name: groups[root].name for root in moving}
@@ -116,10 +117,6 @@ def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = Fals
         widened,
         untied,
     )
-
-
-def _touched(signature: Signature, roles: tuple[str, ...], key: str) -> bool:
-    return any(leaf.space == key for role in roles for leaf in signature.leaves(signature.tensors[role]))
 
 
 # --- vocabularies ---------------------------------------------------------------------------------------------

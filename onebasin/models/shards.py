@@ -123,7 +123,7 @@ class Shard:
         for name, tensor in sorted(self._late, key=lambda pair: -pair[1].element_size()):
             self._write(name, tensor)
         self._late.clear()
-        text = _encoded(self.header)
+        text = json.dumps(self.header, separators=(",", ":")).encode()
         assert len(text) <= self.room
         self._file.seek(0)
         self._file.write(self.room.to_bytes(8, "little") + text.ljust(self.room))
@@ -152,7 +152,3 @@ class Shard:
 def room_for(*names: str) -> int:
     """Bytes that suffice for the header entries of tensors with these names; an entry's are enough for the metadata."""
     return sum(len(json.dumps(name)) + 192 for name in names)
-
-
-def _encoded(header: dict[str, object]) -> bytes:
-    return json.dumps(header, separators=(",", ":")).encode()

@@ -185,7 +185,8 @@ def table(results: Mapping[str, Any]) -> str:
     lines += ["|" + "---:|" * (3 + len(spaces))]
     for row in results["layers"]:
         turned = {_inside(root): value for root, value in row["turned"].items()}
-        cells = [str(row["layer"]), *(_percent(row[kind]) for kind in ("neurons", "heads"))]
+        shares = [row[kind] for kind in ("neurons", "heads")]
+        cells = [str(row["layer"]), *("" if share is None else f"{share:.1%}" for share in shares)]
         cells += ["" if turned.get(name) is None else f"{turned[name]:.1f}" for name in spaces]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
@@ -194,10 +195,6 @@ def table(results: Mapping[str, Any]) -> str:
 def _inside(root: str) -> str:
     """`layer.3.qk` -> `qk`: a space's name without its layer."""
     return root.rpartition(".")[2] or root
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
 
 
 def _draw(results: Mapping[str, Any], apart: Sequence[Distances], file: Path) -> None:

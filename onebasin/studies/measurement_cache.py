@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +37,7 @@ class Once:
             started = time.perf_counter()
             found = measure()
             text = json.dumps([found, time.perf_counter() - started])
-            self.store.put(unit, partial(_write, text))
+            self.store.put(unit, lambda file: file.write_text(text, "utf-8"))
         else:
             text = file.read_text("utf-8")
         value: T
@@ -64,10 +63,6 @@ def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Tell
             if not once.seconds:
                 raise
             raise ValueError(f"{error} (what was measured before is kept: go on with --resume)") from error
-
-
-def _write(text: str, file: Path) -> None:
-    file.write_text(text, "utf-8")
 
 
 def _files(model: str) -> list[Any]:

@@ -253,7 +253,7 @@ def test_copies_of_one_function_merge_into_it(file: Path, there: Path, tmp_path:
     shutil.copytree(there / "base", tmp_path / "base")
     for seed, name in enumerate("ab"):
         scrambled(there / "base", tmp_path / name, "paper", seed)
-    three = "base_model" in file.read_text()  # matched to one another at the level full: see tests/matching/test_universe
+    three = "base_model" in file.read_text()  # which tests/matching/test_universe matches at full
     result = matched(file, tmp_path, "paper" if three else "full")
     if three:
         assert result["distance_after"] == pytest.approx([0] * len(result["distance_after"]), abs=1e-3)

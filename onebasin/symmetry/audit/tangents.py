@@ -356,7 +356,8 @@ def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         writing = [role for role in order[: norms[0]] if has(signature, role, leaf)]
         start = [role for role in writing if order.index(role) < order.index(reading[0])]
         added = [role for role in writing if role not in start]
-        again = [i for i in norms if "passes" not in _notes(signature, _bias(order[i]))]
+        passing = [role for role in order if "passes" in signature.tensors[role].notes]
+        again = [i for i in norms if _bias(order[i]) not in passing]
         after = [role for role in order[norms[-1] :] if has(signature, role, read)] if again else []
         if again not in ([], [norms[-1]]) or (again and signature.spaces[space].output):
             continue
@@ -425,10 +426,6 @@ def _unreached(signature: Signature, tensors: Tensors, start: list[str], leaf: L
 
 def _bias(role: str) -> str:
     return role.removesuffix("weight") + "bias"
-
-
-def _notes(signature: Signature, role: str) -> Mapping[str, str]:
-    return signature.tensors[role].notes if role in signature.tensors else {}
 
 
 def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
