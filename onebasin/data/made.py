@@ -116,6 +116,13 @@ def _longest(models: Sequence[PreTrainedModel], most: int) -> int:
     return min(min(getattr(model.config, "max_position_embeddings", None) or most, most) for model in models)
 
 
+def guessed(model: Model) -> bool:
+    """Whether the inputs that a model makes begin from guesses: nothing says what a masked one without a tokenizer was
+    asked for, so they may lie far from what it knows."""
+    names = model.config.get("architectures") or [""]
+    return names[0].endswith("MaskedLM") and _tokenizer(model.origin.folder) is None
+
+
 # --- text -------------------------------------------------------------------------------------------------------
 
 

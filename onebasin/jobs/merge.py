@@ -305,7 +305,7 @@ def aligned(
         data.refuse_none()
     batches, held = data.split if plan.match != "none" and opt.measures else (None, None)
     found = align_all(frame.models, frame.centre, plan.match, opt, data.tell, batches, held)
-    return Chosen(found, Average() if plan.carried else plan.method, judged_on=judged_on(opt))
+    return Chosen(found, Average() if plan.carried else plan.method, judged_on=judged_on(opt, frame.models[0]))
 
 
 def softly(plan: Plan, frame: Frame, aligned: Aligned, opt: Options) -> list[Model]:

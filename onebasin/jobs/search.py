@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, noised, recut
-from onebasin.data.made import LENGTH
+from onebasin.data.made import LENGTH, guessed
 from onebasin.data.teaching import (
     Forward,
     Teachers,
@@ -51,7 +51,7 @@ from onebasin.running.verification import runnable
 
 from .aligning import Aligned, align_all
 from .options import Options
-from .verdict import Load, judge
+from .verdict import GUESSED, Load, judge
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
 USUAL = 300.0  # seconds that closed forms may take where no budget is given
@@ -351,13 +351,21 @@ def choose(search: Search) -> Chosen:
     losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(found, key=lambda one: one.loss))
     notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *notes]
     return Chosen(
-        taken.aligned, taken.method, Merged(pairs, taken.facts), report, notes, search.split[1], judged_on(opt)
+        taken.aligned,
+        taken.method,
+        Merged(pairs, taken.facts),
+        report,
+        notes,
+        search.split[1],
+        judged_on(opt, search.models[0]),
     )
 
 
-def judged_on(opt: Options) -> str:
+def judged_on(opt: Options, model: Model) -> str:
     """Return what a verdict says of its inputs."""
-    return "inputs that the models made" if opt.data in (None, "self") else "data held out"
+    if opt.data not in (None, "self"):
+        return "data held out"
+    return GUESSED if guessed(model) else "inputs that the models made"
 
 
 def too_large(models: Sequence[Model], opt: Options) -> bool:

@@ -40,6 +40,7 @@ from .options import Options
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+GUESSED = "inputs that were guessed"  # a merge can work on them and break on others, but not the other way round
 PART = 0.85  # of the sources' own agreement beyond chance, from which on a merge works
 LEAST = 0.1  # agreement of the sources beyond chance, below which their predictions say nothing
 HELD = 2**29  # numbers of a model that is held in memory to be judged
@@ -94,6 +95,8 @@ class Verdict:
         told = (
             f"agrees {', '.join(shares)} of predictions (the sources: {_percent(self.sources_agree)}; {self.judged_on})"
         )
+        if self.works is None and self.judged_on == GUESSED:
+            return f"not judged: {told}, which proves nothing of others; give --data FILE"
         if self.works is None:
             return (
                 f"not judged: on {self.judged_on} the sources agree hardly more than by chance "
@@ -126,6 +129,8 @@ def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judge
         own_mean = sum(pair.agreement for pair in known) / len(known)
         as_good = own_mean >= sum(pair.agreement for pair in between) / len(between)  # where chance is nearly all
         works = as_good or sum(pair.kappa for pair in known) / len(known) >= PART * usual if usual >= LEAST else None
+    if judged_on == GUESSED and works:
+        works = None
     apart = [pair.divergence for pair in between if pair.divergence is not None]
     return Verdict(
         works,

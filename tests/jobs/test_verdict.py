@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import CASES, save
 
 import onebasin
-from onebasin.jobs.verdict import PART, ROWS, SHORT, judge, random_inputs
+from onebasin.jobs.verdict import GUESSED, PART, ROWS, SHORT, judge, random_inputs
 
 BATCHES = [{"input_ids": torch.zeros(500, 1, dtype=torch.long)}] * 2
 
@@ -54,6 +54,16 @@ def test_the_numbers_are_what_they_say() -> None:
     p, q = a.double().softmax(-1), b.double().softmax(-1)
     assert verdict.divergence == [pytest.approx(float((p * (p / q).log()).sum(-1).mean())), pytest.approx(0, abs=1e-9)]
     assert verdict.predictions == 1000
+
+
+def test_guessed_inputs_can_show_that_a_merge_is_broken_but_not_that_it_works(tmp_path: Path) -> None:
+    a, other = choosing([0.2] * 5), choosing([0.2] * 5, seed=3)
+    good = judge(answering(a), [answering(a), answering(a)], BATCHES, GUESSED)
+    assert good.works is None and good.agreement == [1.0, 1.0]
+    assert "agrees with A on 100.0 %" in good.sentence and "which proves nothing of others" in good.sentence
+    assert judge(answering(other), [answering(a), answering(a)], BATCHES, GUESSED).works is False
+    model = save(CASES["BertForMaskedLM"](), tmp_path / "model")  # no tokenizer
+    assert onebasin.merge([model, model], verify=False).verdict.judged_on == GUESSED
 
 
 def test_sources_that_agree_by_chance_alone_tell_nothing() -> None:

@@ -139,7 +139,9 @@ def merge_config(
 
         def finish(folder: Path) -> None:
             if verdict and not recipe.slices:  # layers that are stacked make a model of its own
-                judged = verdict_on(folder, sources, lambda: Data(sources, opt, opt).judged, judged_on(opt), opt, tell)
+                judged = verdict_on(
+                    folder, sources, lambda: Data(sources, opt, opt).judged, judged_on(opt, sources[0]), opt, tell
+                )
                 result.update(judged.facts(require))
                 result["notes"].append(judged.sentence)
             record.write(folder, look.write_model_card)
