@@ -26,7 +26,9 @@ class Means(Settings):
     ray: str | None = setting(
         None, "Match and write on a Ray cluster at this address, which sees the same files; or local."
     )
-    resume: bool = setting(False, "Go on where a run with this output was killed.")
+    resume: bool = setting(
+        False, "Go on where a run with this output was killed; merge with a budget goes on from its result, too."
+    )
     units: str | None = None
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ from .options import (
 )
 from .report import place_of, report_on
 from .results import MergeResult
-from .search import LEVEL, QUALITIES, Chosen, Search, choose, judged_on, too_large
+from .search import LEVEL, QUALITIES, Chosen, Earlier, Search, choose, judged_on, too_large
 from .verdict import verdict_on
 from .writing import Record, hashed, ready_to_run
 
@@ -154,9 +154,12 @@ def merge(
         target = stack.enter_context(workplace(output))
         outputs = [Output("the output", target if output is None else output)]
         outputs += [Output("the report", page, "")] if page else []
-        replaces = refuse_places(outputs, [*folders, *way.files], overwrite, opt)
+        earlier = Earlier.of(output, opt.family) if output is not None and opt.resume and seconds else None
+        replaces = refuse_places(outputs, [*folders, *way.files], overwrite or earlier is not None, opt)
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(folders))
+        if earlier is not None and earlier.sha256 != sha256():
+            raise ValueError(f"--resume: '{output}' was merged from other models; choose another output")
         given, unified = stack.enter_context(one_vocabulary(folders, tokenizer_source, centre or 0))
         kin = kinship(given, workers=opt.workers) if plan.searches or page else None
         if kin and plan.searches:
@@ -166,7 +169,7 @@ def merge(
         stack.enter_context(ready_to_run(given if verdict or frame.how == "outputs" else []))
         data = Data(frame.models, opt, opt, tell, opt.labels)
         template = frame.centre if heads_from is None else heads_from
-        chosen = aligned(frame, plan, opt, data, template, kin, started, report)
+        chosen = aligned(frame, plan, opt, data, template, kin, started, report, earlier)
         mixed = softly(plan, frame, chosen.aligned, opt)
         sources = Sources(mixed if unified is None else unified.filled(mixed, opt.dtype), plan.shares, frame.centre,
                           template)  # fmt: skip
@@ -294,12 +297,24 @@ def seconds_of(budget: str | float | None, quality: str | None, said: Sequence[s
 
 def aligned(
     frame: Frame, plan: Plan, opt: Options, data: Data, template: int, kin: Kinship | None, started: float,
-    draws: bool = False,
+    draws: bool = False, earlier: Earlier | None = None,
 ) -> Chosen:  # fmt: skip
     """Return the models of a frame, aligned; merged already where several ways were tried."""
     if plan.searches and kin is not None:
         return choose(
-            Search(frame.models, frame.centre, template, plan.shares, kin, opt, plan.budget, started, data.tell, draws)
+            Search(
+                frame.models,
+                frame.centre,
+                template,
+                plan.shares,
+                kin,
+                opt,
+                plan.budget,
+                started,
+                data.tell,
+                draws,
+                earlier,
+            )
         )
     if plan.method.needs_data:
         data.refuse_none()

@@ -6,7 +6,7 @@
     learning         matching learned at level `invertible`, from the best start
     distilling       the best so far, taught by the models
 
-The first line is the default for models that were trained apart. Where the best of it is broken by the measure of the
+The first line is the default for models that were trained apart. Where the best of it is not shown to work by the measure of the
 verdict, it is distilled for what is left of five minutes; `--budget` goes on with all lines. Models of one base stay as
 they are, averaged; with data, progressive merging is a candidate, too.
 
@@ -16,10 +16,12 @@ the data on which nothing was fitted. No family has a rule of its own.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import Refining, refine
-from onebasin.models import Held, Model, ModelError, numel
+from onebasin.models import Folder, Held, Model, ModelError, numel
 from onebasin.models.folder import one_line
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import LoadedModel, loaded_model
@@ -64,6 +66,7 @@ SPEED = 2e10  # operations a second, of two processor cores
 COPIES = 1e-4  # relative distance of matched models that are copies of one another
 DISTILLED = 16  # examples of a step of distillation
 TAUGHT, ROUNDS = 4096, 20  # examples of given data that distillation takes, and how often without a budget
+DISTILLING = "distilled"  # what such a candidate's name ends in
 LAMBDAS = tuple(i / 10 for i in range(11))
 FEWEST = 32  # examples that are made whatever they cost
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # times as many inputs are made as samples are asked for, being cheap
@@ -103,11 +106,39 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """What a search has found before. chosen: the candidate. few: examples that closed forms took. sha256: of all files
+    of the models that it was made of."""
+
+    model: Folder
+    chosen: str
+    few: int
+    sha256: list[Mapping[str, str]]
+
+    @property
+    def method(self) -> Method:
+        if FITTED not in self.chosen:
+            return Average()
+        return ProgressiveMerge(spread="spread" in self.chosen)
+
+    @classmethod
+    def of(cls, folder: str | Path, family: str | None) -> Earlier | None:
+        """Read it off a folder that a search has written; None where there is none."""
+        try:
+            facts = json.loads((Path(folder) / "onebasin.json").read_text("utf-8"))
+            report, inputs = facts["result"]["search"], facts["inputs"]
+            return cls(Folder(Path(folder), family), report["chosen"], report["few"], [one["sha256"] for one in inputs])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True)
 class Search:
     """A search for the best way to merge.
 
     models: in canonical form where they are matched. shares: one per model. budget: seconds after `started`, None for
-    closed forms alone. draws: whether the curve over lambda is wanted.
+    closed forms alone. draws: whether the curve over lambda is wanted. earlier: the result of a search among the same
+    models, to go on from.
     """
 
     models: Sequence[Model]
@@ -120,6 +151,7 @@ class Search:
     started: float
     tell: Tell | None
     draws: bool = False
+    earlier: Earlier | None = None
 
     @property
     def left(self) -> float:
@@ -141,7 +173,10 @@ class Search:
 
     @cached_property
     def few(self) -> int:
-        """How many examples the closed forms take: all that were asked for, or what is affordable."""
+        """How many examples the closed forms take: all that were asked for, or what is affordable; of an earlier search
+        as many as there, so that nothing that was fitted on is held out now."""
+        if self.earlier is not None:
+            return self.earlier.few
         return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
 
     def affordable(self) -> int:
@@ -232,19 +267,32 @@ class Search:
             found.append(float(example_losses(divergence, model, self.answers, parts, batches).mean()))
         return found
 
-    def breaks(self, one: Candidate) -> bool:
-        """Whether the verdict on a candidate would be that it is broken."""
+    def lacks(self, one: Candidate) -> bool:
+        """Whether the verdict on a candidate would be that it is broken, or guessed inputs leave that open."""
 
         def source(number: int) -> Load:
             return lambda: lambda batch: self.answers(batch)[number]
 
         with torch.no_grad():
             sources = list(map(source, range(len(self.models))))
-            return judge(lambda: partial(self.forward, one.tensors), sources, self.split[1], "").works is False
+            what = judged_on(self.opt, self.models[0])
+            works = judge(lambda: partial(self.forward, one.tensors), sources, self.split[1], what).works
+            return works is False or what == GUESSED
 
     def matched(self, start: str) -> Candidate:
         """The best closed form after matching by weights or activations."""
         return self.closed(start, self.aligned(LEVEL, match_with=start))
+
+    def resumed(self, earlier: Earlier) -> Candidate:
+        """The result of an earlier search, beside the models as they were aligned for it."""
+        start = earlier.chosen.split(",")[0].removeprefix("learned from ")
+        matched = start in ("weights", "activations") and self.kin.kind == APART
+        aligned = self.aligned(LEVEL, match_with=start) if matched else self.aligned("none")
+        entries = self.models[self.template].signature.tensors.items()
+        tensors = {
+            role: earlier.model.read(role, self.opt.dtype, self.opt.device) for role, entry in entries if entry.stored
+        }
+        return self.candidate(earlier.chosen, aligned, earlier.method, tensors)
 
     def learned(self, start: str, seconds: float) -> Candidate:
         """The average after learned matching, or its progressive merge."""
@@ -261,7 +309,8 @@ class Search:
             Held(self.models[self.template], best.tensors), self.stock, batches, how, self.opt, held_out=held,
             progress=tell and (lambda text, loss: tell(f"distilling: {text}, loss {loss:.4g}")),
         )  # fmt: skip
-        return self.candidate(f"{best.name}, distilled", best.aligned, best.method, found.tensors,
+        again = " again" if best.name.endswith(DISTILLING) else f", {DISTILLING}"
+        return self.candidate(f"{best.name}{again}", best.aligned, best.method, found.tensors,
                               **best.facts, distilled=found.step)  # fmt: skip
 
 
@@ -296,6 +345,26 @@ def choose(search: Search) -> Chosen:
     def longest() -> float:
         return max(seconds.values(), default=0.0)
 
+    def without_training() -> None:
+        """Closed forms, and learned matching."""
+        for start in ("weights", "activations") if search.kin.kind == APART else ():
+            consider(start, partial(search.matched, start), longest())
+            if found and max(pair.after.relative for pair in found[0].aligned.found) < COPIES:
+                notes.append("matching finds that the models are one function, written differently")
+                break
+        else:
+            consider("unmatched", lambda: search.closed("unmatched", search.aligned("none")), longest())
+        if not found:
+            return
+        first = best()
+        if isinstance(first.method, ProgressiveMerge):
+            name = first.name.split(",")[0]
+            consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
+        learns = search.budget is not None and search.kin.kind == APART and one_shape(search.models)
+        if learns and search.left * LEARNING > SHORTEST:
+            start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
+            consider("learned", lambda: search.learned(start, search.left * LEARNING))
+
     try:
         for model in search.models:
             runnable(model.origin)
@@ -306,24 +375,13 @@ def choose(search: Search) -> Chosen:
             raise
         return by_weights(search, f"nothing could be tried on inputs that the models make ({one_line(error)})")
     try:
-        for start in ("weights", "activations") if search.kin.kind == APART else ():
-            consider(start, partial(search.matched, start), longest())
-            if found and max(pair.after.relative for pair in found[0].aligned.found) < COPIES:
-                notes.append("matching finds that the models are one function, written differently")
-                break
-        else:
-            consider("unmatched", lambda: search.closed("unmatched", search.aligned("none")), longest())
+        if search.earlier is not None:
+            consider("the earlier result", partial(search.resumed, search.earlier))
+        if not found:
+            without_training()
         if not found:
             return by_weights(search, "; ".join(notes))
-        first = best()
-        if isinstance(first.method, ProgressiveMerge):
-            name = first.name.split(",")[0]
-            consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
-        learns = search.budget is not None and search.kin.kind == APART and one_shape(search.models)
-        if learns and search.left * LEARNING > SHORTEST:
-            start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
-            consider("learned", lambda: search.learned(start, search.left * LEARNING))
-        if search.budget is not None or search.breaks(best()):
+        if search.budget is not None or search.lacks(best()):
             if search.imagines:  # distillation lowers the loss on such pictures while the model of real ones gets worse
                 notes.append("not distilled on pictures that the models imagine; give --data FILE")
             elif search.left > SHORTEST:
@@ -342,6 +400,7 @@ def choose(search: Search) -> Chosen:
         "candidates": {one.name: {"loss": one.loss, "seconds": round(seconds[one.name], 1)} for one in found},
         "data": opt.data or "self",
         "held_out": len(taken.losses),
+        "few": search.few,
     }
     if search.draws and len(search.models) == 2:
         curves = {"unmatched": search.aligned("none"), "matched": taken.aligned}

@@ -164,6 +164,23 @@ def test_distillation_has_the_data_that_closed_forms_leave() -> None:
 
 
 @pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+def test_a_budget_goes_on_from_what_an_earlier_one_found(tmp_path: Path) -> None:
+    models, out = models_of("GPT2LMHeadModel", tmp_path), tmp_path / "out"
+    first = onebasin.merge(models, out, budget="1m", samples=48)["search"]
+    found = onebasin.merge(models, out, budget="2m", samples=48, resume=True)["search"]
+    start, *more = found["candidates"]
+    assert start == first["chosen"] and [name.endswith("distilled again") for name in more] == [True]
+    assert found["candidates"][start]["loss"] == pytest.approx(first["candidates"][start]["loss"], rel=1e-5)
+    best = min(one["loss"] for one in found["candidates"].values())
+    assert found["candidates"][found["chosen"]]["loss"] == best <= found["candidates"][start]["loss"]
+    other = models_of("GPT2LMHeadModel", tmp_path / "others", 3)
+    with pytest.raises(ValueError, match="was merged from other models"):
+        onebasin.merge(other[1:], out, budget="1m", resume=True)
+    with pytest.raises(ValueError, match="exists"):
+        onebasin.merge(models, out, budget="1m")
+
+
+@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
 def test_three_models_are_learned_together(tmp_path: Path) -> None:
     models = models_of("GPT2LMHeadModel", tmp_path, 3)
     found = onebasin.merge(models, tmp_path / "out", budget=40, samples=16)
