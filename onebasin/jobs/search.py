@@ -7,8 +7,8 @@
     distilling       the best so far, taught by the models
 
 The first line is the default for models that were trained apart. Where the best of it is not shown to work by the
-measure of the verdict, it is distilled for what is left of five minutes; `--budget` goes on with all lines. Models of one
-base stay as they are, averaged; with data, progressive merging is a candidate, too.
+measure of the verdict, it is distilled for what is left of five minutes; `--budget` goes on with all lines. Models of
+one base stay as they are, averaged; with data, progressive merging is a candidate, too.
 
 The candidate is taken whose predictions have the least KL divergence from the mixture of the models', on a quarter of
 the data on which nothing was fitted. No family has a rule of its own.
