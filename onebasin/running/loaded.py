@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING
 
 from onebasin.models import Model
 from onebasin.models.folder import ModelError, one_line
 from onebasin.symmetry import Entry, Signature
 
 from .expert_layout import Part, assembled, observed, one_by_one
-from .verification import _class, _quietly
+from .verification import built
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -177,13 +176,5 @@ def _whole(
 
 def _load(checkpoint: Model, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    with _quietly():
-        config: Any = CONFIG_MAPPING[checkpoint.raw_config["model_type"]].from_dict(checkpoint.raw_config)
-        config.torch_dtype = torch.float32  # in 16 bits large numbers would round to one another
-        cls = _class(config, checkpoint.origin.files)
-        build: dict[str, Any] = {"config": config, "state_dict": state, "output_loading_info": True, **options}
-        model, info = cls.from_pretrained(None, **build)
-        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
-            model, info = cls.from_pretrained(None, **build, add_pooling_layer=False)
-    found: PreTrainedModel = model
-    return found
+    # In float32, since in 16 bits large numbers would round to one another.
+    return built(checkpoint.origin, torch.float32, (state, checkpoint.raw_config), **options)[0]

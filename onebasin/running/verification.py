@@ -222,7 +222,7 @@ def runnable(folder: Folder) -> None:
 
 def class_of(folder: Folder) -> Any:
     """The class that runs a folder's model; the first time, all that runs models is imported with it."""
-    return _class(CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config), folder.files)
+    return _class(config_of(folder), folder.files)
 
 
 def load(
@@ -257,7 +257,7 @@ def refuse_contradiction(folder: Folder) -> None:
     if not hasattr(cls, "config_class"):
         return
     try:
-        needed = _shapes(cls, CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config))
+        needed = _shapes(cls, config_of(folder))
     except Exception as error:  # each model class fails in its own way
         raise ModelError(f"'{folder.name}' does not load: {one_line(error)}") from None
     stem = f"{cls.base_model_prefix}."
@@ -315,12 +315,10 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
     runnable(folder)
     try:
         tensors, updates = instead or ({}, {})
-        config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **updates})
+        config = config_of(folder, updates)
         held = {name: tuple(tensor.shape) for name, tensor in tensors.items()} or folder.shapes
         refuse_larger(folder.name, _class(config, folder.files), config, held)
-        model, info = _loaded(folder, dtype, instead)
-        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
-            model, info = _loaded(folder, dtype, instead, add_pooling_layer=False)
+        model, info = built(folder, dtype, instead)
     except ModelError:
         raise
     except Exception as error:  # each model class fails in its own way
@@ -328,8 +326,6 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
     if info["missing_keys"]:
         raise ModelError(f"'{folder.name}': {_kind(model)} needs {_some(info['missing_keys'])}, "
                               "which the weights lack")  # fmt: skip
-    for name, held, needed in sorted(info["mismatched_keys"]):
-        raise _contradiction(folder.name, name, held, type(model), needed)
     return model, set(info["unexpected_keys"])
 
 
@@ -368,27 +364,31 @@ def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str
     return load(checkpoint, dtype or checkpoint.stored_dtype, device)[0]
 
 
-def _loaded(
+def config_of(folder: Folder, updates: Mapping[str, Any] | None = None) -> Any:
+    """Return a folder's configuration as its class has it, with some entries changed."""
+    return CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **(updates or {})})
+
+
+def built(
     folder: Folder, dtype: torch.dtype, instead: Instead | None, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    with _quietly():
-        if instead is None:
-            config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict(folder.raw_config)
-            source: dict[str, Any] = {"pretrained_model_name_or_path": folder.folder, "local_files_only": True}
-        else:
-            tensors, updates = instead
-            config = CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **updates})
-            source = {"pretrained_model_name_or_path": None, "state_dict": tensors}
-        cls = _class(config, folder.files)
-        with _no_exceptions(cls, dtype):
-            model, info = cls.from_pretrained(
-                **source,
-                config=config,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **{_DTYPE: dtype},
-                **options,
-            )
+    """Return a folder's model in its class, and what the loader says of the tensors.
+
+    A pooler that the weights lack is left out, where the class can do without. The arguments are those of `load`.
+    """
+    source: dict[str, Any] = {"pretrained_model_name_or_path": folder.folder, "local_files_only": True}
+    if instead is not None:
+        source = {"pretrained_model_name_or_path": None, "state_dict": instead[0]}
+    updates = instead[1] if instead is not None else {}
+    cls = _class(config_of(folder, updates), folder.files)
+    options |= {_DTYPE: dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    with _quietly(), _no_exceptions(cls, dtype):
+        model, info = cls.from_pretrained(**source, config=config_of(folder, updates), **options)
+        if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
+            options["add_pooling_layer"] = False
+            model, info = cls.from_pretrained(**source, config=config_of(folder, updates), **options)
+    for name, held, needed in sorted(info["mismatched_keys"]):
+        raise _contradiction(folder.name, name, held, type(model), needed)
     return model.to(dtype), info
 
 
