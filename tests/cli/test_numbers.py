@@ -102,10 +102,10 @@ def test_what_a_merge_refuses(
         ("parameters: {weight: 1.0e+300}", "parameter 'weight' 1e+300"),
         ("parameters: {weight: [1, 1.0e+300]}", "parameter 'weight' 1e+300"),
         ("parameters: {weight: [{value: .inf, filter: mlp}, {value: 1}]}", "parameters.weight"),
-        ("parameters: {weight: 1}\nalign: {starts: 0}", "align.starts: Input should be greater than or equal to 1"),
-        ("parameters: {weight: 1}\nalign: {steps: -5}", "align.steps"),
-        ("parameters: {weight: 1}\nalign: {samples: 0}", "align.samples"),
-        ("parameters: {weight: 1}\nalign: {layers: [-1]}", "align.layers[0]"),
+        ("parameters: {weight: 1}\nalign: {starts: 0}", "align: starts 0: it must be greater than or equal to 1"),
+        ("parameters: {weight: 1}\nalign: {steps: -5}", "align: steps -5"),
+        ("parameters: {weight: 1}\nalign: {samples: 0}", "align: samples 0"),
+        ("parameters: {weight: 1}\nalign: {layers: [-1]}", "align: layers 0 -1"),
     ],
 )
 def test_what_a_merge_file_refuses(text: str, words: str, places: dict[str, str], refused: Any, tmp_path: Path) -> None:
