@@ -195,16 +195,17 @@ class Search:
     @cached_property
     def spare(self) -> Sequence[Batch]:
         """Given data beyond those that closed forms take; distillation has them besides."""
-        batches = self.data.batches
-        few = -(-self.few // len(next(iter(batches[0].values()))))
-        held = max(1, round(CHOOSING * few))
-        return batches[few - held : -held] if len(batches) > few > held else []
+        return self.data.batches[self._most :]
 
     @cached_property
     def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
         """The batches to fit on, and those to choose by."""
-        beyond = set(map(id, self.spare))
-        return noised([one for one in self.data.batches if id(one) not in beyond], self.opt, CHOOSING)
+        return noised(self.data.batches[: self._most], self.opt, CHOOSING)
+
+    @property
+    def _most(self) -> int:
+        """The batches that hold as many examples as closed forms take, at least one to fit on and one to choose by."""
+        return max(2, -(-self.few // len(next(iter(self.data.batches[0].values())))))
 
     @property
     def imagines(self) -> bool:

@@ -154,13 +154,14 @@ def test_a_search_loads_its_models_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_distillation_has_the_data_that_closed_forms_leave() -> None:
-    batches = [{"input_ids": torch.full((4, 3), number)} for number in range(20)]
-    search = Search([], 0, 0, [], Kinship(APART, 0.0), Options(samples=32), None, 0.0, None)
+    batches = [{"input_ids": torch.full((4 if number < 19 else 1, 3), number)} for number in range(20)]
+    search = Search([], 0, 0, [], Kinship(0.0, APART), Options(samples=32), None, 0.0, None)
     search.__dict__["data"] = SimpleNamespace(batches=batches)
     fit, held = search.split
-    numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, search.spare, held)]
-    assert list(map(len, numbers)) == [6, 12, 2]  # a quarter of eight batches, which are 32 examples, is held out
+    numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, held, search.spare)]
+    assert list(map(len, numbers)) == [6, 2, 12]  # a quarter of eight batches, which are 32 examples, is held out
     assert [number for some in numbers for number in some] == list(range(20))
+    assert sum(map(len, (batch["input_ids"] for batch in held))) == 8  # the rest at the end of a file is no such batch
 
 
 @pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
