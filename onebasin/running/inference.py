@@ -6,9 +6,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from fractions import Fraction
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -37,6 +40,9 @@ NAMED = {
     "head": r"head", "group": r"group", "expert": r"expert|local", "ffn": r"inter|ffn|inner|mlp", "rope": r"rope|rot",
     "vo": r"v_head|head_dim|head_size|d_kv", "qk": r"head_dim|head_size|d_kv|qk",
 }  # fmt: skip
+LOSS = 0.9  # of the matrices that are free: what may stay, so that layers that differ a little are one block
+WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
+RUNS = 6  # of a twin, at most, until every parameter was seen
 PATIENCE = 10.0  # seconds, after which no more ways to write a table are tried
 
 
@@ -84,15 +90,13 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
         setattr(tensor, KEY, Label([new(n) if n > 1 else None for n in tensor.shape], name=name, made=False))
         trace.met(getattr(tensor, KEY))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            with twins.in_float64(), trace:
-                out = model(**inputs)
-        values = list(tensors(dict(out) if isinstance(out, Mapping) else out))
-        for value in values:
-            for axis in trace.axes(value):
-                if axis is not None:
-                    fix(axis, "output")
+        with _kept(held):
+            for run in range(RUNS):  # several, since routing may reach other experts in another
+                _run(model, inputs, trace)
+                seen = {re.sub(r"\d+", "{}", name) for name in trace.seen}
+                if not any(re.sub(r"\d+", "{}", name) in seen for name in held.keys() - trace.seen.keys()):
+                    break
+                _shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
         for name in held.keys() - trace.seen.keys():
             for axis in axes[name]:
@@ -103,6 +107,40 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
             if hasattr(tensor, KEY):
                 delattr(tensor, KEY)
     return Traced(model, inputs, trace, axes, tied)
+
+
+def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> None:
+    """Run a model whose tensors carry axes; what it puts out stays."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        with trace, twins.in_float64():  # in this order, so that what rules compute is not widened in vain
+            out = model(**inputs)
+    for value in tensors(dict(out) if isinstance(out, Mapping) else out):
+        for axis in trace.axes(value):
+            if axis is not None:
+                fix(axis, "output")
+
+
+@contextmanager
+def _kept(held: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give tensors back the numbers that they had."""
+    before = {name: tensor.detach().clone() for name, tensor in held.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in held.items():
+                tensor.copy_(before[name])
+
+
+@torch.no_grad()
+def _shuffle(held: Iterable[Tensor], seed: int) -> None:
+    """Put the numbers of every matrix in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in held:
+        if tensor.dim() > 1:
+            order = torch.randperm(tensor.numel(), generator=generator)
+            tensor.copy_(tensor.flatten()[order].view(tensor.shape))
 
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
@@ -150,8 +188,10 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     styles = list(STYLES)
     while styles and (not attempts or time.monotonic() - start < PATIENCE):
         found = traced(*twins.build(config, cls, 0, scale))
-        writer, text = _text(found, styles[0])
-        if writer.by_name and scale is None:  # layers that differ are written out: all of them must be there
+        free = _free(found)
+        kept = scale.kept if scale else frozenset()
+        text = _text(found, styles[0], partial(_larger, config, cls, kept, True), bool(kept))
+        if not kept and _free(found) < LOSS * free:  # layers that differ stand by name: all of them must be there
             scale = Scale(kept=frozenset({"layers"}))
             larger = _larger(config, cls, scale.kept)
             continue
@@ -181,13 +221,24 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
 
 
-def _larger(config: PretrainedConfig | str, cls: str, kept: frozenset[str] = frozenset()) -> Traced | None:
+def _larger(
+    config: PretrainedConfig | str, cls: str, kept: frozenset[str] = frozenset(), run: bool = False
+) -> Traced | None:
     """Return another twin, of other sizes and one layer more, where one can be built: sizes that agree by chance in the
-    first do not in both."""
+    first do not in both.
+
+    Args:
+        config: A configuration, or a model type.
+        cls: The name of the class.
+        kept: Kinds of numbers that stay as they are.
+        run: Whether it is run, so that its tensors have axes.
+    """
     try:
         model, inputs = twins.build(config, cls, 1, Scale(10, 3, kept))
     except ModelError:
         return None
+    if run:
+        return traced(model, inputs)
     tied = _untie(model)
     names = _held(model)
     return Traced(model, inputs, Trace(rules=RULES), {name: [] for name in names}, tied)
@@ -254,11 +305,13 @@ def _on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
     ends = {name: start + numbered[name].numel() for name, start in starts.items()}
     owner: dict[str, list[str]] = {}
     for name, ids in disk.items():
+        if not ids.numel():
+            continue
         low, high = int(ids.min()), int(ids.max())
         owner[name] = [one for one in starts if starts[one] <= high and low < ends[one]]
     # The pieces of one parameter, by number: those of experts.
     families: dict[tuple[str, str, str], dict[int, str]] = {}
-    for name in disk:
+    for name in owner:
         whole = len(owner[name]) == 1 and disk[name].numel() == numbered[owner[name][0]].numel()
         for match in () if whole else _numbers_in(name):
             families.setdefault((match[0], match[2], "|".join(owner[name])), {})[match[1]] = name
@@ -292,7 +345,10 @@ def _on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
     for name, ids in disk.items():
         if name in done:
             continue
-        mine = owner[name]
+        mine = owner.get(name, [])
+        if not mine:  # it holds nothing
+            entries.append(Found(name, [None] * ids.dim(), name, tuple(ids.shape)))
+            continue
         if len(mine) == 1:
             axes = (
                 found.axes[mine[0]]
@@ -332,7 +388,7 @@ def _side_by_side(
 ) -> list[Axis | None]:
     """Return the axes of a tensor that holds several parameters, one after another along a dimension."""
     for dim in range(ids.dim()):
-        lines = ids.movedim(dim, 0).flatten(1)
+        lines = ids.movedim(dim, 0).reshape(ids.shape[dim], -1)
         which = [next(one for one in owners if starts[one] <= int(line[0]) < ends[one]) for line in lines]
         if any(
             int(line.min()) < starts[one] or int(line.max()) >= ends[one]
@@ -363,61 +419,113 @@ def _side_by_side(
     return [new(n, frozenset()) if n > 1 else None for n in ids.shape]
 
 
-def _text(found: Traced, style: Style) -> tuple[Writer, str]:
+def _text(
+    found: Traced, style: Style, larger: Callable[[], Traced | None] = lambda: None, by_name: bool = False
+) -> str:
+    """Return the table of what was found.
+
+    larger: another twin, traced, for sizes that shapes do not tell. by_name: whether layers that differ stand by name.
+    """
+    writer, ignored = _writer(found, style, by_name)
+    model = found.model
+    lines = writer.spaces()  # before the other twin is looked at
+
+    @cache
+    def sizes() -> tuple[list[Mapping[str, int]], list[Mapping[str, Any]]]:
+        twin = larger()
+        other = None if twin is None else _writer(twin, style, by_name)[0]
+        if twin is None or other is None or [line[1:] for line in other.spaces()] != [line[1:] for line in lines]:
+            return [writer.sizes], [model.config.to_dict()]
+        return [writer.sizes, other.sizes], [model.config.to_dict(), twin.model.config.to_dict()]
+
+    def key_of(name: str) -> str | None:
+        known, configs = sizes()
+        return _key(name, tuple(each[name] for each in known), configs)
+
+    return writer.text(model.config.model_type, [model.config.model_type], key_of, ignored)
+
+
+def _writer(found: Traced, style: Style, by_name: bool = False) -> tuple[Writer, list[str]]:
+    """Return what writes the table of a traced model, and patterns of what its files hold beside parameters."""
     model = found.model
     entries, disk = _on_disk(found)
     prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
-    if not any(name.startswith(prefix) for name in disk) or all(name.startswith(prefix) for name in disk):
+    outside = [name for name in disk if not name.startswith(prefix)]
+    layers = {match[1]: match[2] for name in outside if (match := re.match(r"((.*?)\.\d+)\.", name))}
+    blocks = Counter(layers.values())
+    if not outside or len(outside) == len(disk) or any(count > 1 for count in blocks.values()):
         prefix = ""
     others = {name: tensor for name, tensor in model.state_dict().items() if name not in found.axes}
     ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in _stored(model, others)})
-    config = model.config.to_dict()
-    writer = Writer(found.trace, entries, prefix, style)
-    return writer, writer.text(model.config.model_type, [model.config.model_type], _keys(config), ignored)
+    return Writer(found.trace, entries, prefix, style, by_name), ignored
 
 
-def _keys(config: Mapping[str, Any]) -> Callable[[int, str], str | None]:
-    """Config keys by the number that they hold."""
+def _key(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what configurations say of the size of a space that has these sizes under them.
 
-    def pairs() -> Iterator[tuple[str, Any]]:
-        for key, value in config.items():
-            if isinstance(value, Mapping):
-                yield from ((f"{key}.{inner}", each) for inner, each in value.items())
-            else:
-                yield key, value
+    A key that has the size in all of them, by its name if that tells, else a number that all share, else the simplest
+    product or quotient of keys.
+    """
+    flat = [dict(_numbers_of(config)) for config in configs]
+    numbers = {key: tuple(each[key] for each in flat) for key in flat[0] if all(key in each for each in flat)}
+    whole: dict[str, tuple[int, ...]] = {
+        key: values for key, values in numbers.items() if all(type(value) is int and value > 0 for value in values)
+    }
+    word = re.sub(r"\d+$", "", name)
+    wanted = NAMED.get(word, r".")
+    changing = len(set(sizes)) > 1
+    ranked = [key for key, values in whole.items() if values == sizes and (changing or re.search(wanted, key))]
+    ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
+                                 "." in key))  # fmt: skip
+    if ranked:
+        return ranked[0]
+    found = []
+    for a, n in whole.items():
+        for b, m in whole.items():
+            if a != b and all(x == y * size for x, y, size in zip(n, m, sizes, strict=True)):
+                found.append(f"{a} / {b}")
+            if a < b and changing and all(x * y == size for x, y, size in zip(n, m, sizes, strict=True)):
+                found.append(f"{a} * {b}")
+        ratios = {Fraction(size, x) for x, size in zip(n, sizes, strict=True)}
+        if len(ratios) == 1 and changing:
+            ratio = ratios.pop()
+            if min(ratio.numerator, ratio.denominator) == 1 and max(ratio.numerator, ratio.denominator) < 9:
+                found.append(f"{a} * {ratio.numerator}" if ratio > 1 else f"{a} / {ratio.denominator}")
+    shares = {key: values for key, values in numbers.items() if re.search(r"rotary|rope", key)
+              and all(type(value) is float for value in values)}  # fmt: skip
+    for share, parts in shares.items() if word == "rope" else ():
+        for a, n in whole.items():
+            bodies = [(a, n)]
+            bodies += [(f"{a} / {b}", tuple(x // y for x, y in zip(n, m, strict=True))) for b, m in whole.items()
+                       if re.search("head", b) and all(x % y == 0 for x, y in zip(n, m, strict=True))]  # fmt: skip
+            found += [f"even {body} * {share}" for body, each in bodies
+                      if all((int(x * y) + 1) // 2 * 2 == size for x, y, size in zip(each, parts, sizes, strict=True))
+                      and re.search(r"head", body)]  # fmt: skip
+    words = {"head": "head", "group": "head|group", "vo": WIDTHS, "qk": WIDTHS, "rope": WIDTHS}.get(word, ".")
+    found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]), len(text)))
+    if not changing and len(sizes) > 1 and not (found and re.search("head", found[0])):
+        return str(sizes[0])
+    return found[0] if found else None
 
-    def key_of(size: int, name: str) -> str | None:
-        word = re.sub(r"\d+$", "", name)
-        wanted = NAMED.get(word, r".")
-        whole = [(key, value) for key, value in pairs() if type(value) is int]
-        ranked = [key for key, value in whole if value == size and re.search(wanted, key)]
-        ranked.sort(key=lambda key: ("head" in name and "key_value" not in key and "kv" not in key, "." in key))
-        if ranked:
-            return ranked[0]
-        heads = [(key, value) for key, value in whole if re.search(r"head", key) and value > 0]
-        widths = [
-            (key, value) for key, value in whole if re.search(r"hidden_size$|d_model$|n_embd$|embed_dim$|^dim$", key)
-        ]
-        inside = [(key, value) for key, value in whole if re.search(r"head_dim|head_size|d_kv", key)]
-        inside += [(f"{a} / {b}", n // m) for a, n in widths for b, m in heads if n % m == 0]
-        shares = [(key, value) for key, value in pairs() if type(value) is float and re.search(r"rotary|rope", key)]
-        if word == "rope":
-            inside = [(f"even {a} * {b}", (int(n * m) + 1) // 2 * 2) for a, n in inside for b, m in shares]
-        found = [key for key, value in inside if value == size] if word in ("rope", "qk", "vo", "rank", "inner") else []
-        if word in ("group",):
-            found += [f"{a} / {b}" for a, n in heads for b, m in heads if n == m * size and a != b]
-        return found[0] if found else None
 
-    return key_of
+def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield keys and what they hold, `outer.inner` for a configuration or a list inside."""
+    for key, value in config.items():
+        if isinstance(value, (Mapping, list, tuple)):
+            inner = value if isinstance(value, Mapping) else {str(place): each for place, each in enumerate(value)}
+            yield from ((f"{key}.{name}", each) for name, each in _numbers_of(inner))
+        else:
+            yield key, value
 
 
 def proved(text: str, found: Traced, blame: dict[str, float] | None = None) -> float:
     """Return by how much the canonical form, and random elements in every space, change the outputs of the twin."""
     before = twins.outputs(found.model, found.inputs)
-    state = {name: found.model.state_dict()[name] for name in found.axes}
+    whole = found.model.state_dict()
+    state = {name: whole[name] for name in found.axes}
     disk = _stored(found.model, state)
     ids = {name: tensor.long() for name, tensor in _stored(found.model, _numbered(found)).items()}
-    rest = _stored(found.model, {n: t for n, t in found.model.state_dict().items() if n not in found.axes})
+    rest = _stored(found.model, {name: tensor for name, tensor in whole.items() if name not in found.axes})
     config = {**found.model.config.to_dict(), "tie_word_embeddings": False}
     table = read_table(re.sub(r"; tied \S+", "", text), "inferred")
     shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
@@ -451,7 +559,8 @@ def _departure(
     only: str | None = None,
 ) -> float:
     alignment = scrambling(signature, level, only)
-    state = {name: found.model.state_dict()[name] for name in found.axes}
+    whole = found.model.state_dict()
+    state = {name: whole[name] for name in found.axes}
     every = torch.cat([tensor.flatten() for tensor in state.values()])
     for role, entry in signature.tensors.items():
         for name, part in entry.split(alignment.apply(signature, role, values[role])):

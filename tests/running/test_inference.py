@@ -20,7 +20,10 @@ from onebasin.symmetry import acting_groups
 from onebasin.symmetry.tables.signature import Signature
 
 # A type each of what tables have to tell apart; none but the first four has a table by hand.
-KINDS = ["llama", "gpt2", "bert", "mixtral", "granite", "gpt_oss", "glm4_moe", "phimoe", "smollm3", "mpnet", "marian"]
+# mobilebert: layers that differ a little; segformer: stages, and norms before padding; vit_msn: layers without the
+# prefix on disk; bamba: a norm over heads; voxtral: vectors put among those of tokens.
+KINDS = ["llama", "gpt2", "bert", "mixtral", "granite", "gpt_oss", "glm4_moe", "phimoe", "smollm3", "mpnet", "marian",
+         "mobilebert", "segformer", "vit_msn", "bamba", "voxtral"]  # fmt: skip
 WITHOUT_TABLE = ["granite", "phimoe", "marian"]
 
 
@@ -124,6 +127,32 @@ def test_the_command_writes_a_table_that_can_be_corrected_and_used(tmp_path: Pat
     assert shown.exit_code == 0
     assert json.loads(shown.stdout)["dimension"] > 0
     assert runner.invoke(app, ["infer", "granite", "-o", str(table)]).exit_code != 0  # it exists
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "key"),
+    [
+        ("head", (4, 6), "heads"),
+        ("head", (2, 3), "inner.few"),
+        ("qk", (6, 10), "width / heads"),
+        ("inner", (48, 120), "width * 2"),
+        ("inner", (4, 4), "4"),
+        ("head", (8, 1), "stages.1"),
+        ("inner", (5, 7), None),
+    ],
+)
+def test_a_size_is_told_from_what_two_configurations_say(name: str, sizes: tuple[int, int], key: str | None) -> None:
+    configs = [
+        {"width": 24, "heads": 4, "inner": {"few": 2}, "stages": [9, 8]},
+        {"width": 60, "heads": 6, "inner": {"few": 3}, "stages": [9, 1]},
+    ]
+    assert inference._key(name, sizes, configs) == key
+
+
+def test_experts_that_no_token_reached_are_found_in_another_run() -> None:
+    found = inference.traced(*twins.build("switch_transformers"))
+    experts = [name for name in found.axes if ".experts." in name]
+    assert experts and not set(experts) - found.trace.seen.keys()
 
 
 class OddConfig(PretrainedConfig):

@@ -175,3 +175,31 @@ def test_a_condition_that_cannot_be_read_is_named_with_its_line(line: str, messa
 )
 def test_a_size_rounds_down_where_the_model_s_class_does(keys: str, config: dict[str, float], value: int) -> None:
     assert lookup(config, [keys]) == value
+
+
+def test_places_of_lists_and_of_what_is_inside() -> None:
+    config = {"depths": [2, 3], "vision": {"heads": [4, 5]}, "width": 8}
+    assert lookup(config, ["depths.1"]) == 3
+    assert lookup(config, ["vision.heads.0"]) == 4
+    assert lookup(config, ["depths.2 | width"]) is None
+    assert lookup(config, ["depths.2", "width.0", "width"]) == 8
+
+
+def test_a_factor_has_one_entry_so_shapes_tell_what_stands_beside_it() -> None:
+    table = read_table(
+        """
+family toy
+types  toy
+
+spaces
+    data   fixed
+    ffn    permutation  ffn
+    scale  factor       ffn  per ffn
+
+tensors
+    up.weight      (ffn scale) data
+    down.weight    data (ffn scale')
+"""
+    )
+    signature = resolve(table, {"up.weight": (6, 3), "down.weight": (3, 6)}, {})
+    assert signature.sizes["ffn"] == 6

@@ -56,10 +56,12 @@ class Axis:
     @property
     def top(self) -> Axis:
         """Return the axis that this one turned out to be."""
-        axis = self
-        while axis.atom.link is not None:
-            axis = Axis(axis.atom.link.atom, axis.atom.link.dual != axis.dual)
-        return axis
+        link = self.atom.link
+        if link is None:
+            return self
+        if link.atom.link is not None:
+            self.atom.link = link = link.top  # a shorter way for next time
+        return Axis(link.atom, link.dual != self.dual)
 
     @property
     def parts(self) -> tuple[Axis, ...]:

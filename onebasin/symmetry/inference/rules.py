@@ -1019,6 +1019,23 @@ def filled(trace: Trace, call: Call) -> Any:
     return _either(trace, call, call.get(1, "mask"), call.get(2, "value"), call.get(0, "input"))
 
 
+@rule("masked_scatter masked_scatter_")
+def filled_in(trace: Trace, call: Call) -> Any:
+    """Vectors put in the places of others, whole: images among tokens."""
+    x, mask, source = call.get(0, "input"), call.get(1, "mask"), call.get(2, "source")
+    shown = mask.expand(x.shape)
+    whole = bool((shown == shown[..., :1]).all()) and source.shape[-1] == x.shape[-1]
+    if not whole or trace.label(mask) is not None or _in_place_on_view(trace, call):
+        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+    out = call.run()
+    mine, theirs = trace.axes(x, call.name), trace.axes(source, call.name)
+    hold(mine[:-1], "vectors in other places")
+    hold(theirs[:-1], "vectors in other places")
+    last = entrywise(trace, x.flatten(0, -2), source.flatten(0, -2), [None, mine[-1]], [None, theirs[-1]],
+                     out.flatten(0, -2), call.name)  # fmt: skip
+    return trace.put(out, [*[None] * (out.dim() - 1), last[-1]], x, source)
+
+
 def _either(trace: Trace, call: Call, condition: Any, a: Any, b: Any) -> Any:
     out = call.run()
     axes: list[Axis | None] = [None] * out.dim()
@@ -1217,6 +1234,8 @@ def convolution(trace: Trace, call: Call) -> Any:
             fix(axis, "conv along it")
     reads, writes = (1, 0) if "transpose" not in call.name else (0, 1)
     channels = mine[here]
+    if channels is not None and call.get(4, "padding", 0) not in (0, (0,) * (x.dim() - here - 1), "valid"):
+        trace.padded.append(channels)
     rest: list[Axis | None] = [a if d < here else None for d, a in enumerate(mine)]
     if its[0] is None and its[1] is None and channels is not None:
         fix(channels, "conv with constants")

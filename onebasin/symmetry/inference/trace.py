@@ -69,6 +69,7 @@ class Trace(TorchFunctionMode):
     apart: list[tuple[tuple[Axis, ...], tuple[Axis, ...]]] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     passes: list[tuple[Axis, str]] = field(default_factory=list)
+    padded: list[Axis] = field(default_factory=list)  # beside what lives there, zeros may stand
 
     def __post_init__(self) -> None:
         super().__init__()

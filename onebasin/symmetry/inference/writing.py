@@ -7,11 +7,12 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, product
 
 from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
 from ..tables.signature import MOVES, kind_of
-from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, restrict, split, unify
+from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, restrict, split, unify
 from .trace import Normed, Trace
 
 
@@ -121,8 +122,9 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
 class Writer:
     """Turns what a trace found into the text of a table."""
 
-    def __init__(self, trace: Trace, found: Sequence[Found], prefix: str, style: Style) -> None:
+    def __init__(self, trace: Trace, found: Sequence[Found], prefix: str, style: Style, by_name: bool = False) -> None:
         self.trace, self.found, self.prefix, self.style = trace, list(found), prefix, style
+        self.sizes: dict[str, int] = {}
         self.free = settle_norms(trace.norms)
         if not style.norms:
             for norm in trace.norms:
@@ -137,7 +139,9 @@ class Writer:
         self.flattened: set[str] = set()
         self.kept: list[tuple[str, bool]] = []  # spaces that stay, and whether every layer has its own
         self.here = ""
-        self.by_name = False  # whether layers stand there by name
+        self.by_name = by_name  # layers that differ stand there by name; else what differs stays
+        self.ragged: set[int] = set()  # atoms that stay, of other sizes in other layers
+        self.loose: set[tuple[str, str]] = set()  # tensors of a block that are not alike, and stay
 
     # Layers
 
@@ -159,7 +163,6 @@ class Writer:
         self.flattened |= {heading for heading, layers in blocks.items() if len(layers) < 2}
         while (bad := self._conflict()) is not None:
             self.flattened.add(bad)
-            self.by_name = True
         self._gather()
 
     def _homes(self) -> dict[int, tuple[str, int] | None]:
@@ -182,51 +185,83 @@ class Writer:
         return axes
 
     def _conflict(self) -> str | None:
-        """The heading of a block whose layers are not alike, after all was done to make them so."""
+        """Make the layers of all blocks alike; where layers stand by name, return the heading of a block that cannot
+        be."""
         while True:
             self._orient()
             homes = self._homes()
             rows: dict[tuple[str, str], list[list[Axis]]] = defaultdict(list)
             for one in self.found:
                 heading, _, rest = self.parsed(one)
-                if heading:
+                if heading and (heading, rest) not in self.loose:
                     rows[heading, rest].append(self._axes(one))
             changed = False
-            for (heading, _), (first, *others) in rows.items():
+            for row, (first, *others) in rows.items():
                 for axes in others:
                     alike = (
                         [_alike(a, b) for a, b in zip(first, axes, strict=True)] if len(axes) == len(first) else [None]
                     )
                     if None in alike:
-                        return heading
+                        if self.by_name:
+                            return row[0]
+                        self._loosen(row, rows[row])
+                        changed = True
+                        break
                     changed = changed or False in alike
             if changed:
                 continue
             # Atoms of one place in several layers are one space, so no layer has two of them.
             same = Classes()
-            for (heading, _), each in rows.items():
-                lists = [[leaf for axis in axes for leaf in axis.leaves] for axes in each]
-                for row in zip(*lists, strict=True):
-                    atoms = [leaf.top.atom for leaf in row]
+            for row, each in rows.items():
+                lists = [[leaf for axis in axes for leaf in _moving(axis)] for axes in each]
+                for across in zip(*lists, strict=True):
+                    atoms = [leaf.top.atom for leaf in across]
                     everywhere = {homes[id(atom)] is None for atom in atoms}
-                    if len(everywhere) > 1 or (True in everywhere and len(set(map(id, atoms))) > 1):
-                        if any(leaf.moves for leaf in row):
-                            return heading
+                    apart = len(everywhere) > 1 or (True in everywhere and len(set(map(id, atoms))) > 1)
+                    if apart and not any(leaf.moves for leaf in across):
+                        if len({leaf.size for leaf in across}) > 1:
+                            self.ragged |= set(map(id, atoms))
                         continue
-                    if len({leaf.top.dual != self.turned[id(leaf.top.atom)] for leaf in row}) > 1:
-                        return heading
+                    turned = len({leaf.top.dual != self.turned[id(leaf.top.atom)] for leaf in across}) > 1
+                    common = frozenset.intersection(*(leaf.moves for leaf in across))
+                    if apart or (turned and not common <= MOVES["orthogonal"]):
+                        if self.by_name:
+                            return row[0]
+                        self._loosen(row, each)
+                        changed = True
+                        break
                     for atom in atoms:
                         same.join(atoms[0], atom)
+                if changed:
+                    break
+            if changed:
+                continue
             for members in same.all():
                 of_layer: dict[tuple[str, int] | None, Atom] = {}
                 for atom in members:
                     home = homes[id(atom)]
                     other = of_layer.setdefault(home, atom)
                     if home is not None and other is not atom:
+                        moved = bool(other.moves or atom.moves)
                         unify(Axis(other), Axis(atom), "one in another layer")
-                        changed = True
+                        if Axis(other).top.atom is not Axis(atom).top.atom:  # of other sizes, so they stay
+                            self.ragged |= {id(other), id(atom)}
+                            changed = changed or moved
+                        else:
+                            changed = True
             if not changed:
                 return None
+
+    def _loosen(self, row: tuple[str, str], each: Sequence[Sequence[Axis]]) -> None:
+        """Leave a tensor of a block as it is, in all layers, since it is not alike in them."""
+        self.loose.add(row)
+        for axes in each:
+            for axis in axes:
+                fix(axis, "layers differ")
+        self.free |= {norm.weight: False for norm in self.trace.norms if norm.weight in self._named(row)}
+
+    def _named(self, row: tuple[str, str]) -> set[str]:
+        return {one.parameter for one in self.found if self.parsed(one)[::2] == row}
 
     def _gather(self) -> None:
         """Make a place of every class of atoms."""
@@ -235,9 +270,13 @@ class Writer:
         same = Classes()
         for one in self.found:
             heading, _, rest = self.parsed(one)
-            inner = [leaf.top.atom for axis in self._axes(one) for leaf in axis.leaves]
+            loose = (heading, rest) in self.loose
+            inner = [leaf.top.atom for axis in self._axes(one) for leaf in (axis.leaves if loose else _moving(axis))]
+            for axis in () if loose else self._axes(one):
+                for leaf in axis.leaves:
+                    same.join(leaf.top.atom, leaf.top.atom)
             for number, atom in enumerate(inner):
-                alone = not heading or homes[id(atom)] is None
+                alone = loose or not heading or homes[id(atom)] is None
                 same.join(atom if alone else first.setdefault((heading, rest, number), atom), atom)
         for atoms in same.all():
             home = homes[id(atoms[0])]
@@ -258,10 +297,11 @@ class Writer:
     def batches(self) -> None:
         of = self.of
         beside: dict[int, set[int]] = {}
-        for occurrence in [*self.trace.occurrences, *([axis for axis in self._axes(one)] for one in self.found)]:
-            here = {of[id(leaf.top.atom)] for axis in occurrence for leaf in axis.leaves if id(leaf.top.atom) in of}
-            for place in here:
-                beside[place] = beside.get(place, here) & here
+        for occurrence in [*self.trace.occurrences, *(self._axes(one) for one in self.found)]:
+            for view in _views(occurrence):
+                here = {of[id(leaf.top.atom)] for leaf in view if id(leaf.top.atom) in of}
+                for place in here:
+                    beside[place] = beside.get(place, here) & here
         apart: set[tuple[int, int]] = set()
         for kept, gone in self.trace.apart:
             mine = {of[id(leaf.top.atom)] for axis in kept for leaf in axis.leaves if id(leaf.top.atom) in of}
@@ -269,14 +309,13 @@ class Writer:
             apart |= {(a, b) for a in mine for b in others}
         before: dict[tuple[int, int], bool] = {}
         for one in self.found:
-            axes = [axis for axis in one.axes if axis is not None]
-            inside = [of[id(leaf.top.atom)] for axis in axes for leaf in axis.leaves]
-            first: dict[int, int] = {}
-            for number, where in enumerate(inside):
-                first.setdefault(where, number)
-            for a in first:
-                for b in first:
-                    before[a, b] = before.get((a, b), True) and first[a] < first[b]
+            for view in _views([axis for axis in one.axes if axis is not None]):
+                first: dict[int, int] = {}
+                for number, leaf in enumerate(view):
+                    first.setdefault(of[id(leaf.top.atom)], number)
+                for a in first:
+                    for b in first:
+                        before[a, b] = before.get((a, b), True) and first[a] < first[b]
         for number, space in enumerate(self.places):
             if not space.moves:
                 continue
@@ -401,8 +440,11 @@ class Writer:
                     parts.append(Leaf(self._kept(still)))
                     still = 0
                 if part is not None:
-                    parts.append(self.axis(part))
+                    written = self.axis(part)
+                    parts += written.parts if isinstance(written, Cat) else [written]
             return Cat(tuple(parts))
+        if self.here and id(axis.top.atom) in self.ragged:
+            return Leaf(self._kept(axis.size))
         place = self.places[self.of[id(axis.top.atom)]]
         outer = any(self.of[id(axis.top.atom)] in other.per for other in self.places)
         if kind_of(place.moves) == "fixed" and place.size in (1, 2, 3) and not outer and not self._alone(axis):
@@ -444,12 +486,18 @@ class Writer:
             notes = f"tied {one.tied.removeprefix(self.prefix)}" if one.tied else ""
             head = bool(self.prefix) and not one.name.startswith(self.prefix)
             norm, bias = self.norm_of.get(one.parameter), self.bias_of.get(one.parameter)
+            if (heading, rest.rstrip("?")) in self.loose:
+                text = show(tuple(Leaf(self._kept(n) if n > 1 else "1") for n in one.shape))
+                yield place, heading, rest + optional, text, notes, head or bool(one.tied)
+                continue
             if norm is not None and len(one.axes) == 1 and (self.style.norms or norm.kind != "layernorm"):
                 text = self._norm(norm)
             elif bias is not None and len(one.axes) == 1:
                 assert bias.target is not None
                 text = show((self._primal(self.axis(bias.target)),)) if self.free[bias.weight] else show(
                     (self._primal(self.axis(bias.source)),))  # fmt: skip
+                if self._of(bias.target) & {place for axis in self.trace.padded for place in self._of(axis)}:
+                    notes = "; ".join(filter(None, [notes, "padded"]))
             elif norm is not None and len(one.axes) == 1:
                 text = show((self._primal(self.axis(norm.source)),))
             else:
@@ -466,6 +514,10 @@ class Writer:
                 head or bool(one.tied),
             )
 
+    def _of(self, axis: Axis) -> set[int]:
+        """Return the spaces that live on an axis."""
+        return {self.of[id(leaf.top.atom)] for leaf in axis.leaves if id(leaf.top.atom) in self.of}
+
     def _primal(self, axis: Written) -> Written:
         if isinstance(axis, Leaf):
             return Leaf(axis.space)
@@ -475,22 +527,29 @@ class Writer:
         source = show((self._primal(self.axis(norm.source)),))
         if self.free[norm.weight] and norm.target is not None:
             return f"{norm.kind}: {source} -> {show((self._primal(self.axis(norm.target)),))}"
-        if norm.kind == "layernorm" and not self.style.back:
+        if norm.source.top.atom.parts or (norm.kind == "layernorm" and not self.style.back):
             return source
         return f"{norm.kind}: {source} -> {source}"
 
+    def spaces(self) -> list[tuple[int, str, str, str, str, bool]]:
+        """Find and name the spaces, and return the lines."""
+        if not self.places:
+            self.prepare()
+            self._orient()
+            self.batches()
+            self.name()
+            self.written = list(self.lines())
+            self.sizes = {place.name: place.size for place in self.places}
+        return self.written
+
     def text(
-        self, family: str, types: Sequence[str], key_of: Callable[[int, str], str | None], ignored: Sequence[str]
+        self, family: str, types: Sequence[str], key_of: Callable[[str], str | None], ignored: Sequence[str]
     ) -> str:
         """Return the table.
 
-        key_of: (size, name of the space) -> the config key that has it. ignored: patterns of buffers.
+        key_of: name of a space -> what a configuration says of its size. ignored: patterns of buffers.
         """
-        self.prepare()
-        self._orient()
-        self.batches()
-        self.name()
-        lines = list(self.lines())
+        lines = self.spaces()
         needed = self._unsolved()
         out = [f"family {family}", f"types {' '.join(types)}"]
         if self.prefix:
@@ -530,7 +589,7 @@ class Writer:
         return "\n".join(out) + "\n"
 
     def _sizes(
-        self, needed: Sequence[int], key_of: Callable[[int, str], str | None], texts: Sequence[str]
+        self, needed: Sequence[int], key_of: Callable[[str], str | None], texts: Sequence[str]
     ) -> Iterator[tuple[str, str]]:
         """Yield the sizes that shapes cannot tell, as few as will do, and the config keys that have them."""
         axes = [
@@ -538,7 +597,7 @@ class Writer:
             for text in texts
             for axis in parse(text.rpartition("->")[2].strip())
         ]
-        known: set[str] = set()
+        known = {place.name for place in self.places if kind_of(place.moves) == "factor"}
 
         def solve() -> bool:
             while alone := {next(iter(rest)) for names in axes if len(rest := names - known) == 1}:
@@ -549,7 +608,7 @@ class Writer:
             if solve():
                 return
             place = self.places[number]
-            if place.name not in known and (key := key_of(place.size, place.name)):
+            if place.name not in known and (key := key_of(place.name)):
                 known.add(place.name)
                 yield place.name, key
 
@@ -574,6 +633,10 @@ def _flattened(axis: Axis) -> Iterator[Axis]:
             yield part
 
 
+def _pieces(axis: Axis) -> Iterator[Axis]:
+    return _flattened(axis) if axis.flat else _side_by_side(axis)
+
+
 def _side_by_side(axis: Axis) -> Iterator[Axis]:
     for part in axis.parts:
         if part.cat:
@@ -582,16 +645,44 @@ def _side_by_side(axis: Axis) -> Iterator[Axis]:
             yield part
 
 
+def _views(axes: Sequence[Axis]) -> Iterator[list[Axis]]:
+    """Yield what stands side by side in a tensor: what parts of one axis have one after another does not."""
+    parts = [list(_views_of(axis)) for axis in axes]
+    return (list(chain.from_iterable(view)) for view in product(*parts))
+
+
+def _views_of(axis: Axis) -> Iterator[list[Axis]]:
+    if axis.flat:
+        yield from _views(axis.parts)
+    elif axis.cat:
+        for part in axis.parts:
+            yield from _views_of(part)
+    else:
+        yield [axis.top]
+
+
+def _moving(axis: Axis) -> Iterator[Axis]:
+    """Yield what an axis consists of, without factors that stay."""
+    return (leaf for leaf in axis.leaves if leaf.size > 1 or leaf.moves)
+
+
 def _alike(a: Axis, b: Axis) -> bool | None:
     """Whether two axes have the same structure; False where one was given the other's, None where they cannot."""
-    x, y = list(_flattened(a)) if a.flat else list(_side_by_side(a)) if a.cat else [], []
-    y = list(_flattened(b)) if b.flat else list(_side_by_side(b)) if b.cat else []
+    x, y = ([part for part in _pieces(axis) if part.size > 1 or part.moves] for axis in (a, b))
+    if len(x) == 1 or len(y) == 1:  # beside factors that stay
+        return _alike(x[0] if len(x) == 1 else a, y[0] if len(y) == 1 else b)
+    bodies = [[part for part in parts if part.size > 1] for parts in (x, y)]
+    if a.flat and b.flat and len(x) != len(y) and len(bodies[0]) == len(bodies[1]):
+        for part in (*x, *y):  # one has more factors than the other
+            if part.size == 1:
+                fix(part, "layers differ")
+        return False
     if not x and not y:
         return True if a.size == b.size or not (a.moves or b.moves) else None
     if not x or not y:
         plain, other = (a, b) if not x else (b, a)
         sizes = [part.size for part in (y or x)]
-        if plain.size != other.size:
+        if plain.size != other.size or plain.top.atom.data or plain.top.atom.parts:
             return None
         if other.flat:
             split(plain, sizes)

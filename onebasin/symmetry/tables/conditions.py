@@ -110,12 +110,21 @@ def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
-    """Return a number, or what the config has under `key`, or under `inner` of `outer` for `outer.inner`; or None."""
+    """Return a number, or what the config has under `key`, or under `inner` of `outer` for `outer.inner`; or None.
+
+    The places of a list are numbered: `depths.0`.
+    """
     if key.isdigit():
         return int(key)
-    outer, _, inner = key.partition(".")
-    found = config.get(outer)
-    return (found.get(inner) if isinstance(found, Mapping) else None) if inner else found
+    found: Any = config
+    for word in key.split("."):
+        if isinstance(found, Mapping):
+            found = found.get(word)
+        elif isinstance(found, (list, tuple)) and word.isdigit() and int(word) < len(found):
+            found = found[int(word)]
+        else:
+            return None
+    return found
 
 
 def holds(condition: str, config: Mapping[str, Any]) -> bool:

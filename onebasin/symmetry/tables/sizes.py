@@ -37,6 +37,8 @@ def solved(
     """Sizes of all spaces from the config's counts and the tensors' shapes."""
     sizes: dict[str, int] = {}
     for key, place in placed.items():
+        if place.declared.kind == "factor":
+            sizes[key] = 1
         if (name := place.name) in table.sizes:
             value = lookup(config, table.sizes[name])
             if isinstance(value, (list, tuple)):
