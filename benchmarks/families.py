@@ -3,7 +3,8 @@
 
     python -m benchmarks.families [TYPE ...] [-o FILE]
 
-Every type is tried in a process of its own, and what FILE says already is kept, so it goes on where it was stopped.
+Every type is tried in a process of its own, forked from one that has transformers loaded, and what FILE says already is
+kept, so it goes on where it was stopped.
 Prints how many types of each kind are exact. FILE: {"transformers": version, "types": {TYPE: {"source", "exact",
 "free", "reason", ...}}}.
 """
@@ -12,8 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,29 @@ def one(kind: str) -> dict[str, Any]:
 
 def tried(kind: str) -> dict[str, Any]:
     """Return what a process of its own says of a type, or how it ended."""
-    call = [sys.executable, "-W", "ignore", "-m", "benchmarks.families", "--one", kind]
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            there.send(one(kind))
+        except Exception as error:
+            there.send({"source": "", "exact": False, "reason": f"{type(error).__name__}: {str(error)[:300]}"})
+
+    process = fork.Process(target=work)
+    process.start()
+    there.close()
     try:
-        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return {"source": "", "exact": False, "reason": f"took over {SECONDS} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        return {"source": "", "exact": False, "reason": last[:300]}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        if not here.poll(SECONDS):
+            return {"source": "", "exact": False, "reason": f"took over {SECONDS} s"}
+        found: dict[str, Any] = here.recv()
+        return found
+    except EOFError:
+        process.join()
+        return {"source": "", "exact": False, "reason": f"its process ended with {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
 
 
 def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
@@ -79,12 +91,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("-o", "--output", type=Path, default=Path("build/families.json"))
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(one(args.one)))
-        return
+    import torch
     import transformers
+
+    from onebasin.running import inference  # before the fork: for all types at once
+
+    assert inference.infer
+    torch.set_num_threads(1)  # threads do not survive a fork
+    transformers.logging.set_verbosity_error()
 
     said: dict[str, Any] = json.loads(args.output.read_text("utf-8")) if args.output.exists() else {}
     if said.get("transformers") != transformers.__version__:
