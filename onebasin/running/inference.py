@@ -42,6 +42,7 @@ NAMED = {
 }  # fmt: skip
 LOSS = 0.9  # of the matrices that are free: what may stay, so that layers that differ a little are one block
 WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
+DEEPEST = 8  # layers of a twin, at most, until every kind of layer is there
 RUNS = 6  # of a twin, at most, until every parameter was seen
 PATIENCE = 10.0  # seconds, after which no more ways to write a table are tried
 
@@ -93,8 +94,7 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
         with _kept(held):
             for run in range(RUNS):  # several, since routing may reach other experts in another
                 _run(model, inputs, trace)
-                seen = {re.sub(r"\d+", "{}", name) for name in trace.seen}
-                if not any(re.sub(r"\d+", "{}", name) in seen for name in held.keys() - trace.seen.keys()):
+                if not _patterns(trace.seen) & _patterns(held.keys() - trace.seen.keys()):
                     break
                 _shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
@@ -143,6 +143,11 @@ def _shuffle(held: Iterable[Tensor], seed: int) -> None:
             tensor.copy_(tensor.flatten()[order].view(tensor.shape))
 
 
+def _patterns(names: Iterable[str]) -> set[str]:
+    """Return names without their numbers."""
+    return {re.sub(r"\d+", "{}", name) for name in names}
+
+
 def _held(model: nn.Module) -> dict[str, Tensor]:
     """Return what a file of the model holds that is computed with: parameters, and buffers (running statistics)."""
     state = model.state_dict()
@@ -183,15 +188,27 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     """
     cls = type(twins.build(config, cls)[0]).__name__
     reason, attempts, start = "", list[tuple[str, Traced, Style]](), time.monotonic()
-    scale: Scale | None = None  # the smallest at which it runs
+    scale, depth = None, 2  # the smallest at which it runs
     larger = _larger(config, cls)
     styles = list(STYLES)
     while styles and (not attempts or time.monotonic() - start < PATIENCE):
-        found = traced(*twins.build(config, cls, 0, scale))
-        free = _free(found)
-        kept = scale.kept if scale else frozenset()
-        text = _text(found, styles[0], partial(_larger, config, cls, kept, True), bool(kept))
-        if not kept and _free(found) < LOSS * free:  # layers that differ stand by name: all of them must be there
+        kept = scale.kept if scale else frozenset[str]()
+        try:
+            found = traced(*twins.build(config, cls, 0, scale))
+            free = _free(found)
+            few = larger is not None and bool(
+                _patterns(larger.axes) - _patterns(found.axes)
+            )  # has more kinds of layers
+            if not kept and few and depth < DEEPEST:
+                depth += 2
+                scale, larger = Scale(layers=depth), _larger(config, cls, layers=depth + 1)
+                continue
+            text = _text(found, styles[0], partial(_larger, config, cls, kept, True, depth + 1), bool(kept))
+        except (ValueError, RuntimeError, LookupError, AssertionError) as error:  # axes that contain themselves, say
+            reason = reason or one_line(error)
+            styles.pop(0)
+            continue
+        if not kept and (few or _free(found) < LOSS * free):  # what differs stands by name: all layers must be there
             scale = Scale(kept=frozenset({"layers"}))
             larger = _larger(config, cls, scale.kept)
             continue
@@ -222,7 +239,11 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
 
 
 def _larger(
-    config: PretrainedConfig | str, cls: str, kept: frozenset[str] = frozenset(), run: bool = False
+    config: PretrainedConfig | str,
+    cls: str,
+    kept: frozenset[str] = frozenset(),
+    run: bool = False,
+    layers: int = 3,
 ) -> Traced | None:
     """Return another twin, of other sizes and one layer more, where one can be built: sizes that agree by chance in the
     first do not in both.
@@ -232,9 +253,10 @@ def _larger(
         cls: The name of the class.
         kept: Kinds of numbers that stay as they are.
         run: Whether it is run, so that its tensors have axes.
+        layers: How many layers it has, where no list says which.
     """
     try:
-        model, inputs = twins.build(config, cls, 1, Scale(10, 3, kept))
+        model, inputs = twins.build(config, cls, 1, Scale(10, layers, kept))
     except ModelError:
         return None
     if run:

@@ -191,8 +191,12 @@ class Writer:
             self._orient()
             homes = self._homes()
             rows: dict[tuple[str, str], list[list[Axis]]] = defaultdict(list)
+            shapes: dict[tuple[str, str], list[bool]] = {}
             for one in self.found:
                 heading, _, rest = self.parsed(one)
+                shape = [n > 1 for n in one.shape]
+                if heading and shapes.setdefault((heading, rest), shape) != shape:
+                    return heading  # no layers, but modules of several kinds in a row
                 if heading and (heading, rest) not in self.loose:
                     rows[heading, rest].append(self._axes(one))
             changed = False
@@ -460,8 +464,10 @@ class Writer:
 
     def _kept(self, size: int) -> str:
         """Return the name of a new space on which nothing acts."""
-        self.kept.append((f"kept{len(self.kept) + 1}", bool(self.here)))
-        return self.kept[-1][0]
+        name = f"kept{len(self.kept) + 1}"
+        self.kept.append((name, bool(self.here)))
+        self.sizes[name] = size
+        return name
 
     def _alone(self, axis: Axis) -> bool:
         return any(axis.top.atom is other.top.atom for one in self.found for other in one.axes if other is not None)
@@ -538,8 +544,8 @@ class Writer:
             self._orient()
             self.batches()
             self.name()
+            self.sizes |= {place.name: place.size for place in self.places}
             self.written = list(self.lines())
-            self.sizes = {place.name: place.size for place in self.places}
         return self.written
 
     def text(
@@ -589,7 +595,7 @@ class Writer:
         return "\n".join(out) + "\n"
 
     def _sizes(
-        self, needed: Sequence[int], key_of: Callable[[str], str | None], texts: Sequence[str]
+        self, needed: Sequence[str], key_of: Callable[[str], str | None], texts: Sequence[str]
     ) -> Iterator[tuple[str, str]]:
         """Yield the sizes that shapes cannot tell, as few as will do, and the config keys that have them."""
         axes = [
@@ -604,15 +610,14 @@ class Writer:
                 known.update(alone)
             return all(names <= known for names in axes)
 
-        for number in needed:
+        for name in needed:
             if solve():
                 return
-            place = self.places[number]
-            if place.name not in known and (key := key_of(place.name)):
-                known.add(place.name)
-                yield place.name, key
+            if name not in known and (key := key_of(name)):
+                known.add(name)
+                yield name, key
 
-    def _unsolved(self) -> list[int]:
+    def _unsolved(self) -> list[str]:
         """Spaces that never stand alone on an axis, so that shapes alone may not tell their size."""
         alone: set[int] = set()
         for one in self.found:
@@ -622,7 +627,8 @@ class Writer:
         found = [n for n, place in enumerate(self.places) if n not in alone and place.size > 1]
         order = ["head", "expert", "group", "rope", "vo", "qk"]  # those that configurations name first
         words = {n: re.sub(r"\d+$", "", self.places[n].name) for n in found}
-        return sorted(found, key=lambda n: order.index(words[n]) if words[n] in order else len(order))
+        found.sort(key=lambda n: order.index(words[n]) if words[n] in order else len(order))
+        return [*(self.places[n].name for n in found), *(name for name, _ in self.kept)]
 
 
 def _flattened(axis: Axis) -> Iterator[Axis]:
