@@ -75,6 +75,8 @@ def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
+    from onebasin.running import twins
+
     groups = {name: list(getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES")) for name, head in GROUPS.items()}
     return {
         name: {
@@ -83,8 +85,14 @@ def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
             "exact": sum(types.get(kind, {}).get("exact", False) for kind in kinds),
             "half free": sum(types.get(kind, {}).get("free", 0) >= 0.5 for kind in kinds),
         }
-        for name, kinds in {**groups, "all": list(CONFIG_MAPPING)}.items()
+        for name, kinds in {**groups, "all with a class": list(filter(twins.classes, CONFIG_MAPPING))}.items()
     }
+
+
+def table(types: dict[str, dict[str, Any]]) -> str:
+    """Return these counts as a table in Markdown."""
+    rows = [f"| {name} | {' | '.join(map(str, count.values()))} |" for name, count in counts(types).items()]
+    return "\n".join(["| types | registered | tried | exact | half free |", "|---|---|---|---|---|", *rows])
 
 
 def main() -> None:
@@ -110,7 +118,7 @@ def main() -> None:
             print(kind, "exact" if found["exact"] else found["reason"], flush=True)
             args.output.parent.mkdir(parents=True, exist_ok=True)
             args.output.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", "utf-8")
-    print(json.dumps(counts(said["types"]), indent=1))
+    print(table(said["types"]))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -178,3 +179,9 @@ def test_the_notation_names_every_word_that_tables_know() -> None:
     assert len(words) > 50 and set(words) - said == set()
     assert {"when", "otherwise", "lacks", "layer<N", "layer>=N", "per layer", "per stage", "act KEY"} <= said
     assert len(text.splitlines()) < 140  # two screens
+
+
+def test_the_page_on_inference_counts_what_was_found() -> None:
+    families = pytest.importorskip("benchmarks.families")
+    types = json.loads((ROOT / "docs" / "families.json").read_text("utf-8"))["types"]
+    assert families.table(types) in (ROOT / "docs" / "inference.md").read_text("utf-8")
