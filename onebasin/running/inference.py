@@ -24,7 +24,7 @@ from onebasin.models import ModelError
 from onebasin.models.folder import one_line
 from onebasin.symmetry import Signature, Table, TableError, acting_groups, read_table, resolve
 from onebasin.symmetry.gauge.canonical import canonical
-from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, fix, flat, joined, new, unify
+from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, flat, hold, joined, new, unify
 from onebasin.symmetry.inference.rules import RULES, moved
 from onebasin.symmetry.inference.trace import KEY, Call, Label, Trace, tensors
 from onebasin.symmetry.inference.writing import STYLES, Found, Style, Writer
@@ -99,9 +99,7 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
                 _shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
         for name in held.keys() - trace.seen.keys():
-            for axis in axes[name]:
-                if axis is not None:
-                    fix(axis, "unused")
+            hold(axes[name], "unused")
     finally:
         for tensor in held.values():
             if hasattr(tensor, KEY):
@@ -116,9 +114,7 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> Non
         with trace, twins.in_float64():  # in this order, so that what rules compute is not widened in vain
             out = model(**inputs)
     for value in tensors(dict(out) if isinstance(out, Mapping) else out):
-        for axis in trace.axes(value):
-            if axis is not None:
-                fix(axis, "output")
+        hold(trace.axes(value), "output")
 
 
 @contextmanager
@@ -435,9 +431,7 @@ def _side_by_side(
                 axes.append(first)
         return axes
     for one in owners:
-        for axis in found.axes[one]:
-            if axis is not None:
-                fix(axis, "stored together")
+        hold(found.axes[one], "stored together")
     return [new(n, frozenset()) if n > 1 else None for n in ids.shape]
 
 
@@ -587,15 +581,11 @@ def _departure(
     for role, entry in signature.tensors.items():
         for name, part in entry.split(alignment.apply(signature, role, values[role])):
             every[ids[name].flatten()] = part.flatten()
-    kept = {name: tensor.clone() for name, tensor in state.items()}
-    with torch.no_grad():
-        for tensor, part in zip(
-            state.values(), torch.split(every, [tensor.numel() for tensor in state.values()]), strict=True
-        ):
+    parts = torch.split(every, [tensor.numel() for tensor in state.values()])
+    with _kept(state), torch.no_grad():
+        for tensor, part in zip(state.values(), parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
         after = twins.outputs(found.model, found.inputs)
-        for name, tensor in state.items():
-            tensor.copy_(kept[name])
     return max(float((a - b).norm() / a.norm().clamp_min(1e-30)) for a, b in zip(before, after, strict=True))
 
 

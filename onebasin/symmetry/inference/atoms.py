@@ -134,6 +134,18 @@ def fix(axis: Axis, why: str) -> None:
     restrict(axis, frozenset(), why)
 
 
+def lower(axes: Iterable[Axis | None], moves: frozenset[str], why: str) -> None:
+    """Lower what may act on all of these axes."""
+    for axis in axes:
+        if axis is not None:
+            restrict(axis, moves, why)
+
+
+def hold(axes: Iterable[Axis | None], why: str) -> None:
+    """Let nothing act on any of these axes."""
+    lower(axes, frozenset(), why)
+
+
 def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
     """Give an axis without structure one. Pairs do not survive it, other maps act on the parts."""
     top = axis.top

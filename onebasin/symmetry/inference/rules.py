@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -19,8 +19,10 @@ from .atoms import (
     data,
     fix,
     flat,
+    hold,
     index,
     joined,
+    lower,
     new,
     pick,
     product,
@@ -500,18 +502,6 @@ def _together(here: Sequence[Axis | None], given: Sequence[Tensor], dim: int, wh
         elif axis is None and bool(tensor.any()):
             restrict(first, ONES, why)
     return first
-
-
-def lower(axes: Iterable[Axis | None], moves: frozenset[str], why: str) -> None:
-    """Lower what may act on all of these axes."""
-    for axis in axes:
-        if axis is not None:
-            restrict(axis, moves, why)
-
-
-def hold(axes: Iterable[Axis | None], why: str) -> None:
-    """Let nothing act on any of these axes."""
-    lower(axes, frozenset(), why)
 
 
 def constant(tensor: Tensor, dim: int) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..tables.signature import MOVES
-from .atoms import Axis, fix, is_data, restrict
+from .atoms import Axis, fix, hold, is_data, lower, restrict
 from .linear import Linear, settle
 
 KEY = "_axes"
@@ -107,9 +107,7 @@ class Trace(TorchFunctionMode):
             for tensor in tensors((args, kwargs)):
                 if hasattr(tensor, KEY):
                     self.unknown[name] = self.unknown.get(name, 0) + 1
-                    for axis in self.axes(tensor):
-                        if axis is not None:
-                            fix(axis, f"{name} has no rule")
+                    hold(self.axes(tensor), f"{name} has no rule")
                     if not hasattr(tensor, KEY):
                         continue
                     if (indexes := getattr(tensor, KEY).indexes) is not None:
@@ -137,9 +135,7 @@ class Trace(TorchFunctionMode):
             label.square = None
         if label.plus:
             label.plus = 0.0
-            for axis in label.axes:
-                if axis is not None:
-                    restrict(axis, ONES, why)
+            lower(label.axes, ONES, why)
         return label.axes
 
     def within(self, *given: Any) -> tuple[Axis, ...]:
@@ -151,9 +147,7 @@ class Trace(TorchFunctionMode):
         if not isinstance(tensor, Tensor):
             return tensor
         if len(axes) != tensor.dim():
-            for axis in axes:
-                if axis is not None:
-                    fix(axis, "an unexpected shape")
+            hold(axes, "an unexpected shape")
             axes = [None] * tensor.dim()
         kept = [
             None if axis is None or size == 1 or is_data(axis) else axis

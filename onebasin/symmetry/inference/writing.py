@@ -431,12 +431,12 @@ class Writer:
         if axis.top.atom.parts and self._still(axis):
             return Leaf(self._kept(axis.size))
         if axis.flat:
-            inner = [part for part in _flattened(axis) if part.size > 1 or not self._still(part)]
+            inner = [part for part in _pieces(axis) if part.size > 1 or not self._still(part)]
             return self.axis(inner[0]) if len(inner) == 1 else Flat(tuple(map(self.axis, inner)))
         if axis.cat:
             parts: list[Written] = []
             still = 0
-            for part in [*_side_by_side(axis), None]:
+            for part in [*_pieces(axis), None]:
                 if part is not None and self._still(part):
                     still += part.size
                     continue
@@ -482,6 +482,7 @@ class Writer:
             if heading:
                 layers[heading].add(layer)
                 present[heading, rest] += 1
+        padded = {place for axis in self.trace.padded for place in self._of(axis)}
         for place, one in enumerate(self.found):
             heading, _, rest = self.parsed(one)
             if (heading, rest) in done:
@@ -492,7 +493,7 @@ class Writer:
             notes = f"tied {one.tied.removeprefix(self.prefix)}" if one.tied else ""
             head = bool(self.prefix) and not one.name.startswith(self.prefix)
             norm, bias = self.norm_of.get(one.parameter), self.bias_of.get(one.parameter)
-            if (heading, rest.rstrip("?")) in self.loose:
+            if (heading, rest) in self.loose:
                 text = show(tuple(Leaf(self._kept(n) if n > 1 else "1") for n in one.shape))
                 yield place, heading, rest + optional, text, notes, head or bool(one.tied)
                 continue
@@ -502,7 +503,7 @@ class Writer:
                 assert bias.target is not None
                 text = show((self._primal(self.axis(bias.target)),)) if self.free[bias.weight] else show(
                     (self._primal(self.axis(bias.source)),))  # fmt: skip
-                if self._of(bias.target) & {place for axis in self.trace.padded for place in self._of(axis)}:
+                if self._of(bias.target) & padded:
                     notes = "; ".join(filter(None, [notes, "padded"]))
             elif norm is not None and len(one.axes) == 1:
                 text = show((self._primal(self.axis(norm.source)),))
@@ -631,22 +632,11 @@ class Writer:
         return [*(self.places[n].name for n in found), *(name for name, _ in self.kept)]
 
 
-def _flattened(axis: Axis) -> Iterator[Axis]:
-    for part in axis.parts:
-        if part.flat:
-            yield from _flattened(part)
-        else:
-            yield part
-
-
 def _pieces(axis: Axis) -> Iterator[Axis]:
-    return _flattened(axis) if axis.flat else _side_by_side(axis)
-
-
-def _side_by_side(axis: Axis) -> Iterator[Axis]:
+    """Yield the parts of a product, products among them taken apart, or what stands side by side in the same way."""
     for part in axis.parts:
-        if part.cat:
-            yield from _side_by_side(part)
+        if part.top.atom.parts and part.flat == axis.flat:
+            yield from _pieces(part)
         else:
             yield part
 
