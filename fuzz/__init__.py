@@ -11,5 +11,6 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["ONEBASIN_CACHE"] = ""  # cases leave nothing for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # cases run side by side, on tiny models
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # tiny models of every family

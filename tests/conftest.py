@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["ONEBASIN_CACHE"] = ""  # nothing is kept outside of the tests' own folders
 
 import torch
 from hypothesis import settings

@@ -14,13 +14,14 @@ from .means import Means, refuse_device
 from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
 from .placing import Appeared, Placing, appearing_file, appearing_text, clearly, placed_by
-from .store import Store, kept
+from .store import Cache, Store, kept
 
 Tell = Callable[[str], None]  # how a job says what it is doing
 
 __all__ = [
     "MOST_STEPS",
     "Appeared",
+    "Cache",
     "Descent",
     "Means",
     "Placing",

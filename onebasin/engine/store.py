@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of finished units as small files, so that a run that was killed can go on where it stopped."""
+"""Results of finished units as small files, so that a run that was killed can go on where it stopped, and facts that
+later commands would find again."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from .placing import clearly, flush, missing_parents, owned, remove
 
@@ -45,6 +48,45 @@ class Store:
 
     def _path(self, unit: str) -> Path:
         return self.folder / hashlib.sha256(f"{self.inputs}\n{unit}".encode()).hexdigest()[:32]
+
+
+class Cache:
+    """Facts (JSON objects) that outlive a command, in the user's cache folder: `ONEBASIN_CACHE`, or else `onebasin` in
+    `XDG_CACHE_HOME` or `~/.cache`. Where `ONEBASIN_CACHE` is empty, or the folder cannot be used, nothing is kept, and
+    nobody is told: all of it can be found again.
+
+    inputs: as in `Store`.
+    """
+
+    def __init__(self, inputs: str) -> None:
+        self.inputs = inputs
+
+    def find(self, unit: str) -> dict[str, Any] | None:
+        """Return what was kept of a unit; None where nothing was, or where its file is not as it was written."""
+        with suppress(OSError, ValueError, RecursionError):
+            if (store := self._store()) and (file := store.find(unit)):
+                said, text = file.read_text("utf-8").split("\n", 1)
+                if said == hashlib.sha256(text.encode()).hexdigest():
+                    facts: dict[str, Any] = json.loads(text)
+                    return facts
+        return None
+
+    def put(self, unit: str, facts: dict[str, Any]) -> None:
+        """Keep the facts of a unit."""
+        text = json.dumps(facts)
+        content = f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+        with suppress(OSError):
+            if store := self._store():
+                store.put(unit, lambda file: file.write_text(content, "utf-8"))
+
+    def _store(self) -> Store | None:
+        place = os.environ.get("ONEBASIN_CACHE")
+        if place is None:
+            try:
+                place = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onebasin")
+            except RuntimeError:  # there is no home
+                return None
+        return Store(Path(place), self.inputs) if place else None
 
 
 @contextmanager

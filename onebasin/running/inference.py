@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from onebasin.engine import Cache
 from onebasin.models import ModelError
 from onebasin.models.folder import one_line
 from onebasin.symmetry import Signature, Table, TableError, acting_groups, read_table, resolve
@@ -45,6 +48,7 @@ WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
 DEEPEST = 8  # layers of a twin, at most, until every kind of layer is there
 RUNS = 6  # of a twin, at most, until every parameter was seen
 PATIENCE = 10.0  # seconds, after which no more ways to write a table are tried
+UNSEEN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # by what a model computes
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,11 @@ class Inferred:
         """What there is to say of it, besides the table."""
         return {"departure": self.departure, "free": self.free, "unknown": self.unknown, "lowered": self.lowered,
                 "style": STYLES.index(self.style)}  # fmt: skip
+
+    @classmethod
+    def of(cls, text: str, facts: Mapping[str, Any]) -> Inferred:
+        """Return what has this table and these facts."""
+        return cls(text, **{**facts, "style": STYLES[facts["style"]]})
 
 
 @dataclass
@@ -270,22 +279,46 @@ def _lowered(text: str, names: Mapping[str, float]) -> str:
 
 
 def of_config(config: Mapping[str, Any]) -> Inferred:
-    """Infer the table of a configuration as it stands in config.json; each is inferred once.
+    """Infer the table of a configuration as it stands in config.json; each is inferred once, and kept with its proof in
+    the user's cache for later commands.
 
     Raises:
         ModelError: transformers does not know the type, or no exact table was found; the first reason is named.
     """
-    return _of_config(json.dumps(config, sort_keys=True))
+    stated = config.get("architectures")
+    named = next(filter(_is_class, stated if isinstance(stated, list) else ()), "")
+    seen = {key: value for key, value in config.items() if key not in UNSEEN}
+    return _of_config(json.dumps([named, seen], sort_keys=True))
+
+
+def _is_class(name: object) -> bool:
+    """Whether transformers has a model class of this name."""
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    return isinstance(found, type) and issubclass(found, PreTrainedModel)
 
 
 @cache
-def _of_config(config: str) -> Inferred:
-    raw = json.loads(config)
-    kind = raw["model_type"]
+def _of_config(unit: str) -> Inferred:
+    named, config = json.loads(unit)
+    kind = config["model_type"]
     if kind not in CONFIG_MAPPING:
         raise ModelError(f"transformers {transformers.__version__} does not know the model type '{kind}'")
-    named = next((name for name in raw.get("architectures") or () if hasattr(transformers, name)), None)
-    return infer(CONFIG_MAPPING[kind].from_dict(raw), named)
+    store = Cache(_code())
+    if known := store.find(unit):
+        return Inferred.of(**known)
+    found = infer(CONFIG_MAPPING[kind].from_dict(config), named or None)
+    store.put(unit, {"text": found.text, "facts": found.facts})
+    return found
+
+
+@cache
+def _code() -> str:
+    """What a table and its proof depend on besides the configuration: the code that infers, and what it runs."""
+    package = Path(__file__).parents[1]
+    ours = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        ours.update(path.read_bytes())
+    return json.dumps([ours.hexdigest(), str(torch.__version__), transformers.__version__])
 
 
 def table_of(config: Mapping[str, Any]) -> Table:

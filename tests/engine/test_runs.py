@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from zoo import CASES, save
 
 import onebasin
-from onebasin.engine import Store, behind, in_order, kept, on_ray
+from onebasin.engine import Cache, Store, behind, in_order, kept, on_ray
 from onebasin.jobs.writing import tensors_of
 from onebasin.matching import Matched
 from onebasin.matching.units import units
@@ -342,6 +342,45 @@ def test_a_store(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no"):
         store.put("two", failing)
     assert store.find("two") is None and len(list((tmp_path / "units").iterdir())) == 1
+
+
+def test_a_cache_finds_what_was_kept_of_the_same_inputs_and_nothing_that_was_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "cache"))
+    cache = Cache("inputs")
+    assert cache.find("one") is None
+    cache.put("one", {"found": [1, 2.5]})
+    assert cache.find("one") == Cache("inputs").find("one") == {"found": [1, 2.5]}
+    assert cache.find("two") is None and Cache("other inputs").find("one") is None
+    (file,) = (tmp_path / "cache").iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:-3], whole.replace(b"1", b"7"), b"\xff" + whole, whole.replace(b"\n", b" ")):
+        file.write_bytes(damaged)
+        assert cache.find("one") is None
+    cache.put("one", {"found": "anew"})
+    assert cache.find("one") == {"found": "anew"}
+
+
+def test_a_cache_that_cannot_be_kept_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("no folder", "utf-8")
+    for place in ("", str(file), str(file / "below")):
+        monkeypatch.setenv("ONEBASIN_CACHE", place)
+        Cache("inputs").put("one", {"found": 1})
+        assert Cache("inputs").find("one") is None
+    assert [*tmp_path.iterdir()] == [file] and file.read_text("utf-8") == "no folder"
+
+
+def test_a_cache_lies_where_caches_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEBASIN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    Cache("inputs").put("one", {"found": 1})
+    assert len([*(tmp_path / "caches" / "onebasin").iterdir()]) == 1
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    Cache("inputs").put("one", {"found": 2})
+    assert len([*(tmp_path / "home" / ".cache" / "onebasin").iterdir()]) == 1
 
 
 def test_a_refusal_removes_its_own_units_but_none_that_it_found(tmp_path: Path) -> None:

@@ -189,6 +189,63 @@ def test_an_operation_without_a_rule_fixes_what_it_touches_and_is_named() -> Non
     assert neurons is not None and "permute" in neurons.moves  # elsewhere all is as it was
 
 
+def inferred_again(folder: Path) -> inference.Inferred:
+    """As another process would."""
+    inference._of_config.cache_clear()
+    return inference.of_config(Folder(folder).raw_config)
+
+
+def test_a_table_is_inferred_once_and_kept_with_its_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "cache"))
+    folder = saved("granite", tmp_path / "model")
+    first = inferred_again(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a twin was made")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(twins, "build", refuse)
+        assert inferred_again(folder) == first
+        assert Folder(folder).signature.family == "granite"
+        (folder / "config.json").write_text(json.dumps({**config, "transformers_version": "5.0", "dtype": "float16"}))
+        assert inferred_again(folder) == first
+        (entry,) = (tmp_path / "cache").iterdir()
+        whole = entry.read_bytes()
+        entry.write_bytes(whole[:-20])  # as a power cut may leave it
+        with pytest.raises(AssertionError, match="a twin was made"):
+            inferred_again(folder)
+        entry.write_bytes(whole)
+        for changes in ({"num_key_value_heads": 1}, {"architectures": ["GraniteModel"]}):  # other tables
+            (folder / "config.json").write_text(json.dumps({**config, **changes}))
+            with pytest.raises(AssertionError, match="a twin was made"):
+                inferred_again(folder)
+        (folder / "config.json").write_text(json.dumps(config))
+        patched.setattr(inference.transformers, "__version__", "0.0")
+        inference._code.cache_clear()
+        with pytest.raises(AssertionError, match="a twin was made"):
+            inferred_again(folder)
+    inference._code.cache_clear()
+    entry.write_bytes(whole[:-20])
+    assert inferred_again(folder) == first  # made anew
+    assert entry.read_bytes() == whole
+
+
+def test_what_was_not_proven_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(inference, "proved", lambda *_: 1.0)
+    with pytest.raises(ModelError, match="no exact table could be inferred"):
+        inferred_again(saved("granite", tmp_path / "model"))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("stated", [["logging"], ["pipeline"], "GraniteModel", [3], 3, None])
+def test_only_model_classes_are_run(stated: object, tmp_path: Path) -> None:
+    folder = saved("granite", tmp_path / "model")
+    config = Folder(folder).raw_config
+    assert inference.of_config({**config, "architectures": stated}).text == inference.of_config(config).text
+
+
 def test_a_type_that_transformers_does_not_know_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not know the model type 'no_such'"):
         inference.of_config({"model_type": "no_such"})
