@@ -165,23 +165,28 @@ def told_beyond(models: Sequence[Model], opt: Options) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError):  # torch's errors of linear algebra are the former
-        most, least = torch.finfo(opt.dtype).max ** 0.5, least_of(opt.dtype) ** 0.5
-        norms = {
-            (model, role): float(torch.linalg.vector_norm(model.read(role, opt.dtype, opt.device), dtype=torch.float64))
-            for model in models
-            for role, entry in model.signature.tensors.items()
-            if entry.alias is None
-        }
-        large = [key for key, norm in norms.items() if norm > 1e-3 * most]  # there are sums of squares, and products
-        small = [key for key, norm in norms.items() if 0 < norm < least]
-        for model, role in (large + small)[:1]:
-            size = f"a norm of {norms[model, role]:.3g}, too {'large' if large else 'small'} to be squared"
-            other = "; use --precision float64" if opt.dtype == torch.float32 else ""
-            raise ModelError(
-                f"the tensor '{model.signature.tensors[role].name}' of '{model.name}' has {size} in "
-                f"{str(opt.dtype).removeprefix('torch.')}{other}"
-            ) from None
+        refuse_beyond(models, opt)
         raise
+
+
+def refuse_beyond(models: Sequence[Model], opt: Options) -> None:
+    """Raise ModelError where a tensor is too large or too small to be squared, or multiplied by another such."""
+    most, least = torch.finfo(opt.dtype).max ** 0.5, least_of(opt.dtype) ** 0.5
+    norms = {
+        (model, role): float(torch.linalg.vector_norm(model.read(role, opt.dtype, opt.device), dtype=torch.float64))
+        for model in models
+        for role, entry in model.signature.tensors.items()
+        if entry.alias is None
+    }
+    large = [key for key, norm in norms.items() if norm > 1e-3 * most]  # there are sums of squares, and products
+    small = [key for key, norm in norms.items() if 0 < norm < least]
+    for model, role in (large + small)[:1]:
+        size = f"a norm of {norms[model, role]:.3g}, too {'large' if large else 'small'} to be squared"
+        other = "; use --precision float64" if opt.dtype == torch.float32 else ""
+        raise ModelError(
+            f"the tensor '{model.signature.tensors[role].name}' of '{model.name}' has {size} in "
+            f"{str(opt.dtype).removeprefix('torch.')}{other}"
+        ) from None
 
 
 def refuse_faint(source: Model, before: Distances, opt: Options) -> None:

@@ -33,7 +33,7 @@ from onebasin.running.verification import class_of, has_class, refuse_contradict
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
-from .aligning import AlignedPair
+from .aligning import AlignedPair, refuse_beyond
 from .options import Options, Tell, stored_dtype, verification
 
 EXACT = 1e-5  # relative departure of a map from its group that the rounding of float32 explains
@@ -95,6 +95,7 @@ def verified(
         dtype=dtype, device=opt.device, tolerance=tolerance_of(opt.dtype),
     )  # fmt: skip
     if not verdict.same:
+        refuse_beyond([original], opt)
         remedy = "; where rounding explains it, --precision float64 helps" if opt.dtype == torch.float32 else ""
         raise ModelError(
             f"the rewritten '{original.name}' differs from the original by {verdict.max_difference:.3g} "

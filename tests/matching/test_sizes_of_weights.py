@@ -73,6 +73,18 @@ def test_a_faint_model_beside_one_of_usual_size_is_matched_or_named(tmp_path, ki
     assert (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_faint_model_whose_products_lose_digits_is_named(tmp_path, seed):
+    """A norm's weight of 1e-20, folded into a matrix of 1e-20, is below what float32 holds in full."""
+    kind = "GPT2LMHeadModel"
+    faint, anchor = scaled(tmp_path / "faint", kind, seed, 1e-20), folder(tmp_path / "anchor", kind, 0)
+    try:
+        onebasin.match(faint, anchor, tmp_path / "out", symmetry="orthogonal")
+    except ModelError as error:
+        assert re.search(r"the tensor '\S+' of '\S+faint' has a norm of \S+, too small to be squared", str(error))
+        onebasin.match(faint, anchor, tmp_path / "out", symmetry="orthogonal", precision="float64")
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "BertForSequenceClassification"])
 def test_denormal_weights_are_refused_or_stay_as_they_are(pair, tmp_path, kind, level):
