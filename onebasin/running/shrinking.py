@@ -78,10 +78,12 @@ def kind_of_number(name: str) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a twin is: the size of a head, the layers where no list says which, and kinds of numbers left alone."""
+    """How large a twin is: the size of a head, the layers where no list says which, key and value heads where there are
+    more heads than those, and kinds of numbers left alone."""
 
     head: int = 6
     layers: int = 2
+    heads: int = 2
     kept: frozenset[str] = frozenset()
     divisor: int | None = None  # of all widths alike, where sums and ratios matter; heads stay as many
     filled: Mapping[str, int | None] | None = None  # whether sizes that are not set are set, and what else, to what
@@ -164,14 +166,20 @@ def _own(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _undeclared(config: PretrainedConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers that a configuration was given and its class reads, without declaring them (the size of a head)."""
-    more = {name: value for name, value in vars(config).items()
-            if name not in own and is_number(value) and kind_of_number(name) == "in head"}  # fmt: skip
+    """What a configuration was given and its class reads without declaring it: switches, words, sizes."""
+    more = {name: value for name, value in vars(config).items() if name not in own and name[0] != "_"
+            and isinstance(value, bool | int | str)}  # fmt: skip
     try:
         again = type(config)(**deepcopy(dict(own))) if more else config
     except Exception:  # it needs what is missing
         return more
     return {name: value for name, value in more.items() if not hasattr(again, name)}
+
+
+def _given(config: PretrainedConfig) -> dict[str, Any]:
+    """All that a configuration was given."""
+    own = _own(config)
+    return own | _undeclared(config, own)
 
 
 def settings(config: PretrainedConfig | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -189,7 +197,7 @@ class _Shrinking:
 
     def __init__(self, whole: PretrainedConfig, scale: Scale, decoder: bool) -> None:
         self.scale, self.decoder = scale, decoder
-        scopes = [_own(config) for config in configs(whole)]
+        scopes = [_given(config) for config in configs(whole)]
         self.text = getattr(whole.get_text_config(), "hidden_size", 0) if len(scopes) > 1 else 0
         shares = {share for scope in scopes for share in _shares(scope)}
         sight = any(kind_of_number(key) == "patch" for scope in scopes for key in scope)
@@ -217,27 +225,25 @@ class _Shrinking:
         self.ids = {n: smallest - len(tokens) + place for place, n in enumerate(tokens)}
 
     def heads(self, scope: Mapping[str, Any]) -> dict[int, int]:
-        """What the numbers of heads become: groups stay, the largest are at most eight."""
+        """What the numbers of heads become: groups of two stay, the largest are at most four times the smallest."""
         counts = sorted({n for key, value in scope.items() if kind_of_number(key) in ("heads", "key heads")
                          and not _is_staged(key, value) for n in numbers(value) if n > 1})  # fmt: skip
+        few = self.scale.heads
         if "heads" in self.scale.kept:
             return {n: n for n in counts}
         if len(counts) == 1:
-            return {counts[0]: min(counts[0], 4) if counts[0] % 4 == 0 else min(counts[0], 2)}
-        found, last = {}, 1
-        for n in counts:
-            last = found[n] = min(last * 2, 8)
-        return found
+            return {counts[0]: min(counts[0], 2 * few) if counts[0] % 4 == 0 else min(counts[0], few)}
+        return {n: few * 2 ** min(place, 2) for place, n in enumerate(counts)}
 
     def config(self, config: PretrainedConfig) -> PretrainedConfig:
-        own = _own(config)
-        own |= _undeclared(config, own)
+        own = _given(config)
         small = self.scope(own, type(config))
         derived = self.derived(config, own) if self.scale.filled is None else set()
         given = {name: value for name, value in small.items() if name not in derived}
         if self.decoder and "is_decoder" in given:
             given["is_decoder"] = True
-        labels: Any = {} if getattr(config, "num_labels", None) is None else {"num_labels": LABELS}
+        count = getattr(config, "num_labels", None)
+        labels: Any = {} if count is None else {"num_labels": min(count, LABELS)}
         found = type(config)(**given, **labels)
         wanted, stages = vars(config).get("_out_indices"), len(vars(found).get("stage_names") or ())
         if wanted and stages:  # a backbone: the same stages, or the last ones

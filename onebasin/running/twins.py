@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from math import prod, sqrt
 from typing import Any
 
@@ -80,6 +81,8 @@ def build(
     cls: str | type[PreTrainedModel] | None = None,
     seed: int = 0,
     scale: Scale | None = None,
+    layers: int = 2,
+    probes: Callable[[PreTrainedModel], Iterable[dict[str, Any]]] | None = None,
 ) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """Return a tiny twin in float64 with random parameters, and inputs that it runs on.
 
@@ -88,6 +91,8 @@ def build(
         cls: The class, or its name (default: what the configuration names, else `main_class`).
         seed: Of parameters and inputs.
         scale: How large it may be (default: the smallest at which it runs).
+        layers: How many it has at least, where no scale says so.
+        probes: What makes inputs that it has to run on (default: `made_inputs`).
 
     Raises:
         ModelError: No twin could be made that runs; the first reason is named.
@@ -100,14 +105,20 @@ def build(
     reasons: list[str] = []
     for each in (known[0], *known[-1:0:-1]):
         chosen: Any = getattr(transformers, each) if isinstance(each, str) else each
-        found = _first_that_runs(whole, chosen, seed, reasons, scale)
+        scales = [scale] if scale else [replace(each, layers=layers) for each in _scales(whole)]
+        found = _first_that_runs(whole, chosen, seed, reasons, scales, probes)
         if found is not None:
             return found
     raise ModelError(f"no tiny '{whole.model_type}' runs: {reasons[0]}")
 
 
 def _first_that_runs(
-    whole: PretrainedConfig, cls: Any, seed: int, reasons: list[str], scale: Scale | None
+    whole: PretrainedConfig,
+    cls: Any,
+    seed: int,
+    reasons: list[str],
+    scales: list[Scale],
+    probes: Callable[[PreTrainedModel], Iterable[dict[str, Any]]] | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]] | None:
     """The first twin that runs within a few seconds, and its inputs; the reason why the first of all does not."""
     kind = getattr(cls, "config_class", None)
@@ -119,13 +130,13 @@ def _first_that_runs(
     widths: set[int] = set()
     deaf: tuple[PreTrainedModel, dict[str, Any]] | None = None  # one that runs on texts alone
     until = time.process_time() + SECONDS
-    scales = [scale] if scale else list(_scales(whole))
+    layers, only = scales[0].layers, len(scales) == 1
     while scales and time.process_time() < until:
         said: list[Exception] = []
         try:
             model = random_model(twin_config(whole, scales.pop(0), decoder=decoder), cls, seed)
             wanted = senses(model)
-            for given in made_inputs(model, seed, widths):
+            for given in probes(model) if probes else made_inputs(model, seed, widths):
                 try:
                     if not outputs(model, given):
                         continue
@@ -142,13 +153,13 @@ def _first_that_runs(
         for refusal in said[:1]:
             reason = reason or one_line(refusal)
             widths |= {int(n) for n in re.findall(r"shapes cannot be multiplied \(\d+x\d+ and (\d+)x", str(refusal))}
-            if "parameters" in str(refusal) and Scale(divisor=8) in scales:
-                scales.sort(key=lambda scale: scale != Scale(divisor=8))
+            if "parameters" in str(refusal):
+                scales.sort(key=lambda scale: scale.divisor != 8)
             more = _named(str(refusal))
-            if not more.items() <= named.items() and scale is None:
+            if not more.items() <= named.items() and not only:
                 named |= more
-                scales.insert(0, Scale(filled=dict(named)))
-                scales.append(Scale(filled={**named, ALL: None}))
+                scales.insert(0, Scale(layers=layers, filled=dict(named)))
+                scales.append(Scale(layers=layers, filled={**named, ALL: None}))
     if deaf is None:
         reasons.append(reason)
     return deaf

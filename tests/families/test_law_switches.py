@@ -23,10 +23,10 @@ import zoo
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import table_for, tables
-from onebasin.models import Canonical, Folder
-from onebasin.running.probes import probe
-from onebasin.running.twin import TOLERANCE, TRIES, Scale, _changed, random_model, shrunk
-from onebasin.running.verification import _outputs
+from onebasin.models import Canonical, Folder, ModelError
+from onebasin.running.shrinking import Scale
+from onebasin.running.twin import TOLERANCE, _changed, probes
+from onebasin.running.twins import build
 from onebasin.studies.audit import HEADS, TOWERS
 from onebasin.symmetry import Table
 
@@ -150,10 +150,7 @@ def headed(config: PretrainedConfig) -> str:
 def outcome(kind: str, chosen: Config, place: Path) -> str:
     """What becomes of a combination: `holds`, or why it is not run, refused or wrong."""
     try:
-        config = CONFIG_MAPPING[kind](**chosen)
-        whole = {**config.to_dict(), "model_type": kind, "architectures": [headed(config)]}
-        model = smallest(whole)
-        _outputs(model, probe(model, model, 2, 8, 0), 0)
+        model = smallest(CONFIG_MAPPING[kind](**chosen))
     except Exception as error:  # each class refuses in its own way what does not go together
         return f"not run: {type(error).__name__} {error}"
     twin = Folder(zoo.save(model, place))
@@ -165,11 +162,11 @@ def outcome(kind: str, chosen: Config, place: Path) -> str:
     return "holds" if worst < TOLERANCE else f"wrong: outputs change by {worst:.2g}"
 
 
-def smallest(config: Config) -> PreTrainedModel:
-    for scale in TRIES:
+def smallest(config: PretrainedConfig) -> PreTrainedModel:
+    for scale in (Scale(4), Scale(8), Scale(16)):
         try:
-            return random_model(shrunk(config, Scale(*scale)))
-        except ValueError as error:
+            return build(config, headed(config), scale=scale, probes=probes)[0]
+        except ModelError as error:
             last = error
     raise last
 

@@ -3,24 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import zoo
 from pairs import folders
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING
 
 import onebasin
 from onebasin.families import tables
 from onebasin.models import Canonical, Folder, ModelError
-from onebasin.running.probes import probe
-from onebasin.running.twin import TOLERANCE, TRIES, Scale, departure_on_twin, random_model, saved_twin, shrunk
-from onebasin.running.verification import _outputs
+from onebasin.running.twin import TOLERANCE, departure_on_twin, probes, saved_twin
+from onebasin.running.twins import build, outputs
 
 TYPES = [kind for table in tables().values() for kind in table.types if kind in CONFIG_MAPPING]
 UNRUN = {"deepseek_v2": dict(num_experts_per_tok=6)}  # the class has no number that runs
@@ -29,11 +25,10 @@ UNRUN = {"deepseek_v2": dict(num_experts_per_tok=6)}  # the class has no number 
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_type_has_a_twin_that_runs(kind: str) -> None:
     """At the sizes that its configuration has by default, which are those of real models."""
-    config = CONFIG_MAPPING[kind](**UNRUN.get(kind, {})).to_dict()
-    model = next(smaller({**config, "model_type": kind}))
-    assert sum(parameter.numel() for parameter in model.parameters()) < 200_000
-    found = _outputs(model, probe(model, model, 2, 8, 0), 0)
-    assert found and all(bool(value.isfinite().all()) for value in found.values())
+    model, given = build(CONFIG_MAPPING[kind](**UNRUN.get(kind, {})), probes=probes)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 3_000_000
+    found = outputs(model, given)
+    assert found and all(bool(value.isfinite().all()) for value in found)
     assert all(float(parameter.detach().std()) > 0 for parameter in model.parameters() if parameter.numel() > 1)
 
 
@@ -41,16 +36,8 @@ def test_every_type_has_a_twin_that_runs(kind: str) -> None:
 def test_every_small_configuration_has_a_twin(case: str) -> None:
     """Whose switches are as they were: the twin has the layers' parameters that the model has."""
     given = zoo.CASES[case]()
-    config = {**given.config.to_dict(), "model_type": given.config.model_type, "architectures": [type(given).__name__]}
-    model = next(model for model in smaller(config) if patterns(given) == patterns(model))
-    assert type(model) is type(given)
-
-
-def smaller(config: dict[str, Any]) -> Iterator[PreTrainedModel]:
-    """The twins of a configuration, from the smallest on."""
-    for scale in TRIES:
-        with suppress(ValueError):
-            yield random_model(shrunk(config, Scale(*scale)))
+    model, _ = build(given.config, type(given), probes=probes)
+    assert patterns(given) == patterns(model) and type(model) is type(given)
 
 
 def patterns(model: torch.nn.Module) -> set[str]:
@@ -58,45 +45,6 @@ def patterns(model: torch.nn.Module) -> set[str]:
     names = (".".join("{}" if part.isdigit() else part for part in name.split(".")) for name, _ in
              model.named_parameters())  # fmt: skip
     return {name for name in names if "pooler." not in name}
-
-
-LLAMA = dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-             num_hidden_layers=32, vocab_size=128256, max_position_embeddings=8192, bos_token_id=128000,
-             eos_token_id=[128001, 128009])  # fmt: skip
-
-
-def test_sizes_shrink_and_ratios_stay() -> None:
-    small = shrunk(LLAMA, Scale(4, 2))
-    assert (small["num_attention_heads"], small["num_key_value_heads"]) == (4, 2)
-    assert small["head_dim"] * small["num_attention_heads"] == small["hidden_size"] < small["intermediate_size"]
-    assert small["num_hidden_layers"] == 2 and small["vocab_size"] == 64
-    tokens = [small["bos_token_id"], *small["eos_token_id"]]
-    assert len(set(tokens)) == 3 and max(tokens) < 64
-
-
-@pytest.mark.parametrize(("given", "expected"), [
-    (dict(num_attention_heads=12), (2, None)), (dict(num_attention_heads=12, num_key_value_heads=12), (2, 2)),
-    (dict(num_attention_heads=71, num_key_value_heads=1), (2, 1)), (dict(num_attention_heads=1), (1, None)),
-])  # fmt: skip
-def test_heads(given: dict[str, Any], expected: tuple[int, int | None]) -> None:
-    small = shrunk(given, Scale(4, 2))
-    assert (small["num_attention_heads"], small.get("num_key_value_heads")) == expected
-
-
-def test_a_head_has_room_for_its_rotary_share() -> None:
-    given = dict(
-        num_attention_heads=8, hidden_size=512, rope_parameters=dict(rope_theta=1e4, partial_rotary_factor=0.25)
-    )
-    with pytest.raises(ValueError, match=r"0\.25 of a head of 4"):
-        shrunk(given, Scale(4, 2))
-    assert shrunk(given, Scale(8, 2))["hidden_size"] == 16
-
-
-def test_every_kind_of_layer_is_there() -> None:
-    kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(26)]
-    small = shrunk({"num_hidden_layers": 26, "layer_types": kinds, "mlp_only_layers": [5]}, Scale(4, 2))
-    assert small["layer_types"] == ["sliding_attention", "full_attention"] and small["num_hidden_layers"] == 2
-    assert small["mlp_only_layers"] == [1]
 
 
 @pytest.mark.parametrize("case", zoo.one_of_each_family())
@@ -156,6 +104,6 @@ def test_a_right_table_passes(tmp_path: Path) -> None:
 
 def test_where_no_twin_can_be_made_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Folder(zoo.save(zoo.CASES["GPT2LMHeadModel"](), tmp_path / "a"))
-    monkeypatch.setattr("onebasin.running.twin.TRIES", ())
+    monkeypatch.setattr("onebasin.running.twin.LAYERS", ())
     with pytest.raises(ModelError, match=r"no small model of its configuration could be made.*--verify outputs"):
         saved_twin(model, tmp_path)

@@ -92,6 +92,33 @@ def test_ratios_stay() -> None:
     assert len({small.hidden_size, small.intermediate_size, small.head_dim, small.vocab_size}) == 4
 
 
+@pytest.mark.parametrize(("given", "expected"), [
+    (dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128), (4, 2)),
+    (dict(num_attention_heads=12, num_key_value_heads=12), (4, 4)),
+    (dict(num_attention_heads=71, num_key_value_heads=1), (2, 1)),
+    (dict(num_attention_heads=1, num_key_value_heads=1), (1, 1)),
+])  # fmt: skip
+def test_heads(given: dict[str, Any], expected: tuple[int, int]) -> None:
+    small = twins.twin_config(CONFIG_MAPPING["llama"](**given, hidden_size=128 * given["num_attention_heads"]))
+    assert (small.num_attention_heads, small.num_key_value_heads) == expected
+    assert small.num_attention_heads * small.head_dim == small.hidden_size
+
+
+def test_a_head_has_room_for_its_rotary_share() -> None:
+    small = twins.twin_config("gpt_neox")  # a quarter of each head turns
+    assert small.hidden_size // small.num_attention_heads % 8 == 0
+
+
+def test_every_kind_of_layer_is_there() -> None:
+    kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(26)]
+    small = twins.twin_config(CONFIG_MAPPING["gemma3_text"](num_hidden_layers=26, layer_types=kinds))
+    assert small.layer_types == ["sliding_attention"] * 2 + ["full_attention"] * 2
+
+
+def test_what_a_class_reads_without_declaring_it_stays() -> None:
+    assert twins.twin_config(CONFIG_MAPPING["deberta"](talking_head=True)).talking_head is True
+
+
 def test_products_and_sums_stay() -> None:
     mamba = twins.twin_config("mamba2")
     assert mamba.num_heads * mamba.head_dim == mamba.expand * mamba.hidden_size
