@@ -250,8 +250,8 @@ def _larger(
     run: bool = False,
     layers: int = 3,
 ) -> Traced | None:
-    """Return another twin, of other sizes and one layer more, where one can be built: sizes that agree by chance in the
-    first do not in both.
+    """Return another twin, of other sizes, numbers of heads and one layer more, where one can be built: what agrees by
+    chance in the first does not in both.
 
     Args:
         config: A configuration, or a model type.
@@ -260,9 +260,13 @@ def _larger(
         run: Whether it is run, so that its tensors have axes.
         layers: How many layers it has, where no list says which.
     """
-    try:
-        model, inputs = twins.build(config, cls, 1, Scale(10, layers, kept))
-    except ModelError:
+    for heads in (3, 2):  # some classes want powers of two
+        try:
+            model, inputs = twins.build(config, cls, 1, Scale(14, layers, heads, kept))
+            break
+        except ModelError:
+            continue
+    else:
         return None
     if run:
         return traced(model, inputs)
@@ -526,8 +530,11 @@ def _key(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]]
     ranked = [key for key, values in whole.items() if values == sizes and (changing or re.search(wanted, key))]
     ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
                                  "." in key))  # fmt: skip
-    if ranked:
+    shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []
+    if ranked and (not shared or re.search(wanted, ranked[0])):
         return ranked[0]
+    if shared:
+        return min(shared, key=len)
     found = []
     for a, n in whole.items():
         for b, m in whole.items():
@@ -540,21 +547,28 @@ def _key(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]]
             ratio = ratios.pop()
             if min(ratio.numerator, ratio.denominator) == 1 and max(ratio.numerator, ratio.denominator) < 9:
                 found.append(f"{a} * {ratio.numerator}" if ratio > 1 else f"{a} / {ratio.denominator}")
-    shares = {key: values for key, values in numbers.items() if re.search(r"rotary|rope", key)
-              and all(type(value) is float for value in values)}  # fmt: skip
-    for share, parts in shares.items() if word == "rope" else ():
-        for a, n in whole.items():
-            bodies = [(a, n)]
-            bodies += [(f"{a} / {b}", tuple(x // y for x, y in zip(n, m, strict=True))) for b, m in whole.items()
-                       if re.search("head", b) and all(x % y == 0 for x, y in zip(n, m, strict=True))]  # fmt: skip
-            found += [f"even {body} * {share}" for body, each in bodies
-                      if all((int(x * y) + 1) // 2 * 2 == size for x, y, size in zip(each, parts, sizes, strict=True))
-                      and re.search(r"head", body)]  # fmt: skip
     words = {"head": "head", "group": "head|group", "vo": WIDTHS, "qk": WIDTHS, "rope": WIDTHS}.get(word, ".")
     found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]), len(text)))
     if not changing and len(sizes) > 1 and not (found and re.search("head", found[0])):
         return str(sizes[0])
     return found[0] if found else None
+
+
+def _shares_of(
+    sizes: tuple[int, ...], numbers: Mapping[str, tuple[Any, ...]], whole: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
+    """Yield the shares of a head that rotary embeddings turn which have these sizes."""
+    for share, parts in numbers.items():
+        if not re.search(r"rotary|rope", share) or not all(type(part) is float for part in parts):
+            continue
+        for a, n in whole.items():
+            bodies = [(a, n)]
+            bodies += [(f"{a} / {b}", tuple(x // y for x, y in zip(n, m, strict=True))) for b, m in whole.items()
+                       if re.search("head", b) and all(x % y == 0 for x, y in zip(n, m, strict=True))]  # fmt: skip
+            for body, each in bodies:
+                turned = [(int(x * y) + 1) // 2 * 2 for x, y in zip(each, parts, strict=True)]
+                if turned == list(sizes) and re.search("head", body):
+                    yield f"even {body} * {share}"
 
 
 def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

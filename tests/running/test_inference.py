@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import tables
 from onebasin.models import Folder, ModelError
@@ -255,3 +255,14 @@ def test_tied_weights_stay_tied_in_the_table() -> None:
     config = AutoConfig.for_model("granite", tie_word_embeddings=True)
     found = inference.infer(config)
     assert "tied embed_tokens.weight" in found.text
+
+
+def test_sizes_that_agree_by_chance_on_one_twin_are_told_apart(tmp_path: Path) -> None:
+    """Half of each head of Phi turns: on a small twin as many dimensions as heads, or an eighth of the width."""
+    sizes = dict(hidden_size=160, intermediate_size=48, num_attention_heads=8, num_hidden_layers=2, vocab_size=50)
+    phi = PhiConfig(**sizes)
+    assert phi.rope_parameters["partial_rotary_factor"] == 0.5
+    PhiForCausalLM(phi).save_pretrained(tmp_path)
+    (tmp_path / "phi.txt").write_text(inference.infer("phi").text, "utf-8")
+    spaces = Folder(tmp_path, str(tmp_path / "phi.txt")).signature.spaces.values()
+    assert {space.size for space in spaces if space.name == "rope"} == {10}
