@@ -51,11 +51,23 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
     Within a set, layers come in order and spaces shared by all layers last: after the start has placed those, each
     layer settles in them before it has a say in them.
     """
+    before: dict[str, set[str]] = {}
+    for role in roles:
+        for leaf, around in nesting(signature.tensors[role].axes):
+            if not leaf.constant:
+                before.setdefault(signature.root[leaf.space], set()).update(signature.root[key] for key in around)
     inside: dict[str, list[str]] = {}
     for root in active:
-        outer = [key for key in signature.spaces[root].batch if key in active]
-        if len(outer) == 1:
-            inside.setdefault(outer[0], []).append(root)
+        *still, outer = signature.spaces[root].batch or ("",)
+        if (
+            outer in active
+            and tuple(still) == signature.spaces[outer].batch
+            and not any(one in active for one in still)
+        ):
+            inside.setdefault(outer, []).append(root)
+    for outer in list(inside):  # among entries of spaces that stay, groups of heads are solved one space at a time
+        if signature.spaces[outer].batch and _member(inside[outer], before):
+            del inside[outer]
     nested = chains(signature, active)
     inside |= {root: list(chain[1:]) for root, chain in nested.items()}
     joint = {root for inner in inside.values() for root in inner}
@@ -89,18 +101,11 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
         layer = signature.spaces[root].layer
         return (1, 0) if layer is None else (0, layer)
 
-    before: dict[str, set[str]] = {}
-    for role in roles:
-        for leaf, around in nesting(signature.tensors[role].axes):
-            if not leaf.constant:
-                before.setdefault(signature.root[leaf.space], set()).update(signature.root[key] for key in around)
-
     def block(root: str) -> Block:
         within = inside.get(root, [])
         if root in nested:
             return Block(root, tuple(within), nested=True)
-        member = next((one for one in within if any(one in before[other] for other in within)), None)
-        return Block(root, tuple(within), member)
+        return Block(root, tuple(within), _member(within, before))
 
     components = []
     for members in grouped.values():
@@ -109,3 +114,8 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
         ordered = [role for role in roles if any(role in touched[root] for root in mine)]
         components.append(Component(blocks, ordered))
     return components
+
+
+def _member(within: Sequence[str], before: Mapping[str, set[str]]) -> str | None:
+    """The one of the spaces inside heads that stands before others."""
+    return next((one for one in within if any(one in before[other] for other in within)), None)

@@ -90,17 +90,17 @@ def pairwise_moments(
         gram: Also sum the source's own Gram matrices.
 
     Returns:
-        Matrices (h, h, n, n) and norms (h, h, n), for `Wreath.nearest`.
+        Matrices (*batch of outer, h, h, n, n) and norms (*batch of outer, h, h, n), for `Wreath.nearest`.
     """
     return _sum(inner, _pairwise(_views(signature, inner, pairs), gram))
 
 
 def _pairwise(views: Iterable[View], gram: bool) -> Iterator[Term]:
     for anchor, source, leaf, weight in views:
-        h, n, _ = source.shape
-        cross = gemm(anchor.flatten(0, 1), source.flatten(0, 1)).view(h, n, h, n).transpose(1, 2)
-        own = (source @ source.mT).expand(h, h, n, n) if gram else None
-        yield leaf.dual, weight, cross, source.square().sum(-1).expand(h, h, n), own
+        *still, h, n, _ = source.shape
+        cross = gemm(anchor.flatten(-3, -2), source.flatten(-3, -2)).view(*still, h, n, h, n).transpose(-3, -2)
+        own = (source @ source.mT).unsqueeze(-4).expand(*still, h, h, n, n) if gram else None
+        yield leaf.dual, weight, cross, source.square().sum(-1).unsqueeze(-3).expand(*still, h, h, n), own
 
 
 def grouped_moments(
@@ -142,7 +142,7 @@ def grouped_moments(
 
 
 def outer_moments(signature: Signature, outer: str, inner: Collection[str], pairs: Iterable[Pair]) -> Tensor | None:
-    """Return the gains of `outer` from blocks in which no `inner` space moves (T5's relative bias), (h, h)."""
+    """Return the gains of `outer` from blocks in which no `inner` space moves (T5's relative bias), (*batch, h, h)."""
     matrix: Tensor | None = None
     for anchor, source, _, weight in _unmoved(signature, outer, inner, pairs):
         gain = weight * gemm(anchor, source)

@@ -57,6 +57,7 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
             chain.append(within[0])
         permuted = [groups[space].plain for space in chain]
         fits = len(chain) > 1 and all(permuted[:-1]) and all(permuted[:2]) and not inside.get(chain[-1])
+        fits = fits and not signature.spaces[root].batch  # of spaces that stay
         single = signature.sizes[chain[-1]] == 1 or permuted[-1]
         if fits and single and not any(_twice(signature, role, chain) for role in signature.touching[root]):
             found[root] = tuple(chain)

@@ -404,7 +404,11 @@ class _Descent:
     def _so_far(self, root: str, moments: Moments) -> Moments:
         """Moments that know what acts on the source already, where the group bounds the product of all sweeps."""
         own = self.total.elements.get(root) if self.groups[root].uses_gram else None
-        return replace(moments, so_far=own.matrix.expand_as(moments.primal)) if isinstance(own, Linear) else moments
+        if not isinstance(own, Linear):
+            return moments
+        of_all_pairs = moments.primal.dim() > own.matrix.dim()
+        matrix = own.matrix.unsqueeze(-4) if of_all_pairs else own.matrix
+        return replace(moments, so_far=matrix.expand_as(moments.primal))
 
     def _evened(self, root: str, read: Callable[[str], Pair], role: str) -> Pair:
         """A pair with the spectra of both evened out along one space."""

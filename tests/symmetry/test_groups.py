@@ -644,6 +644,27 @@ def test_a_planted_wreath_element_is_recovered(kind):
         torch.testing.assert_close(matrix(found), matrix(true), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["orthogonal", "scaled", "mixed"])
+def test_wreath_elements_of_a_batch_are_found_as_each_is_alone(kind):
+    group = Wreath(*INNER[kind])
+    each = [tuple(pairs(heads(4, n, 6, seed=seed + n), heads(4, n, 6, seed=seed)) for n in (3, 4)) for seed in (0, 7)]
+    alone = [torch.rand(4, 4, dtype=torch.float64, generator=rng(seed)) for seed in (0, 1)]
+    both = tuple(
+        Moments(*(torch.stack([getattr(one, name), getattr(other, name)])
+                  for name in ("primal", "dual", "primal_norm", "dual_norm", "primal_gram", "dual_gram")))
+        for one, other in zip(*each, strict=True)
+    )  # fmt: skip
+    found = group.nearest(both, torch.stack(alone))
+    gains = 0.0
+    for number, (one, rest) in enumerate(zip(each, alone, strict=True)):
+        outer, inner = group.nearest(one, rest)
+        assert torch.equal(found[0].index[number], outer.index)
+        for mine, its in zip(found[1], inner, strict=True):
+            torch.testing.assert_close(matrix(mine)[number], matrix(its))
+        gains += group.gain((outer, inner), one, rest)
+    assert group.gain(found, both, torch.stack(alone)) == pytest.approx(gains)
+
+
 def test_what_the_blocks_gain_alone_counts_in_the_assignment():
     group = Wreath(Orthogonal())
     m = pairs(heads(4, 3, 6), heads(4, 3, 6, seed=1))

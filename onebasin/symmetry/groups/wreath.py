@@ -37,15 +37,15 @@ class Wreath:
         self.name = "wreath(" + ", ".join(group.name for group in inner) + ")"
 
     def nearest(self, moments: tuple[Moments, ...], outer: Tensor | None = None) -> WreathElement:
-        """moments: for every inner group the moments of all pairs, matrices (h, h, n, n) [anchor, source].
+        """moments: for every inner group the moments of all pairs, matrices (*batch, h, h, n, n) [anchor, source].
 
-        outer: what pairs gain without any inner map, (h, h), where some tensor has the blocks' axis alone.
+        outer: what pairs gain without any inner map, (*batch, h, h), where some tensor has the blocks' axis alone.
         """
         gains, *others = [_gain(group, pairs) for group, pairs in zip(self.inner, moments, strict=True)]
         for other in others if outer is None else (*others, outer):
             gains += other
         index = assignment(gains)
-        stay = torch.arange(len(index), device=index.device)
+        stay = torch.arange(index.shape[-1], device=index.device).expand_as(index)
         best, value = self._inside(index, moments, outer)
         if not all(group.exact_gain for group in self.inner) and not torch.equal(index, stay):
             kept, value_kept = self._inside(stay, moments, outer)  # estimated gains must not lead uphill
@@ -56,24 +56,25 @@ class Wreath:
     def gain(self, element: WreathElement, moments: tuple[Moments, ...], outer: Tensor | None = None) -> float:
         """By how much `element` lowers the squared distance."""
         index, inner = element
-        rows = torch.arange(len(index.index), device=index.index.device)
+        places = _places(index.index)
+        here, there = (*places, places[-1]), (*places, index.index)
         gained = 0.0
         for pairs, g in zip(moments, inner, strict=True):
-            gained += float((pairs.take((rows, rows)).stay() - pairs.take((rows, index.index)).value(g)).sum())
+            gained += float((pairs.take(here).stay() - pairs.take(there).value(g)).sum())
         if outer is not None:
-            gained += 2 * float((outer[rows, index.index] - outer[rows, rows]).sum())
+            gained += 2 * float((outer[there] - outer[here]).sum())
         return gained
 
     def _inside(
         self, index: Tensor, moments: tuple[Moments, ...], outer: Tensor | None
     ) -> tuple[tuple[Element, ...], Tensor]:
         """Return the inner optimum for these pairs, and its squared distance less the constant |A|^2."""
-        rows = torch.arange(len(index), device=index.device)
-        chosen = [pairs.take((rows, index)) for pairs in moments]
+        there = (*_places(index), index)
+        chosen = [pairs.take(there) for pairs in moments]
         inner = tuple(group.nearest(pairs) for group, pairs in zip(self.inner, chosen, strict=True))
         value = torch.stack([pairs.value(g).sum() for pairs, g in zip(chosen, inner, strict=True)]).sum()
         # The source's norm in blocks without inner maps is the same for every pairing.
-        return inner, value if outer is None else value - 2 * outer[rows, index].sum()
+        return inner, value if outer is None else value - 2 * outer[there].sum()
 
     def random(self, blocks: int, sizes: tuple[int, ...], generator: torch.Generator) -> WreathElement:
         outer = Monomial(random_index(blocks, (), generator))
@@ -82,6 +83,11 @@ class Wreath:
 
     def dimension(self, blocks: int, sizes: tuple[int, ...]) -> int:
         return blocks * sum(group.dimension(n) for group, n in zip(self.inner, sizes, strict=True))
+
+
+def _places(index: Tensor) -> tuple[Tensor, ...]:
+    """The place of every entry, a tensor for each dimension."""
+    return torch.meshgrid(*(torch.arange(n, device=index.device) for n in index.shape), indexing="ij")
 
 
 def _gain(group: Group, pairs: Moments) -> Tensor:
