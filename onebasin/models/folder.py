@@ -64,9 +64,14 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if bare and text else text or type(error).__name__
 
 
+def _number(read: dict[str, Any]) -> Any:
+    """A number that JSON has no word for, as transformers writes it, or what else was read."""
+    return float(read["__float__"]) if read.get("__float__") in ("Infinity", "-Infinity", "NaN") else read
+
+
 def _json(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"), object_hook=_number)
         refuse_vast(content)
         return content
     except OSError as error:

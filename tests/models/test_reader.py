@@ -499,3 +499,11 @@ def test_where_links_cannot_be_made_a_file_is_copied(
     monkeypatch.setattr(Path, "symlink_to", refuse)
     link(tmp_path / "copy", bert / "config.json")
     assert (tmp_path / "copy").read_bytes() == (bert / "config.json").read_bytes()
+
+
+def test_numbers_that_json_has_no_word_for_are_read(bert: Path) -> None:
+    tagged = {"__float__": "Infinity"}
+    edit_config(bert, time_step_limit=[0.0, tagged], least={"__float__": "-Infinity"}, other={"__float__": "seven"})
+    config = Folder(bert).config
+    assert (config["time_step_limit"], config["least"]) == ([0.0, float("inf")], float("-inf"))
+    assert config["other"] == {"__float__": "seven"}
