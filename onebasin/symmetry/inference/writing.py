@@ -321,7 +321,7 @@ class Writer:
                     for b in first:
                         before[a, b] = before.get((a, b), True) and first[a] < first[b]
         for number, space in enumerate(self.places):
-            if not space.moves:
+            if kind_of(space.moves) == "fixed":
                 continue
             found = []
             for outer in beside.get(number, ()):
@@ -449,6 +449,8 @@ class Writer:
             return Cat(tuple(parts))
         if self.here and id(axis.top.atom) in self.ragged:
             return Leaf(self._kept(axis.size))
+        if not axis.size:  # no number at all
+            return Leaf("0")
         place = self.places[self.of[id(axis.top.atom)]]
         outer = any(self.of[id(axis.top.atom)] in other.per for other in self.places)
         if kind_of(place.moves) == "fixed" and place.size in (1, 2, 3) and not outer and not self._alone(axis):
