@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,18 @@ def one(kind: str) -> dict[str, Any]:
     return {"source": source, "exact": True, **found.facts}
 
 
-def tried(kind: str) -> dict[str, Any]:
-    """Return what a process of its own says of a type, or how it ended."""
+def tried(kind: str, work: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a process of its own says of a type by `work`, or how it ended."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
 
-    def work() -> None:
+    def child() -> None:
         try:
-            there.send(one(kind))
+            there.send(work(kind))
         except Exception as error:
             there.send({"source": "", "exact": False, "reason": f"{type(error).__name__}: {str(error)[:300]}"})
 
-    process = fork.Process(target=work)
+    process = fork.Process(target=child)
     process.start()
     there.close()
     try:
@@ -114,7 +115,7 @@ def main() -> None:
         said = {"transformers": transformers.__version__, "types": {}}
     for kind in args.types or sorted(transformers.CONFIG_MAPPING):
         if kind not in said["types"]:
-            said["types"][kind] = found = tried(kind)
+            said["types"][kind] = found = tried(kind, one)
             print(kind, "exact" if found["exact"] else found["reason"], flush=True)
             args.output.parent.mkdir(parents=True, exist_ok=True)
             args.output.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", "utf-8")

@@ -185,3 +185,10 @@ def test_the_page_on_inference_counts_what_was_found() -> None:
     families = pytest.importorskip("benchmarks.families")
     types = json.loads((ROOT / "docs" / "families.json").read_text("utf-8"))["types"]
     assert families.table(types) in (ROOT / "docs" / "inference.md").read_text("utf-8")
+
+
+def test_the_page_on_inference_says_what_was_recovered() -> None:
+    recovery = pytest.importorskip("benchmarks.recovery")
+    types = json.loads((ROOT / "docs" / "recovery.json").read_text("utf-8"))["types"]
+    assert len(types) >= 30 and all(found["after"] < recovery.RECOVERED for found in types.values())
+    assert recovery.summary(types) in " ".join((ROOT / "docs" / "inference.md").read_text("utf-8").split())

@@ -114,6 +114,22 @@ def test_a_scrambled_model_of_a_type_without_a_table_is_matched_back(kind: str, 
     assert worst < 1e-5
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "resnet",  # channels that batch norms leave a sign, and blocks by name
+        "mamba2",  # neurons and factors for every entry of spaces that stay
+        "dinov3_vit",  # a tensor that holds nothing
+        "gpt_oss",  # neurons of permuted experts, gate and up side by side
+    ],
+)
+def test_a_twin_whose_every_space_was_scrambled_is_recovered(kind: str) -> None:
+    recovery = pytest.importorskip("benchmarks.recovery")
+    found = recovery.recovery(kind)
+    assert found["before"] > 0.5 and found["spaces"] >= 5
+    assert found["after"] < 1e-5 and found["starts"] == 1
+
+
 def test_the_command_writes_a_table_that_can_be_corrected_and_used(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
