@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..tables.axes import Axis, Flat, Leaf, blocks, size
+from ..tables.axes import Axis, Cat, Flat, Leaf, blocks, size
 from ..tables.axes import leaves as leaves_of
 from ..tables.signature import MOVES, Entry, Norm, Signature
 from ..tables.ties import tied
@@ -32,6 +32,8 @@ def joined(signature: Signature) -> Signature:
                 outer |= dict.fromkeys(signature.members[root], entry.axes[0].parts[:-1])
 
     def one(axis: Axis) -> Axis:
+        if isinstance(axis, Cat):
+            return Cat(tuple(map(one, axis.parts)))
         if isinstance(axis, Flat) and isinstance(last := axis.parts[-1], Leaf) and last.space in outer:
             return last
         return Leaf(str(signature.sizes[axis.space])) if isinstance(axis, Leaf) and axis.space in outer else axis
@@ -289,7 +291,8 @@ def branch(signature: Signature, role: str) -> list[str]:
     norm or reader of the space."""
     norm, order = signature.tensors[role].norm, list(signature.tensors)
     assert norm is not None
-    written = {Leaf(norm.source), Leaf(norm.source, dual=bool(signature.spaces[norm.source].batch))}  # keys: qk'
+    space = signature.spaces[norm.source]
+    written = {Leaf(norm.source), Leaf(norm.source, dual=bool(space.batch) or space.layer is not None)}  # keys: qk'
     found: list[str] = []
     for other in reversed(order[: order.index(role)]):
         entry = signature.tensors[other]

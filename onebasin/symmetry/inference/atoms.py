@@ -24,19 +24,25 @@ _PAIRED = frozenset(move for move in LINEAR if move.startswith(("pair", "next"))
 class Atom:
     """An unknown axis.
 
-    moves: what may act, as in `MOVES`. link: the axis that it turned out to be, and whether as its dual. parts: what it
-    consists of, as a product (`flat`) or side by side. written: whether something computes what lives here (an axis
-    that parameters only read is not). data: batch, time, pixels: no parameter has it.
+    own: what may act, as in `MOVES`, but for norms. normed: what norms leave of it. link: the axis that it turned out
+    to be, and whether as its dual. parts: what it consists of, as a product (`flat`) or side by side. written: whether
+    something computes what lives here (an axis that parameters only read is not). data: batch, time, pixels: no
+    parameter has it.
     """
 
     size: int
-    moves: frozenset[str] = LINEAR
+    own: frozenset[str] = LINEAR
     link: Axis | None = None
     parts: tuple[Axis, ...] = ()
     flat: bool = True
     written: bool = False
     data: bool = False
     why: list[str] = field(default_factory=list)
+    normed: frozenset[str] = LINEAR
+
+    @property
+    def moves(self) -> frozenset[str]:
+        return self.own & self.normed
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,15 @@ def joined(parts: Sequence[Axis]) -> Axis:
     return parts[0] if len(parts) == 1 else Axis(Atom(sum(part.size for part in parts), parts=tuple(parts), flat=False))
 
 
-def restrict(axis: Axis, moves: frozenset[str], why: str) -> None:
-    """Lower what may act on every part of an axis."""
+def restrict(axis: Axis, moves: frozenset[str], why: str, *, norm: bool = False) -> None:
+    """Lower what may act on every part of an axis. norm: since a norm takes it."""
     for leaf in axis.leaves:
         if leaf.moves - moves:
             leaf.atom.why.append(why)
-            leaf.atom.moves &= moves
+        if norm:
+            leaf.atom.normed &= moves
+        else:
+            leaf.atom.own &= moves
 
 
 def fix(axis: Axis, why: str) -> None:
@@ -146,13 +155,20 @@ def hold(axes: Iterable[Axis | None], why: str) -> None:
     lower(axes, frozenset(), why)
 
 
+def _of_parts(moves: frozenset[str]) -> frozenset[str]:
+    """Return what may act on the parts of an axis, if these moves may act on it: its pairs are not theirs."""
+    if moves == LINEAR:
+        return moves
+    return moves - _PAIRED | (MOVES["signs"] if "sign" in moves else frozenset())
+
+
 def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
     """Give an axis without structure one. Pairs do not survive it, other maps act on the parts."""
     top = axis.top
-    moves = top.moves if top.moves == LINEAR else top.moves - _PAIRED
     parts = [
-        Axis(Atom(size, moves, written=top.atom.written, data=top.atom.data, why=list(top.atom.why))) for size in sizes
-    ]
+        Axis(Atom(size, _of_parts(top.atom.own), written=top.atom.written, data=top.atom.data, why=list(top.atom.why),
+                  normed=_of_parts(top.atom.normed))) for size in sizes
+    ]  # fmt: skip
     top.atom.parts, top.atom.flat = tuple(parts), flattened
 
 
@@ -310,15 +326,17 @@ def unify(a: Axis, b: Axis, why: str) -> None:
         return
     if a.atom.parts:
         a, b = b, a
-    if b.atom.parts and a.moves != LINEAR:
-        restrict(b, a.moves - _PAIRED, why)
+    if b.atom.parts:
+        restrict(b, _of_parts(a.atom.own), why)
+        restrict(b, _of_parts(a.atom.normed), why, norm=True)
     if a.atom.written:
         for leaf in b.leaves:
             leaf.atom.written = True
     if not b.atom.parts:
         if a.moves != b.moves:
             b.atom.why += a.atom.why
-        b.atom.moves &= a.moves
+        b.atom.own &= a.atom.own
+        b.atom.normed &= a.atom.normed
         b.atom.data = a.atom.data or b.atom.data
     a.atom.link = Axis(b.atom, a.dual != b.dual)
 

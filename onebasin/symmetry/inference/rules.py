@@ -195,14 +195,18 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         known["indexes"] = label.indexes
     if label.length is not None:
         known["length"] = label.length
+    if linear is not None:
+        known |= {"linear": linear, "dims": dims}
     trace.put(out, axes, source, **known)
     kept = trace.label(out)
-    if linear is not None:
-        if kept is None:
-            kept = Label(axes, within=label.within, made=label.made)
-            setattr(out, KEY, kept)
-        kept.linear, kept.dims = linear, dims
-    elif kept is not None and label.normed is not None and axes and axes[-1] is not None and label.axes[-1] is axes[-1]:
+    if (
+        linear is None
+        and kept is not None
+        and label.normed is not None
+        and axes
+        and axes[-1] is not None
+        and label.axes[-1] is axes[-1]
+    ):
         kept.normed = label.normed
     if kept is not None:
         kept.made = label.made
@@ -573,6 +577,8 @@ def summed(trace: Trace, call: Call) -> Any:
     for label in (la, lb):
         if label is not None and label.length is not None:
             known["length"] = label.length
+    if la is not None and lb is not None and la.rows and lb.rows and "sub" not in call.name:
+        known |= _rows(trace, la.rows, lb.rows)
     # x minus its mean
     mean = getattr(b, "_mean_of", None)
     if "sub" in call.name and mean is not None and axes and axes[-1] is not None and mean.top == axes[-1].top:
@@ -870,7 +876,7 @@ def normalized(trace: Trace, call: Call) -> Any:
             hold(trace.axes(tensor) if isinstance(tensor, Tensor) else (), call.name)
         return trace.put(out, [None if i >= x.dim() - count else a for i, a in enumerate(axes)], x)
     last = axes[-1]
-    restrict(last, MOVES["ones" if kind == "layernorm" else "orthogonal"], call.name)
+    restrict(last, MOVES["ones" if kind == "layernorm" else "orthogonal"], call.name, norm=True)
     lower(axes[:-1], PERMUTE, call.name)
     trace.mixed(axes[:-1], [last])
     label = trace.label(weight)
@@ -972,11 +978,14 @@ def power(trace: Trace, call: Call) -> Any:
 @rule("softmax log_softmax _softmax")
 def softmax(trace: Trace, call: Call) -> Any:
     source = call.get(0, "input")
+    label = trace.label(source)
     axes = trace.axes(source, "softmax")
     lower(axes, PERMUTE, "softmax")
     dim = call.get(1, "dim", -1)
     out = call.run()
     place = (dim if dim is not None else -1) % source.dim()
+    if label is not None and place == source.dim() - 1:
+        trace.softmaxed |= set(label.by)
     trace.mixed([a for d, a in enumerate(axes) if d != place], [axes[place]])
     trace.put(out, axes, source)
     if axes[place] is None:
@@ -1121,7 +1130,8 @@ def linear(trace: Trace, call: Call) -> Any:
     axes = contract(trace, f"{outer}X,YX->{outer}Y", [x, weight], out, "linear")
     if isinstance(bias, Tensor):
         axes = entrywise(trace, out, bias, axes, trace.axes(bias), out, "linear")
-    return trace.put(out, axes, x, weight)
+    by = tuple(label.name for label in map(trace.label, (weight, bias)) if label is not None and label.name)
+    return trace.put(out, axes, x, weight, by=by)
 
 
 @rule("matmul bmm __matmul__ mm mv __rmatmul__ dot")
@@ -1316,7 +1326,7 @@ def total(trace: Trace, call: Call) -> Any:
         axis = label.square
         label.square = None
         centred = getattr(source, "_centred", False)
-        restrict(axis, MOVES["ones" if centred else "orthogonal"], "the length of a vector")
+        restrict(axis, MOVES["ones" if centred else "orthogonal"], "the length of a vector", norm=True)
         left = _left(label.axes, dims, out)
         trace.mixed(left, [axis])
         return trace.put(out, left, source, length=(axis, centred))
@@ -1471,7 +1481,15 @@ def embedding(trace: Trace, call: Call) -> Any:
     if inner is not None:
         for leaf in inner.leaves:
             leaf.atom.written = True
-    return trace.put(out, [*trace.axes(ids), inner], weight, ids)
+    its = trace.label(weight)
+    return trace.put(out, [*trace.axes(ids), inner], weight, ids, **_rows(trace, *([(its.name,)] if its else [])))
+
+
+def _rows(trace: Trace, *tables: tuple[str, ...]) -> dict[str, Any]:
+    """Note that rows of tables were looked up, or summed."""
+    rows = tuple(sorted(name for each in tables for name in each))
+    trace.rows[rows] += 1
+    return {"rows": rows}
 
 
 @rule(

@@ -8,6 +8,7 @@ equal weights. An operation without a rule fixes every axis that enters it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Label:
     axes of which this is one entry, chosen by routing. indexes: the axis whose entries these integers name. name: of
     the parameter that this is. normed: the norm that made this. square: the axis that these are squares of. length: the
     axis whose vectors have this length, and whether their mean was taken off. plus: what was added, for a norm's 1 + w.
+    rows: the tables whose rows these are, summed. by: the matrix, and the bias, that made this of something.
     """
 
     axes: list[Axis | None]
@@ -43,6 +45,8 @@ class Label:
     square: Axis | None = None
     length: tuple[Axis, bool] | None = None
     plus: float = 0.0
+    rows: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
     made: bool = True  # of inputs, not of parameters alone
 
 
@@ -60,7 +64,9 @@ class Normed:
 @dataclass
 class Trace(TorchFunctionMode):
     """What was seen: `norms` with weights, in the order of execution; `seen`: parameters in that order; `occurrences`:
-    axes that stood side by side; `apart`: (axes, others): none of the first has a map for each entry of the others."""
+    axes that stood side by side; `apart`: (axes, others): none of the first has a map for each entry of the others;
+    `rows`: how often rows of these tables were looked up and summed; `softmaxed`: what makes the entries that a softmax
+    runs over."""
 
     rules: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     norms: list[Normed] = field(default_factory=list)
@@ -69,6 +75,8 @@ class Trace(TorchFunctionMode):
     apart: list[tuple[tuple[Axis, ...], tuple[Axis, ...]]] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     passes: list[tuple[Axis, str]] = field(default_factory=list)
+    rows: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    softmaxed: set[str] = field(default_factory=set)
     padded: list[Axis] = field(default_factory=list)  # beside what lives there, zeros may stand
 
     def __post_init__(self) -> None:

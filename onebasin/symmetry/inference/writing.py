@@ -20,16 +20,19 @@ from .trace import Normed, Trace
 class Style:
     """How much a table says of constants. Less is never wrong.
 
-    norms: whether norms of a LayerNorm's kind are written as norms. constants: whether spaces pass constants on.
-    back: whether a LayerNorm that writes back is written as a norm.
+    sums: whether it says what constants can trade in sums (`into`, `post-norm`) and under a softmax. norms: whether
+    norms of a LayerNorm's kind are written as norms. constants: whether spaces pass constants on. back: whether a
+    LayerNorm that writes back is written as a norm.
     """
 
+    sums: bool = True
     norms: bool = True
     constants: bool = True
     back: bool = True
 
 
-STYLES = (Style(), Style(constants=False), Style(constants=False, back=False), Style(False, False, False))
+STYLES = (Style(), Style(False), Style(False, constants=False), Style(False, constants=False, back=False),
+          Style(False, False, False, False))  # fmt: skip
 
 
 @dataclass
@@ -90,6 +93,12 @@ class Classes:
 _LAYER = re.compile(r"(.*?)\.(\d+)\.(.*)")
 
 
+def left_by(norm: Normed, free: bool) -> frozenset[str]:
+    """Return what a norm leaves of the space that it reads, if its weight can move on (`free`) or not."""
+    names = ("ones", "orthogonal") if free else ("permutation", "odd")
+    return MOVES[names[norm.kind != "layernorm"]]
+
+
 def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
     """Decide which norms' weights can move on: weight -> whether only parameters read what the norm puts out.
 
@@ -113,9 +122,7 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
                 free[norm.weight] = False
                 changed = True
                 unify(norm.source, norm.target, "what a norm puts out is not only read")
-                restrict(
-                    norm.source, MOVES["permutation" if norm.kind == "layernorm" else "odd"], "the weight of a norm"
-                )
+                restrict(norm.source, left_by(norm, free=False), "the weight of a norm", norm=True)
     return free
 
 
@@ -134,6 +141,8 @@ class Writer:
         self.found.sort(key=lambda one: order.get(one.parameter, len(order)))
         self.norm_of = {norm.weight: norm for norm in trace.norms}
         self.bias_of = {norm.bias: norm for norm in trace.norms if norm.bias}
+        for norm in trace.norms:
+            self._follow(norm)
         self.places: list[Place] = []
         self.of: dict[int, int] = {}
         self.flattened: set[str] = set()
@@ -142,6 +151,19 @@ class Writer:
         self.by_name = by_name  # layers that differ stand there by name; else what differs stays
         self.ragged: set[int] = set()  # atoms that stay, of other sizes in other layers
         self.loose: set[tuple[str, str]] = set()  # tensors of a block that are not alike, and stay
+
+    def _follow(self, norm: Normed) -> None:
+        """Put a norm that writes back right behind what writes the vectors that it takes: the tables' order."""
+        mine = [one for one in self.found if one.parameter in (norm.weight, norm.bias) and len(one.axes) == 1]
+        last = [leaf.top for leaf in norm.source.leaves if leaf.size > 1][-1:]
+        if self.free[norm.weight] or not mine or not last:
+            return
+        before = self.found[: self.found.index(mine[0])]
+        places = [place for place, one in enumerate(before) for axis in one.axes if axis is not None
+                  for leaf in axis.leaves if leaf.top == last[0]]  # fmt: skip
+        if places:
+            rest = [one for one in self.found if one not in mine]
+            self.found = [*rest[: places[-1] + 1], *mine, *rest[places[-1] + 1 :]]
 
     # Layers
 
@@ -414,6 +436,29 @@ class Writer:
                 part = "attention" if place.heading else "head"
             self.parts[number] = part
 
+    def _declared(self, place: Place) -> str:
+        """Return the kind of a space before the norms that read it lower it, where the lines of these say how far."""
+        keys = {id(axis.atom) for axis in place.atoms}
+        left = [left_by(norm, self.free[norm.weight]) for norm in self.trace.norms if self._written(norm)
+                and keys & {id(leaf.top.atom) for leaf in norm.source.leaves}]  # fmt: skip
+        own = frozenset.intersection(*(axis.top.atom.own for axis in place.atoms))
+        told = kind_of(own.intersection(*left)) == kind_of(place.moves)
+        return kind_of(own if told else place.moves)
+
+    def _begins_anew(self, place: Place) -> bool:
+        """Whether the norms of a space write back into it, all of them, have biases, and follow one another: not those
+        of an encoder, whose output a decoder reads in all layers."""
+        keys = {id(axis.atom) for axis in place.atoms}
+        norms = {norm.weight: norm for norm in self.trace.norms if id(norm.source.top.atom) in keys}
+        blocks = {self.parsed(one)[0] for one in self.found if one.parameter in norms} - {""}
+        return bool(norms) and len(blocks) < 2 and all(n.bias and not self.free[n.weight] for n in norms.values())
+
+    def _written(self, norm: Normed) -> bool:
+        """Whether a norm is written as one."""
+        if norm.kind == "layernorm" and not (self.style.norms if self.free[norm.weight] else self.style.back):
+            return False
+        return self.free[norm.weight] or not norm.source.cat
+
     def _first(self, number: int) -> int:
         keys = {id(axis.atom) for axis in self.places[number].atoms}
         return next((i for i, one in enumerate(self.found) for axis in self._axes(one) for leaf in axis.leaves
@@ -492,7 +537,7 @@ class Writer:
             done.add((heading, rest))
             self.here = heading
             optional = "??" if heading and present[heading, rest] < len(layers[heading]) else ""
-            notes = f"tied {one.tied.removeprefix(self.prefix)}" if one.tied else ""
+            notes = " ; ".join(self._notes(one))
             head = bool(self.prefix) and not one.name.startswith(self.prefix)
             norm, bias = self.norm_of.get(one.parameter), self.bias_of.get(one.parameter)
             if (heading, rest) in self.loose:
@@ -506,7 +551,7 @@ class Writer:
                 text = show((self._primal(self.axis(bias.target)),)) if self.free[bias.weight] else show(
                     (self._primal(self.axis(bias.source)),))  # fmt: skip
                 if self._of(bias.target) & padded:
-                    notes = "; ".join(filter(None, [notes, "padded"]))
+                    notes = " ; ".join(filter(None, [notes, "padded"]))
             elif norm is not None and len(one.axes) == 1:
                 text = show((self._primal(self.axis(norm.source)),))
             else:
@@ -523,6 +568,24 @@ class Writer:
                 head or bool(one.tied),
             )
 
+    def _notes(self, one: Found) -> Iterator[str]:
+        """Yield the notes of a tensor, but for what its axes tell."""
+        if one.tied:
+            yield f"tied {one.tied.removeprefix(self.prefix)}"
+        if self.style.sums and one.parameter in self.trace.softmaxed:
+            yield "softmax"
+        if self.style.sums and (home := self._summed_with(one)) is not None:
+            yield f"into {home.name.removeprefix(self.prefix)}"
+
+    def _summed_with(self, one: Found) -> Found | None:
+        """Return the first of the tables that are summed with this one wherever its rows are looked up."""
+        known = self.trace.rows
+        rows = max((each for each in known if one.parameter in each), key=len, default=())
+        if len({known[rows], *(known[name,] for name in rows)}) > 1:
+            return None
+        homes = [other for other in self.found if other.parameter in rows]
+        return homes[0] if homes and homes[0].parameter != one.parameter and not one.tied else None
+
     def _of(self, axis: Axis) -> set[int]:
         """Return the spaces that live on an axis."""
         return {self.of[id(leaf.top.atom)] for leaf in axis.leaves if id(leaf.top.atom) in self.of}
@@ -536,9 +599,7 @@ class Writer:
         source = show((self._primal(self.axis(norm.source)),))
         if self.free[norm.weight] and norm.target is not None:
             return f"{norm.kind}: {source} -> {show((self._primal(self.axis(norm.target)),))}"
-        if norm.source.top.atom.parts or (norm.kind == "layernorm" and not self.style.back):
-            return source
-        return f"{norm.kind}: {source} -> {source}"
+        return f"{norm.kind}: {source} -> {source}" if self._written(norm) else source
 
     def spaces(self) -> list[tuple[int, str, str, str, str, bool]]:
         """Find and name the spaces, and return the lines."""
@@ -574,7 +635,9 @@ class Writer:
                 continue
             per = (["layer"] if place.heading else []) + [self.places[outer].name for outer in place.per]
             properties = self.properties[number] if self.style.constants else []
-            out.append(" ".join(["   ", place.name, kind_of(place.moves), self.parts[number],
+            if self.style.sums and self._begins_anew(place):
+                properties = [*properties, "post-norm"]
+            out.append(" ".join(["   ", place.name, self._declared(place), self.parts[number],
                                  *([f"per {', '.join(per)}"] if per else []), *properties]))  # fmt: skip
         out += [f"    {name} fixed{' per layer' if layer else ''}" for name, layer in self.kept]
         section = None
@@ -595,6 +658,14 @@ class Writer:
                     else self.prefix + name
                 )
             out.append(f"    {name}  {text}" + (f"  ; {notes}" if notes else ""))
+        seen = {self.parsed(one)[::2] for one in self.found if one.parameter in self.trace.seen}
+        unused: dict[str, list[str]] = defaultdict(list)
+        for heading, _, rest in map(self.parsed, self.found):
+            if (heading, rest) not in seen and "@" not in rest and rest not in unused[heading]:
+                unused[heading].append(rest)
+        for heading, names in unused.items():
+            out += ["", f"audit {heading}.{{}}" if heading else "audit"] if names else []
+            out += [f"    {name}  unused" for name in names]
         return "\n".join(out) + "\n"
 
     def _sizes(
