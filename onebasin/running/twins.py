@@ -281,8 +281,17 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int) -> list[T
     with torch.random.fork_rng(devices=[]), in_float64():
         torch.manual_seed(seed)
         found = model(**inputs)
+    return list(_told(outward(found)))
+
+
+def outward(found: Any) -> dict[str, Any]:
+    """Return what a model puts out that says what it computes, by name: logits, not what its layers have in between.
+
+    Args:
+        found: What its `forward` returned.
+    """
     named = dict(found.items()) if isinstance(found, Mapping) else {"": found}
-    return list(_told({name: value for name, value in named.items() if not any(word in name for word in INTERNAL)}))
+    return {name: value for name, value in named.items() if not any(word in name for word in INTERNAL)}
 
 
 def _told(value: Any) -> Iterator[Tensor]:

@@ -150,9 +150,9 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         mine = depends[d]
         others = [e for e in range(source.dim()) if e != d and depends[e] & mine and source.shape[e] > 1]
         whole = len(mine) == 1 and out.shape[next(iter(mine))] == axis.size
-        if not mine and out.dim() == source.dim() and out.shape[d] == 1 and axis.size > 1 and linear is None:
+        if not mine and axis.size > 1 and linear is None:  # one entry, which counts only where it is used
             linear = Linear(axis, tuple((places[d] == i).double() for i in range(axis.size)))
-            dims = (d,)
+            dims = (d,) if out.dim() == source.dim() and out.shape[d] == 1 else ()
         elif not mine:
             if axis.size > 1:
                 found = pick(axis, int(places[d].flatten()[0]), [], why)
