@@ -102,8 +102,9 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
     try:
         with _kept(held):
             for run in range(RUNS):  # several, since routing may reach other experts in another
+                before = len(trace.seen)
                 _run(model, inputs, trace)
-                if not _patterns(trace.seen) & _patterns(held.keys() - trace.seen.keys()):
+                if len(trace.seen) == before or not _patterns(trace.seen) & _patterns(held.keys() - trace.seen.keys()):
                     break
                 _shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
@@ -159,7 +160,7 @@ def _held(model: nn.Module) -> dict[str, Tensor]:
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # tables that the class makes anew: constants
     held: dict[str, Tensor] = dict(model.named_parameters())
     held |= {name: one for name, one in model.named_buffers() if one.is_floating_point() and name in state}
-    return {name: one for name, one in held.items() if name not in unsaved}
+    return {name: one for name, one in held.items() if name not in unsaved and one.numel()}
 
 
 def _untie(model: nn.Module) -> dict[str, str]:
@@ -473,20 +474,25 @@ def _side_by_side(
 
 
 def _text(
-    found: Traced, style: Style, larger: Callable[[], Traced | None] = lambda: None, by_name: bool = False
+    found: Traced,
+    style: Style,
+    larger: Callable[[], Traced | None] = lambda: None,
+    by_name: bool = False,
+    still: tuple[frozenset[str], ...] = (),
 ) -> str:
     """Return the table of what was found.
 
     larger: another twin, traced, for sizes that shapes do not tell. by_name: whether layers that differ stand by name.
+    still: spaces that stay, since nothing tells their sizes; each set as they were called without those before.
     """
-    writer, ignored = _writer(found, style, by_name)
+    writer, ignored = _writer(found, style, by_name, still[-1:])
     model = found.model
     lines = writer.spaces()  # before the other twin is looked at
 
     @cache
     def sizes() -> tuple[list[Mapping[str, int]], list[Mapping[str, Any]]]:
         twin = larger()
-        other = None if twin is None else _writer(twin, style, by_name)[0]
+        other = None if twin is None else _writer(twin, style, by_name, still)[0]
         if twin is None or other is None or [line[1:] for line in other.spaces()] != [line[1:] for line in lines]:
             return [writer.sizes], [model.config.to_dict()]
         return [writer.sizes, other.sizes], [model.config.to_dict(), twin.model.config.to_dict()]
@@ -495,10 +501,15 @@ def _text(
         known, configs = sizes()
         return _key(name, tuple(each[name] for each in known), configs)
 
-    return writer.text(model.config.model_type, [model.config.model_type], key_of, ignored)
+    text = writer.text(model.config.model_type, [model.config.model_type], key_of, ignored)
+    if any(place.moves for place in writer.places if place.name in writer.unsized):
+        return _text(found, style, larger, by_name, (*still, writer.unsized))
+    return text
 
 
-def _writer(found: Traced, style: Style, by_name: bool = False) -> tuple[Writer, list[str]]:
+def _writer(
+    found: Traced, style: Style, by_name: bool = False, still: tuple[frozenset[str], ...] = ()
+) -> tuple[Writer, list[str]]:
     """Return what writes the table of a traced model, and patterns of what its files hold beside parameters."""
     model = found.model
     entries, disk = _on_disk(found)
@@ -510,7 +521,12 @@ def _writer(found: Traced, style: Style, by_name: bool = False) -> tuple[Writer,
         prefix = ""
     others = {name: tensor for name, tensor in model.state_dict().items() if name not in found.axes}
     ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in _stored(model, others)})
-    return Writer(found.trace, entries, prefix, style, by_name), ignored
+    writer = Writer(found.trace, entries, prefix, style, by_name)
+    for names in still:
+        writer.spaces()
+        writer.hold(names)
+        writer = Writer(found.trace, entries, prefix, style, by_name)
+    return writer, ignored
 
 
 def _key(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]]) -> str | None:

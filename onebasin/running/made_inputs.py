@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 from .shrinking import configs, kind_of_number, numbers, settings
 
-BATCH, LENGTH, FRAMES, SIDE, SAMPLES, WAYS = 3, 13, 2, 64, 4000, 10
+BATCH, LENGTH, FRAMES, SIDE, SAMPLES, WAYS = 3, 13, 2, 64, 3840, 10
 Given = dict[str, Any]
 Maker = Callable[[], Any]
 
@@ -30,16 +31,39 @@ _INSTEAD = ("inputs_embeds", "hidden_states", "query_embeds")
 _TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_values": ("audio",)}
 
 
-def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] = ()) -> Iterator[Given]:
+@dataclass(frozen=True)
+class Way:
+    """How inputs are made: which, which maker of each, the number among those that these give, and widths."""
+
+    names: tuple[str, ...]
+    makers: tuple[int, ...]
+    number: int
+    widths: frozenset[int]
+
+    def made(self, model: PreTrainedModel, seed: int) -> Given:
+        """Return such inputs for a model of this class.
+
+        Args:
+            model: A model in float64.
+            seed: Of the inputs.
+
+        Raises:
+            StopIteration: It takes fewer.
+        """
+        return next(islice(_made(model, self.names, self.makers, seed, self.widths), self.number, None))
+
+
+def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] = ()) -> Iterator[tuple[Way, Given]]:
     """Yield inputs that a model may run on, those that reach most of it first.
 
     Args:
         model: A model in float64.
         seed: Of the inputs.
-        widths: How many numbers a frame of sound may have, besides what the configuration says.
+        widths: How many numbers a frame of sound or a patch may have, besides what the configuration says.
 
     Returns:
-        Keywords of its `forward`: 3 rows of random tokens that are not special, images, sounds, none of them masked.
+        How they were made, and keywords of its `forward`: 3 rows of random tokens that are not special, images, sounds,
+        none of them masked.
     """
     seen: set[str] = set()
     accepted = inspect.signature(model.forward).parameters
@@ -57,25 +81,35 @@ def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] =
     both = [sized, image] if "image_sizes" in needs else [image, sized]
     choices = [*([*each, *sound] for each in both), *both, sound, []]
     for names in (*([*first, *text, *more] for more in choices), *([*first, *more] for more in choices), told):
-        for given in _ways(model, tuple(dict.fromkeys(names)), seed, widths):
+        for way, given in _ways(model, tuple(dict.fromkeys(names)), seed, frozenset(widths)):
             shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
             if shapes not in seen:
                 seen.add(shapes)
-                yield given
+                yield way, given
 
 
-def _ways(model: PreTrainedModel, names: tuple[str, ...], seed: int, widths: Collection[int]) -> Iterator[Given]:
+def _ways(
+    model: PreTrainedModel, names: tuple[str, ...], seed: int, widths: frozenset[int]
+) -> Iterator[tuple[Way, Given]]:
     """Inputs of these names, in each of the shapes that images and sounds come in."""
     probe = _makers(model, torch.Generator(), widths)
-    ranges = [range(len(probe[name])) for name in names if probe.get(name)]
+    names = tuple(name for name in names if probe.get(name))
+    ranges = [range(len(probe[name])) for name in names]
     for places in islice(sorted(product(*ranges), key=lambda each: (sum(map(bool, each)), sum(each))), WAYS):
-        makers = _makers(model, torch.Generator().manual_seed(seed), widths)
-        chosen = iter(places)
-        given = {name: makers[name][next(chosen)]() for name in names if makers.get(name)}
-        given = {name: value for name, value in given.items() if value is not None}
-        if "input_ids" in given and (given.keys() & _TOKENS.keys()):
-            yield from _placed(model, given)
-        yield given
+        for number, given in enumerate(_made(model, names, places, seed, widths)):
+            yield Way(names, places, number, widths), given
+
+
+def _made(
+    model: PreTrainedModel, names: Sequence[str], places: Sequence[int], seed: int, widths: Collection[int]
+) -> Iterator[Given]:
+    """These inputs, each by the maker at its place: with tokens for images and sounds among the text, and without."""
+    makers = _makers(model, torch.Generator().manual_seed(seed), widths)
+    made = {name: makers[name][place]() for name, place in zip(names, places, strict=True)}
+    given = {name: value for name, value in made.items() if value is not None}
+    if "input_ids" in given and (given.keys() & _TOKENS.keys()):
+        yield from _placed(model, given)
+    yield given
 
 
 def _placed(model: PreTrainedModel, given: Given) -> Iterator[Given]:
@@ -187,17 +221,19 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
         "spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", default=1, scopes=(vision,)
     )
     depth = number("temporal_patch_size", default=1, scopes=(vision,))
-    size: Any = vars(vision).get("image_size") or vars(vision).get("img_size") or SIDE
+    free = min(SIDE, 4 * spread * patch) if hasattr(vision, "patch_size") else SIDE  # where nothing says how large
+    size: Any = vars(vision).get("image_size") or vars(vision).get("img_size") or free
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     side = 2 * spread  # patches
     frames = number("num_frames", "frames_per_clip", default=FRAMES, scopes=(vision,))
     bins = number("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "n_mels", "mel_dim",
                   "feature_projection_input_dim", default=80, scopes=(sound,))  # fmt: skip
     positions = 2 * number("n_window", "max_source_positions", default=32, scopes=(sound,))
-    patches = [lambda: normal(BATCH * side * side, channels * depth * patch * patch)]
+    patches: list[Maker] = [partial(normal, BATCH * side * side, n)
+                            for n in (*widths, channels * depth * patch * patch)]  # fmt: skip
     accepted = inspect.signature(model.forward).parameters
     packed = "image_grid_thw" in accepted or "grid_thw" in accepted
-    flat: list[Maker] = [lambda: normal(BATCH, side * side, channels * patch * patch)]
+    flat: list[Maker] = [partial(normal, BATCH, side * side, n) for n in (*widths, channels * patch * patch)]
     plane: list[Maker] = [
         lambda: normal(BATCH, channels, height, width), lambda: normal(BATCH, 1, channels, height, width),
         lambda: normal(BATCH, frames, channels, height, width), lambda: normal(BATCH, 1, 1, channels, height, width),

@@ -19,6 +19,7 @@ from math import lcm
 from typing import Any, TypeGuard
 
 from transformers import CONFIG_MAPPING, PretrainedConfig, configuration_utils
+from transformers.utils import is_timm_available
 
 VOCABULARY, POSITIONS, GRID, LABELS, CONVOLVED = 67, 40, 4, 3, 64
 ALL = "*"  # among what is filled: every number that is not set
@@ -285,6 +286,7 @@ class _Shrinking:
         patch = next((n for key, value in own.items() if kind_of_number(key) == "patch" for n in numbers(value)), 1)
         staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # convolutions reduce it
         small_patch = min(patch, 2) if "patch" not in scale.kept else patch
+        rate = next((n for key, n in own.items() if "downsample" in key and is_number(n)), 1)  # of what a window sees
         lists = (own.get(key) for key in _STAGED)
         grid: int = max(GRID, 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0))
         hidden: int = next((own[key] for key in _HIDDEN if is_number(own.get(key))), 0)
@@ -331,6 +333,8 @@ class _Shrinking:
                 return n
             if kind == "window" and patch > 2 and n % patch == 0 and n >= 4 * patch:  # of pixels
                 return 4 * small_patch
+            if kind == "window" and rate > 1 and n % rate == 0:
+                return min(n, 2 * rate)
             if kind == "image" and (staged or patch == 1):
                 return min(n, CONVOLVED)
             if kind == "image":
@@ -352,7 +356,7 @@ class _Shrinking:
 
         def value_of(key: str, value: Any) -> Any:
             if isinstance(value, PretrainedConfig):
-                return self.config(value)
+                return self.config(_of_transformers(value))
             if key == "per_layer_config":
                 chosen = next(iter(depths.values()))
                 return {place: {name: value_of(name, each) for name, each in value[layer].items()}
@@ -418,6 +422,13 @@ class _Shrinking:
         outputs = len(own.get("_out_indices") or ())
         first = any(kind_of_number(key) == "first" and is_number(value) and value > 0 for key, value in own.items())
         return max(self.scale.layers, outputs, 4 if periods else 3 if first else 2)
+
+
+def _of_transformers(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the configuration of a backbone that is here: a ResNet where it comes from another package."""
+    if config.model_type != "timm_backbone" or is_timm_available():
+        return config
+    return CONFIG_MAPPING["resnet"](out_indices=list(config.out_indices))  # type: ignore[attr-defined,no-any-return]
 
 
 def _words_of_layers(cls: type, part: str) -> list[str]:

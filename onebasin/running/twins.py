@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from math import prod, sqrt
@@ -28,18 +29,20 @@ from onebasin.models.folder import one_line
 
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
-from .made_inputs import made_inputs, senses
+from .made_inputs import Way, made_inputs, senses
 from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
 from .verification import _quietly
 
 LARGEST = 30_000_000  # parameters of a twin that some number keeps large
 INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router", "cache")
-SECONDS = 6.0  # to look for a twin that runs
+SECONDS = 15.0  # to look for a twin that runs
 KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
         "vocabulary", "width")  # fmt: skip
 
 HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT",
          "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "CTC")  # fmt: skip
+
+_FOUND: dict[tuple[str, str], tuple[Scale, Way]] = {}  # class and configuration, scale asked -> how a twin ran
 
 LAST = ("PRETRAINING", "IMAGE", "BACKBONE", "TEXT_ENCODING")
 
@@ -125,25 +128,39 @@ def _first_that_runs(
     if kind is not None and not isinstance(whole, kind):  # the text model of a multimodal type
         whole = next((each for each in configs(whole) if isinstance(each, kind)), None) or kind()
     decoder = cls.__name__ in _names(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    layers, only = scales[0].layers, len(scales) == 1
+    asked = f"{cls} {whole.to_dict()}"
+    place = asked, str(scales[0]) if only else ""
+    known = None if probes else _FOUND.get(place, _FOUND.get((asked, "")))
+    if known is not None:
+        with suppress(Exception):  # at this scale it needs others
+            scale = scales[0] if only else replace(known[0], layers=layers)
+            model = random_model(twin_config(whole, scale, decoder=decoder), cls, seed)
+            given = known[1].made(model, seed)
+            if outputs(model, given):
+                return model, given
     reason = ""
     named: dict[str, int | None] = {}
     widths: set[int] = set()
-    deaf: tuple[PreTrainedModel, dict[str, Any]] | None = None  # one that runs on texts alone
+    deaf: tuple[PreTrainedModel, dict[str, Any], Scale, Way | None] | None = None  # one that runs on texts alone
     until = time.process_time() + SECONDS
-    layers, only = scales[0].layers, len(scales) == 1
     while scales and time.process_time() < until:
         said: list[Exception] = []
         try:
-            model = random_model(twin_config(whole, scales.pop(0), decoder=decoder), cls, seed)
+            tried = scales.pop(0)
+            model = random_model(twin_config(whole, tried, decoder=decoder), cls, seed)
             wanted = senses(model)
-            for given in probes(model) if probes else made_inputs(model, seed, widths):
+            ways = ((None, each) for each in probes(model)) if probes else made_inputs(model, seed, widths)
+            for way, given in ways:
                 try:
                     if not outputs(model, given):
                         continue
                     if not wanted or wanted & given.keys():
+                        if way is not None:
+                            _FOUND[place] = tried, way
                         return model, given
                     if deaf is None:
-                        deaf, until = (model, given), time.process_time() + SECONDS / 3
+                        deaf, until = (model, given, tried, way), time.process_time() + SECONDS / 3
                 except Exception as error:
                     said.append(error)
                 if time.process_time() > until:
@@ -152,7 +169,12 @@ def _first_that_runs(
             said.append(error)
         for refusal in said[:1]:
             reason = reason or one_line(refusal)
-            widths |= {int(n) for n in re.findall(r"shapes cannot be multiplied \(\d+x\d+ and (\d+)x", str(refusal))}
+            wider = widths | {
+                int(n) for each in said for n in re.findall(r"be multiplied \(\d+x\d+ and (\d+)x", str(each))
+            }
+            if wider != widths and not probes:  # once more with inputs as wide
+                widths = wider
+                scales.insert(0, tried)
             if "parameters" in str(refusal):
                 scales.sort(key=lambda scale: scale.divisor != 8)
             more = _named(str(refusal))
@@ -162,7 +184,11 @@ def _first_that_runs(
                 scales.append(Scale(layers=layers, filled={**named, ALL: None}))
     if deaf is None:
         reasons.append(reason)
-    return deaf
+        return None
+    model, given, tried, way = deaf
+    if way is not None:
+        _FOUND[place] = tried, way
+    return model, given
 
 
 def _named(said: str) -> dict[str, int | None]:

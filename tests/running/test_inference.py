@@ -22,9 +22,9 @@ from onebasin.symmetry.tables.signature import Signature
 # A type each of what tables have to tell apart; none but the first four has a table by hand.
 # mobilebert: layers that differ a little; segformer: stages, and norms before padding; vit_msn: layers without the
 # prefix on disk; bamba: a norm over heads; voxtral: vectors put among those of tokens; lxmert: modules of several kinds
-# in a row.
+# in a row; dinov3_vit: a tensor of no numbers; lw_detr_vit: parts of an axis whose sizes nothing tells.
 KINDS = ["llama", "gpt2", "bert", "mixtral", "granite", "gpt_oss", "glm4_moe", "phimoe", "smollm3", "mpnet", "marian",
-         "mobilebert", "segformer", "vit_msn", "bamba", "voxtral", "lxmert"]  # fmt: skip
+         "mobilebert", "segformer", "vit_msn", "bamba", "voxtral", "lxmert", "dinov3_vit", "lw_detr_vit"]  # fmt: skip
 WITHOUT_TABLE = ["granite", "phimoe", "marian"]
 
 

@@ -157,6 +157,28 @@ def test_images_and_sounds_reach_the_output(kind: str) -> None:
     assert not torch.allclose(first, other)
 
 
+@pytest.mark.parametrize("kind", ["muse_spark_audio", "muse_glimmer_vision", "detr"])
+def test_inputs_and_backbones_that_nothing_names_are_found(kind: str) -> None:
+    """A wave as long as whole frames of any model, patches as wide as the model says, a backbone that is here."""
+    model, inputs = twins.build(kind)
+    assert twins.outputs(model, inputs)
+
+
+def test_a_window_holds_what_is_made_of_it() -> None:
+    small = twins.twin_config("granite_speech")
+    assert small.window_size >= small.downsample_rate and small.window_size % small.downsample_rate == 0
+
+
+def test_a_twin_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, given = twins.build("clip")
+    monkeypatch.setattr(twins, "made_inputs", lambda *_: pytest.fail("looked for again"))
+    again, same = twins.build("clip", seed=1)
+    assert given.keys() == same.keys()
+    assert {name: p.shape for name, p in first.named_parameters()} == {
+        name: p.shape for name, p in again.named_parameters()
+    }
+
+
 def test_ties_stay() -> None:
     model, _ = twins.build("gemma3_text")
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

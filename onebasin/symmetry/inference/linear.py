@@ -20,10 +20,10 @@ from .atoms import Axis, fix, flat, joined, pick, restrict, split
 
 @dataclass(frozen=True)
 class Linear:
-    """What stands in the tensor in terms of one axis. images: one tensor of this one's shape per entry of it."""
+    """What stands in the tensor in terms of one axis. images: (entries of it, *this one's shape)."""
 
     axis: Axis
-    images: tuple[Tensor, ...]
+    images: Tensor
 
 
 def basis(axis: Axis, tensor: Tensor, dim: int) -> Linear:
@@ -31,14 +31,25 @@ def basis(axis: Axis, tensor: Tensor, dim: int) -> Linear:
     shape = [1] * tensor.dim()
     shape[dim] = axis.size
     eye = torch.eye(axis.size, dtype=torch.float64)
-    return Linear(axis, tuple(row.view(shape).expand(tensor.shape) for row in eye))
+    return Linear(axis, eye.view(-1, *shape).expand(-1, *tensor.shape))
+
+
+def once(images: Tensor) -> Tensor:
+    """Return images without the repetitions that take no memory: one entry along these dimensions."""
+    for dim, (size, stride) in enumerate(zip(images.shape, images.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            images = images.narrow(dim, 0, 1)
+    return images
 
 
 def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list[Axis | None]:
     """Return the axes of the dimensions `dims`, which the images vary along by what the map has done to its axis."""
     axis = linear.axis
-    every = torch.stack(linear.images, -1)  # (*shape, n)
+    every = linear.images.movedim(0, -1)  # (*shape, n)
     order = [dim for dim in range(len(shape)) if dim not in dims]
+    for dim in order:
+        if every.stride(dim) == 0:
+            every = every.narrow(dim, 0, 1)
     maps = every.permute(*order, *dims, -1).flatten(0, len(order) - 1) if order else every[None]
     sizes = [shape[dim] for dim in dims]
     if not maps.is_complex():
@@ -73,9 +84,7 @@ def peeled(
         n = linear.axis.size
         if dim in keep or count == 1 or n % count or n == count or len(linear.images) != n:
             continue
-        images = (
-            torch.stack(linear.images).view(count, n // count, *linear.images[0].shape).movedim(dim + 2, 1)
-        )  # (o, h, inner, ..)
+        images = linear.images.unflatten(0, (count, n // count)).movedim(dim + 2, 1)  # (o, h, inner, ..)
         own = images[torch.arange(count), torch.arange(count)]
         if not bool((own == own[:1]).all()) or int((images != 0).sum()) != int((own != 0).sum()):
             continue
@@ -84,18 +93,18 @@ def peeled(
         outer, inner = split(linear.axis, [count, n // count])
         off[dim] = outer
         shape = linear.images[0].shape
-        linear = Linear(inner, tuple(each.unsqueeze(dim).expand(shape) for each in own[0]))
+        linear = Linear(inner, own[0].unsqueeze(dim + 1).expand(-1, *shape))
         dims = tuple(d for d in dims if d != dim)
     return linear, dims, off
 
 
 def _narrowed(linear: Linear, why: str) -> Linear | None:
     """Return the same map of the stretch of its axis that it uses, where it uses a part only."""
-    used = [place for place, image in enumerate(linear.images) if bool((image != 0).any())]
+    used = (linear.images != 0).flatten(1).any(1).nonzero().flatten().tolist()
     if not used or len(used) == len(linear.images) or used[-1] - used[0] + 1 != len(used):
         return None
     found = pick(linear.axis, used[0], [(len(used), 1)], why)
-    return Linear(found[0], tuple(linear.images[i] for i in used)) if found else None
+    return Linear(found[0], linear.images[used]) if found else None
 
 
 def _selection(axis: Axis, rows: Tensor, sizes: list[int], why: str) -> list[Axis | None] | None:

@@ -30,7 +30,7 @@ from .atoms import (
     split,
     unify,
 )
-from .linear import Linear, basis, peeled, settle
+from .linear import Linear, basis, once, peeled, settle
 from .trace import KEY, ONES, Call, Label, Normed, Trace, tensors
 
 RULES: dict[str, Callable[[Trace, Call], Any]] = {}
@@ -137,7 +137,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         if shared:
             trace.axes(source, why)
         else:
-            images = tuple(image.reshape(-1)[where.reshape(-1)].view(out.shape) for image in label.linear.images)
+            images = label.linear.images.flatten(1)[:, where.flatten()].view(-1, *out.shape)
             single = {d for d in label.dims if out.dim() == source.dim() and out.shape[d] == 1}  # one entry, as a slice
             linear, dims = Linear(label.linear.axis, images), tuple(sorted(mine | single))
     done: set[int] = set()
@@ -151,7 +151,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         others = [e for e in range(source.dim()) if e != d and depends[e] & mine and source.shape[e] > 1]
         whole = len(mine) == 1 and out.shape[next(iter(mine))] == axis.size
         if not mine and axis.size > 1 and linear is None:  # one entry, which counts only where it is used
-            linear = Linear(axis, tuple((places[d] == i).double() for i in range(axis.size)))
+            linear = Linear(axis, _entries(places[d], mine, axis.size))
             dims = (d,) if out.dim() == source.dim() and out.shape[d] == 1 else ()
         elif not mine:
             if axis.size > 1:
@@ -178,13 +178,13 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
             if stretched is not None:
                 axes[next(iter(mine))] = stretched
                 continue
-            images = tuple((places[d] == i).double() for i in range(axis.size))
+            chosen = Linear(axis, _entries(places[d], mine, axis.size))
             if linear is not None:
-                trace_axes = settle(Linear(axis, images), sorted(mine), out.shape, why)
+                trace_axes = settle(chosen, sorted(mine), out.shape, why)
                 for j, one in zip(sorted(mine), trace_axes, strict=True):
                     axes[j] = one
             else:
-                linear, dims = Linear(axis, images), tuple(sorted(mine))
+                linear, dims = chosen, tuple(sorted(mine))
     labelled = linear is not None or any(axis is not None for axis in label.axes)
     if labelled:
         for j in range(out.dim()):  # what was repeated is told apart by its place alone
@@ -212,6 +212,14 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         kept.made = label.made
     if kept is not None and label.name and source.dim() == out.dim():
         kept.name = label.name
+
+
+def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
+    """Return the images of the entries of an axis of which these are chosen; places vary along some dimensions."""
+    shape = places.shape
+    for dim in set(range(places.dim())) - varied:
+        places = places.narrow(dim, 0, 1)
+    return (places == torch.arange(size).view(-1, *[1] * places.dim())).double().expand(-1, *shape)
 
 
 def _line(places: Tensor, dim: int) -> Tensor:
@@ -404,13 +412,13 @@ def as_complex(trace: Trace, call: Call) -> Any:
         if label.linear is None or last not in label.dims:
             hold(trace.axes(tensor), call.name)
             return out
-        images = tuple(torch.view_as_complex(image.double().contiguous()) for image in label.linear.images)
+        images = torch.view_as_complex(label.linear.images.double().contiguous())
         dims = tuple(dim for dim in label.dims if dim != last)
         setattr(out, KEY, Label(label.axes[:last], Linear(label.linear.axis, images), dims, label.within))
         return out
-    if label.linear is None or not label.linear.images[0].is_complex():
+    if label.linear is None or not label.linear.images.is_complex():
         return trace.put(out, [*trace.axes(tensor), None], tensor)
-    images = tuple(torch.view_as_real(image.contiguous()) for image in label.linear.images)
+    images = torch.view_as_real(label.linear.images.contiguous())
     setattr(
         out, KEY, Label([*label.axes, None], Linear(label.linear.axis, images), (*label.dims, last + 1), label.within)
     )
@@ -484,8 +492,7 @@ def _as_linear(trace: Trace, given: list[Tensor], out: Tensor, dim: int, stackin
                 unify(axis, axes[d], "cat")  # type: ignore[arg-type]
             elif d not in dims and (axis is None) != (axes[d] is None):
                 return None
-    combine = torch.stack if stacking else torch.cat
-    made = tuple(combine([each[k] for each in images], dim) for k in range(len(images[0])))
+    made = (torch.stack if stacking else torch.cat)(images, dim + 1)
     if stacking:
         axes.insert(dim, None)
         dims = (*(d + (d >= dim) for d in dims), dim)
@@ -636,8 +643,7 @@ def _sum_of_maps(trace: Trace, a: Tensor, b: Tensor, out: Tensor, call: Call) ->
     sign = -1 if "sub" in call.name else 1
     if call.name in ("rsub", "__rsub__"):
         return None
-    images = tuple(p + sign * q for p, q in zip(*both, strict=True))
-    setattr(out, KEY, Label(axes, Linear(one.axis, images), dims, trace.within(a, b)))
+    setattr(out, KEY, Label(axes, Linear(one.axis, both[0] + sign * both[1]), dims, trace.within(a, b)))
     return out
 
 
@@ -710,8 +716,8 @@ def scaled(trace: Trace, call: Call) -> Any:
             fix(label.indexes, call.name)
         if label.linear is not None and out is not tensor:
             factor = 1 / value if divides else value
-            images = tuple(image * factor for image in label.linear.images)
-            setattr(out, KEY, Label(list(label.axes), Linear(label.linear.axis, images), label.dims, label.within))
+            linear = Linear(label.linear.axis, label.linear.images * factor)
+            setattr(out, KEY, Label(list(label.axes), linear, label.dims, label.within))
             return out
         if label.plus:
             trace.axes(tensor, call.name)
@@ -784,22 +790,24 @@ def _diagonal(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bool) ->
         assert axis is not None
         if b.is_complex():
             return None
-        linear, dims = basis(axis, a, mine[0]), (mine[0],)
-        if shift:
-            linear = Linear(axis, tuple(image.view(*[1] * shift, *image.shape) for image in linear.images))
-            dims = (mine[0],)
+        linear, dims = _unsqueezed(basis(axis, a, mine[0] - shift), shift), (mine[0],)
         axes[mine[0]] = None
     elif mine:
         return None
     else:
-        linear, dims, off = peeled(linear, dims, varied)
+        linear, dims, off = peeled(_unsqueezed(linear, shift), dims, varied)
         for d, one in off.items():
             axes[d] = one
     factor = 1 / b if divides else b
     factor = factor.to(torch.complex128) if b.is_complex() else factor.double()
-    images = tuple((image * factor).expand(out.shape) for image in linear.images)
+    images = (once(linear.images) * factor).expand(-1, *out.shape)
     setattr(out, KEY, Label(axes, Linear(linear.axis, images), dims, label.within))
     return out
+
+
+def _unsqueezed(linear: Linear, count: int) -> Linear:
+    """Return a map with so many more dimensions in front."""
+    return Linear(linear.axis, linear.images[(slice(None), *[None] * count)])
 
 
 def _squares(trace: Trace, source: Tensor, out: Tensor) -> Tensor:
@@ -953,8 +961,8 @@ def negative(trace: Trace, call: Call) -> Any:
     out = call.run()
     assert label is not None
     if label.linear is not None and out is not source:
-        images = tuple(-image for image in label.linear.images)
-        setattr(out, KEY, Label(list(label.axes), Linear(label.linear.axis, images), label.dims, label.within))
+        linear = Linear(label.linear.axis, -label.linear.images)
+        setattr(out, KEY, Label(list(label.axes), linear, label.dims, label.within))
         return out
     return trace.put(out, trace.axes(source), source)
 

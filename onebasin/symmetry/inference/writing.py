@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 
@@ -151,6 +151,7 @@ class Writer:
         self.by_name = by_name  # layers that differ stand there by name; else what differs stays
         self.ragged: set[int] = set()  # atoms that stay, of other sizes in other layers
         self.loose: set[tuple[str, str]] = set()  # tensors of a block that are not alike, and stay
+        self.unsized: frozenset[str] = frozenset()  # spaces whose sizes neither shapes nor configurations tell
 
     def _follow(self, norm: Normed) -> None:
         """Put a norm that writes back right behind what writes the vectors that it takes: the tables' order."""
@@ -690,6 +691,15 @@ class Writer:
             if name not in known and (key := key_of(name)):
                 known.add(name)
                 yield name, key
+        if not solve():
+            self.unsized = frozenset().union(*axes) - known
+
+    def hold(self, names: Collection[str]) -> None:
+        """Let nothing act on these spaces."""
+        for place in self.places:
+            if place.name in names:
+                for axis in place.atoms:
+                    fix(axis, "its size is not told")
 
     def _unsolved(self) -> list[str]:
         """Spaces that never stand alone on an axis, so that shapes alone may not tell their size."""
@@ -738,14 +748,14 @@ def _moving(axis: Axis) -> Iterator[Axis]:
 def _alike(a: Axis, b: Axis) -> bool | None:
     """Whether two axes have the same structure; False where one was given the other's, None where they cannot."""
     x, y = ([part for part in _pieces(axis) if part.size > 1 or part.moves] for axis in (a, b))
-    if len(x) == 1 or len(y) == 1:  # beside factors that stay
-        return _alike(x[0] if len(x) == 1 else a, y[0] if len(y) == 1 else b)
-    bodies = [[part for part in parts if part.size > 1] for parts in (x, y)]
-    if a.flat and b.flat and len(x) != len(y) and len(bodies[0]) == len(bodies[1]):
-        for part in (*x, *y):  # one has more factors than the other
+    counts = [sum(part.size == 1 for part in parts) for parts in (x, y)]
+    if a.flat and b.flat and counts[0] != counts[1]:  # one has more factors than the other
+        for part in (*x, *y):
             if part.size == 1:
                 fix(part, "layers differ")
         return False
+    if len(x) == 1 or len(y) == 1:  # beside factors that stay
+        return _alike(x[0] if len(x) == 1 else a, y[0] if len(y) == 1 else b)
     if not x and not y:
         return True if a.size == b.size or not (a.moves or b.moves) else None
     if not x or not y:
