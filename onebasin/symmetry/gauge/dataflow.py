@@ -76,8 +76,7 @@ def fed(signature: Signature, outlet: Outlet, reader: str, tensor: Tensor) -> It
 
 
 def has(signature: Signature, role: str, leaf: Leaf) -> bool:
-    entry = signature.tensors[role]
-    return leaf in signature.leaves(entry) or (leaf.dual and leaf.space in entry.notes.get("reads", "").split())
+    return role in signature.having.get(leaf, ())
 
 
 def readers(signature: Signature, space: str) -> list[str]:

@@ -213,6 +213,16 @@ class Signature:
                     found[key].append(role)
         return found
 
+    @cached_property
+    def having(self) -> dict[Leaf, set[str]]:
+        """Leaf -> roles of the tensors that have it on an axis, or read from it as a note says."""
+        found: dict[Leaf, set[str]] = {}
+        for role, entry in self.tensors.items():
+            noted = (Leaf(space, dual=True) for space in entry.notes.get("reads", "").split())
+            for leaf in (*self.leaves(entry), *noted):
+                found.setdefault(leaf, set()).add(role)
+        return found
+
     @property
     def norms(self) -> list[Norm]:
         return [entry.norm for entry in (*self.tensors.values(), *self.absent.values()) if entry.norm]
