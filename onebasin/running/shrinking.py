@@ -19,7 +19,7 @@ from math import lcm
 from typing import Any, TypeGuard
 
 from transformers import CONFIG_MAPPING, PretrainedConfig, configuration_utils
-from transformers.utils import is_timm_available
+from transformers.utils.import_utils import is_timm_available
 
 VOCABULARY, POSITIONS, GRID, LABELS, CONVOLVED = 67, 40, 4, 3, 64
 ALL = "*"  # among what is filled: every number that is not set
@@ -428,7 +428,9 @@ def _of_transformers(config: PretrainedConfig) -> PretrainedConfig:
     """Return the configuration of a backbone that is here: a ResNet where it comes from another package."""
     if config.model_type != "timm_backbone" or is_timm_available():
         return config
-    return CONFIG_MAPPING["resnet"](out_indices=list(config.out_indices))  # type: ignore[attr-defined,no-any-return]
+    cls: Any = CONFIG_MAPPING["resnet"]
+    found: PretrainedConfig = cls(out_indices=list(vars(config)["_out_indices"]))
+    return found
 
 
 def _words_of_layers(cls: type, part: str) -> list[str]:

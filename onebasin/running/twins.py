@@ -43,6 +43,7 @@ HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION
          "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "CTC")  # fmt: skip
 
 _FOUND: dict[tuple[str, str], tuple[Scale, Way]] = {}  # class and configuration, scale asked -> how a twin ran
+_REFUSED: dict[tuple[str, str], str] = {}  # the same where none did -> why
 
 LAST = ("PRETRAINING", "IMAGE", "BACKBONE", "TEXT_ENCODING")
 
@@ -131,10 +132,15 @@ def _first_that_runs(
     layers, only = scales[0].layers, len(scales) == 1
     asked = f"{cls} {whole.to_dict()}"
     place = asked, str(scales[0]) if only else ""
+    if not probes and place in _REFUSED:
+        reasons.append(_REFUSED[place])
+        return None
     known = None if probes else _FOUND.get(place, _FOUND.get((asked, "")))
     if known is not None:
         with suppress(Exception):  # at this scale it needs others
-            scale = scales[0] if only else replace(known[0], layers=layers)
+            last = known[0]
+            asks = replace(last, head=scales[0].head, heads=scales[0].heads, kept=last.kept | scales[0].kept)
+            scale = replace(asks if only else last, layers=layers)
             model = random_model(twin_config(whole, scale, decoder=decoder), cls, seed)
             given = known[1].made(model, seed)
             if outputs(model, given):
@@ -184,6 +190,8 @@ def _first_that_runs(
                 scales.append(Scale(layers=layers, filled={**named, ALL: None}))
     if deaf is None:
         reasons.append(reason)
+        if not probes:
+            _REFUSED[place] = reason
         return None
     model, given, tried, way = deaf
     if way is not None:

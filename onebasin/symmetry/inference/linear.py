@@ -84,7 +84,8 @@ def peeled(
         n = linear.axis.size
         if dim in keep or count == 1 or n % count or n == count or len(linear.images) != n:
             continue
-        images = linear.images.unflatten(0, (count, n // count)).movedim(dim + 2, 1)  # (o, h, inner, ..)
+        images = linear.images.reshape(count, n // count, *linear.images.shape[1:])
+        images = images.movedim(dim + 2, 1)  # (o, h, inner, ..)
         own = images[torch.arange(count), torch.arange(count)]
         if not bool((own == own[:1]).all()) or int((images != 0).sum()) != int((own != 0).sum()):
             continue
