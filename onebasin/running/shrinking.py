@@ -68,7 +68,7 @@ _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
          "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
          "queries": 5, "image tokens": 4, "labels": 7}  # fmt: skip
-_PRIMES = [67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
+_PRIMES = [23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
 
 
 @cache
@@ -88,6 +88,7 @@ class Scale:
     kept: frozenset[str] = frozenset()
     divisor: int | None = None  # of all widths alike, where sums and ratios matter; heads stay as many
     filled: Mapping[str, int | None] | None = None  # whether sizes that are not set are set, and what else, to what
+    most: Mapping[str, int] | None = None  # kind of number -> how large it may be, where not as usual
 
 
 _SCALINGS = ("linear", "dynamic", "yarn", "longrope", "llama3", "su", "ntk")  # of positions
@@ -197,7 +198,7 @@ class _Shrinking:
     """Sizes of one configuration with its towers, and what they become."""
 
     def __init__(self, whole: PretrainedConfig, scale: Scale, decoder: bool) -> None:
-        self.scale, self.decoder = scale, decoder
+        self.scale, self.decoder, self.most = scale, decoder, scale.most or {}
         scopes = [_given(config) for config in configs(whole)]
         self.text = getattr(whole.get_text_config(), "hidden_size", 0) if len(scopes) > 1 else 0
         shares = {share for scope in scopes for share in _shares(scope)}
@@ -217,10 +218,13 @@ class _Shrinking:
         shared = lcm(*counts)
         self.sizes = {n: self.unit * place if n > self.unit * place or n % shared else n
                       for place, n in enumerate(widths, 1)}  # fmt: skip
-        self.sizes |= dict(zip(neurons, chain(_FREE, range(102, 10**6, 4)), strict=False))
+        least = self.most.get("neurons")
+        free = chain(_FREE, range(102, 10**6, 4)) if least is None else range(least, 10**6, 2)
+        self.sizes |= dict(zip(neurons, free, strict=False))
         self.inner = {n: self.head * place for place, n in enumerate(of("in head"), 1)}
-        self.vocabularies = dict(zip([n for n in of("vocabulary") if n > VOCABULARY], _PRIMES, strict=False))
-        smallest = VOCABULARY
+        smallest = self.most.get("vocabulary", VOCABULARY)
+        primes = [n for n in _PRIMES if n >= smallest]
+        self.vocabularies = dict(zip([n for n in of("vocabulary") if n > smallest], primes, strict=False))
         tokens = sorted({n for scope in scopes for key, value in settings(scope) if kind_of_number(key) == "token"
                          for n in numbers(value) if n >= smallest // 2})  # fmt: skip
         self.ids = {n: smallest - len(tokens) + place for place, n in enumerate(tokens)}
@@ -244,7 +248,7 @@ class _Shrinking:
         if self.decoder and "is_decoder" in given:
             given["is_decoder"] = True
         count = getattr(config, "num_labels", None)
-        labels: Any = {} if count is None else {"num_labels": min(count, LABELS)}
+        labels: Any = {} if count is None else {"num_labels": self.most.get("labels") or min(count, LABELS)}
         found = type(config)(**given, **labels)
         wanted, stages = vars(config).get("_out_indices"), len(vars(found).get("stage_names") or ())
         if wanted and stages:  # a backbone: the same stages, or the last ones
@@ -288,7 +292,9 @@ class _Shrinking:
         small_patch = min(patch, 2) if "patch" not in scale.kept else patch
         rate = next((n for key, n in own.items() if "downsample" in key and is_number(n)), 1)  # of what a window sees
         lists = (own.get(key) for key in _STAGED)
-        grid: int = max(GRID, 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0))
+        grid: int = max(
+            self.most.get("grid", GRID), 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
+        )
         hidden: int = next((own[key] for key in _HIDDEN if is_number(own.get(key))), 0)
         counts: list[tuple[str, int]] = [(key, own[key]) for kind in ("heads", "key heads") for key in own
                   if kind_of_number(key) == kind and is_number(own[key])]  # fmt: skip
@@ -352,7 +358,7 @@ class _Shrinking:
                 "token": self.ids, "vocabulary": self.vocabularies, "heads": heads, "key heads": heads,
                 "width": self.sizes, "neurons": self.sizes,
             }  # fmt: skip
-            return maps[kind].get(n, n) if kind in maps else min(n, _MOST.get(kind, n))
+            return maps[kind].get(n, n) if kind in maps else min(n, {**_MOST, **self.most}.get(kind, n))
 
         def value_of(key: str, value: Any) -> Any:
             if isinstance(value, PretrainedConfig):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from onebasin.models import Folder
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.float64 import Float64
+from onebasin.running.inference import of_config
 from onebasin.running.loaded import _load
+from onebasin.running.made_inputs import BATCH
+from onebasin.running.shrinking import Scale, default_config
+from onebasin.running.twins import build
 from onebasin.running.verification import _quietly, outward
 from onebasin.settings import Seed, checked
 from onebasin.symmetry import Entry, Signature
@@ -58,6 +63,10 @@ SIZES: dict[str, Any] = dict(
 TOWERS = ("text_config", "vision_config")  # configurations inside a configuration
 END = dict(eos_token_id=2)  # CLIP then compares what stands at the largest token, else at the first
 
+# Of the twin of a type whose table is inferred.
+SMALLEST = Scale(head=4, heads=1, most=dict(vocabulary=23, positions=4, experts=2, labels=12, grid=2, neurons=5))
+TEXTS = {"input_ids", "attention_mask", "decoder_input_ids", "token_type_ids"}
+
 # The heads that show most of a model, one output per token or class.
 HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION")
 
@@ -78,6 +87,10 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
     kind = tables()[name].types[0] if name in tables() else name
     if kind not in CONFIG_MAPPING:
         raise ValueError(f"'{name}' is no model folder, and no family or model type; families: {', '.join(tables())}")
+    if family is None and kind not in {each for table in tables().values() for each in table.types}:
+        if settings:
+            raise ValueError(f"'{kind}' has no table by hand, so its tiny model takes no settings")
+        return audit_inferred(kind, seed)
     if family is None:
         table_for(kind)
     else:
@@ -88,6 +101,25 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
         checkpoint = Folder(folder, family)
         checkpoint.name = f"tiny {kind}"  # what errors call it
         return audit_checkpoint(checkpoint, seed)
+
+
+def audit_inferred(kind: str, seed: int = 0) -> Audit:
+    """The audit of the table that is inferred for a model type, on the smallest twin.
+
+    Raises:
+        ValueError: No exact table is inferred for it, or its smallest twin is too large.
+    """
+    config = default_config(kind).to_dict()
+    text = of_config(config).text
+    with tempfile.TemporaryDirectory() as folder:
+        model, given = build(kind, None, seed, SMALLEST)
+        with _quietly():
+            model.save_pretrained(folder)
+        table = Path(folder, "table.txt")
+        table.write_text(text, "utf-8")
+        checkpoint = Folder(folder, str(table))
+        checkpoint.name = f"tiny {kind}"
+        return audit_checkpoint(checkpoint, seed, given)
 
 
 def verdict(kind: str, seed: int = 0) -> dict[str, Any]:
@@ -134,8 +166,11 @@ def _takes(cls: type[PretrainedConfig], name: str) -> bool:
     return name == "num_labels" or name in inspect.signature(cls).parameters or name in cls.attribute_map
 
 
-def audit_checkpoint(checkpoint: Folder, seed: int = 0) -> Audit:
-    """The audit of a model folder's architecture, at a random point. Whole numbers (counters) are no parameters."""
+def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tensor] | None = None) -> Audit:
+    """The audit of a model folder's architecture, at a random point. Whole numbers (counters) are no parameters.
+
+    given: inputs that the model runs on, of which many are drawn alike (default: by what the model takes).
+    """
     kept = {role: entry for role, entry in checkpoint.signature.tensors.items()
             if checkpoint.dtypes.keys() >= set(entry.names)}  # fmt: skip
     signature = replace(checkpoint.signature, tensors=kept)
@@ -153,12 +188,15 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0) -> Audit:
             spread, centre = 0.0, 1.0  # folded already: the directions that this leaves are as many
         tensors[role] = centre + spread * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
     tensors |= {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
-    function = as_function(checkpoint, 4 * count, generator)
+    draw = random_inputs if given is None else partial(alike, given)
+    function = as_function(checkpoint, 4 * count, generator, draw)
     counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - kept.keys()}
     return audit_signature(signature, tensors, lambda given: function(counters | given))
 
 
-def as_function(checkpoint: Folder, least: int, generator: torch.Generator) -> Callable[[dict[str, Tensor]], Tensor]:
+def as_function(
+    checkpoint: Folder, least: int, generator: torch.Generator, draw: Draw | None = None
+) -> Callable[[dict[str, Tensor]], Tensor]:
     """All outputs, at `least` so many, on random inputs, as a function of the tensors by role; norms lose their eps."""
     model, places = _numbered(checkpoint)
     for module in model.modules():
@@ -178,8 +216,9 @@ def as_function(checkpoint: Folder, least: int, generator: torch.Generator) -> C
     with torch.no_grad():
         entries = stored(checkpoint.signature).values()
         some = {entry.role: torch.randn(entry.shape, generator=generator, dtype=torch.float64) for entry in entries}
-        count = len(run(some, random_inputs(checkpoint, model, ROWS, generator)))  # CLIP compares all with all
-    given = random_inputs(checkpoint, model, max(ROWS, -(-ROWS * least // count)), generator)
+        draw = draw or random_inputs
+        count = len(run(some, draw(checkpoint, model, ROWS, generator)))  # CLIP compares all with all
+    given = draw(checkpoint, model, max(ROWS, -(-ROWS * least // count)), generator)
     return lambda tensors: run(tensors, given)
 
 
@@ -212,6 +251,31 @@ def _numbered(checkpoint: Folder) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     module: nn.Module = model
     module.to(torch.float64).train(False)
     return model, places
+
+
+Draw = Callable[[Folder, PreTrainedModel, int, torch.Generator], dict[str, Tensor]]
+
+
+def alike(
+    given: Mapping[str, Tensor], checkpoint: Folder, model: PreTrainedModel, rows: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Inputs of the same kinds and shapes with at least so many rows; every token may stand in every place, but for
+    those that stand for an image."""
+    times = -(-rows // BATCH)
+
+    def drawn(name: str, value: Tensor) -> Tensor:
+        if not value.dim() or len(value) % BATCH:
+            return value
+        many = value.repeat(times, *[1] * (value.dim() - 1))
+        if value.is_floating_point():
+            return torch.randn(many.shape, generator=generator, dtype=value.dtype)
+        if not name.endswith("input_ids"):
+            return many
+        tokens = torch.randint(model.config.get_text_config().vocab_size, many.shape, generator=generator)
+        held = many == many[:, :1] if len(given.keys() - TEXTS) else torch.zeros_like(many, dtype=torch.bool)
+        return torch.where(held, many, tokens)
+
+    return {name: drawn(name, value) for name, value in given.items()}
 
 
 def random_inputs(

@@ -41,6 +41,8 @@ TYPES: dict[str, dict[str, Any]] = {
     "vit": dict(num_labels=24, hidden_size=6), "wav2vec2": LAYER, "xlnet": dict(ONE, d_inner=5, d_model=6),
 }  # fmt: skip
 
+INFERRED = ["granite", "glm4", "phi"]  # types without a table by hand
+
 BERT = dict(
     vocab_size=14, max_position_embeddings=4, hidden_size=6, num_hidden_layers=1, num_attention_heads=2,
     intermediate_size=5, type_vocab_size=2, num_labels=3,
@@ -107,6 +109,16 @@ def test_every_flat_direction_of_a_variant_is_generated(name: str, settings: dic
 def test_a_verdict_is_plain_numbers() -> None:
     found = verdict("llama")
     assert found["complete"] and found["flat"] == found["generated"] > 0 and found["largest_change"] < 1e-12
+
+
+@pytest.mark.parametrize("name", INFERRED)
+def test_every_flat_direction_of_an_inferred_table_is_generated(name: str) -> None:
+    assert complete(audit(name))
+
+
+def test_a_type_without_a_table_takes_no_settings() -> None:
+    with pytest.raises(ValueError, match="'granite' has no table by hand"):
+        audit("granite", num_hidden_layers=1)
 
 
 @pytest.mark.parametrize("name", HEADS)
