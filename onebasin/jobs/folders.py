@@ -6,10 +6,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from onebasin.data.models import quiet
@@ -23,6 +24,9 @@ from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.models.weight_files import CannotWrite
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
+from onebasin.running.twin import TOLERANCE, departure_on_twin
+from onebasin.running.verification import has_class
+from onebasin.symmetry import Table
 from onebasin.symmetry.gauge.widening import widening
 
 from .options import STREAM_LEVELS, ModelSource, Options, StateDict, Tell
@@ -76,10 +80,42 @@ def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[F
                 checkpoints.append(Folder(place, table or family))
                 checkpoints[-1].name = name
             refuse_damaged(checkpoints)
+            if len(checkpoints) > 1:
+                with suppress(ValueError):  # what cannot be read, or has no table, is refused where it is needed
+                    give_one_table(checkpoints)
             yield checkpoints
         finally:
             for checkpoint in checkpoints:
                 checkpoint.close()
+
+
+def give_one_table(models: Sequence[Folder]) -> None:
+    """Let all models be read by the table of one of them, where it is proven for all: they are of one structure then,
+    whatever their types are called. Else each keeps its own.
+
+    Raises:
+        TableError: A model has no table.
+    """
+    for one in models:
+        if all(model.table == one.table or _holds(model, one.table) for model in models):
+            for model in models:
+                if model.table != one.table:
+                    model.read_by(one.table)
+                    model.notes.append(f"'{model.name}' is read by the table of '{one.name}', which was proven to hold")
+            return
+
+
+def _holds(model: Folder, table: Table) -> bool:
+    """Whether a table fits a model, and leaves the function of its tiny twin as it is, in canonical form, too."""
+    if not has_class(model):
+        return False
+    other = Folder(model.folder)
+    other.read_by(table)
+    with closing(other):
+        try:
+            return all(departure_on_twin(form) <= TOLERANCE for form in (other, Canonical(other, torch.float64)))
+        except ValueError:
+            return False
 
 
 def refuse_damaged(models: Sequence[Folder]) -> None:

@@ -424,6 +424,11 @@ class Folder:
         """The table of this model type, or the one that was named. Raises TableError where there is none."""
         return named_table(self._family) if self._family else table_of(self.raw_config)
 
+    def read_by(self, table: Table) -> None:
+        """Read the model by another table from now on."""
+        self.table = table
+        self.__dict__.pop("signature", None)
+
     @cached_property
     def signature(self) -> Signature:
         """The table of this model type, fitted to these tensors.

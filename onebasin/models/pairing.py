@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onebasin.symmetry import Entry, Signature, Space
+from onebasin.symmetry.tables.axes import show
 
 from .folder import ModelError
 from .model import Model
@@ -148,7 +149,7 @@ def _same_axes(a: Model, b: Model, role: str) -> None:
     """Raise ModelError, naming the space, where the axes of `role` differ in more than rows."""
     mine, theirs = a.signature, b.signature
     one, two = mine.tensors[role], theirs.tensors[role]
-    _same(a, b, f"the axes of '{role}'", one.axes, two.axes)
+    _same(a, b, f"the axes of '{role}'", show(one.axes), show(two.axes))
     _same(a, b, f"the norm '{role}'", one.norm, two.norm)
     for leaf in mine.leaves(one):
         _same_space(a, b, role, mine.spaces[leaf.space], theirs.spaces[leaf.space])

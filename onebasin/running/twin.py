@@ -54,8 +54,9 @@ def saved_twin(model: Folder, place: Path) -> Folder:
         except Exception as error:  # each class refuses sizes in its own way
             reason = reason or one_line(error)
             continue
-        found = Folder(folder, model._family)
+        found = Folder(folder)
         found.name = model.name
+        found.read_by(model.table)
         lacking = _patterns(model.signature) - _patterns(found.signature)
         if not lacking:
             return found
