@@ -109,7 +109,13 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
                 _shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
         for name in held.keys() - trace.seen.keys():
-            hold(axes[name], "unused")
+            copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
+            for copy in copies:  # only these are looked up, but a file holds their numbers under this name
+                for one, other in zip(axes[name], axes[copy], strict=True):
+                    if one is not None and other is not None:
+                        unify(one, other, "tied")
+            if not copies:
+                hold(axes[name], "unused")
     finally:
         for tensor in held.values():
             if hasattr(tensor, KEY):

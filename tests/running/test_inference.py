@@ -282,3 +282,15 @@ def test_sizes_that_agree_by_chance_on_one_twin_are_told_apart(tmp_path: Path) -
     (tmp_path / "phi.txt").write_text(inference.infer("phi").text, "utf-8")
     spaces = Folder(tmp_path, str(tmp_path / "phi.txt")).signature.spaces.values()
     assert {space.size for space in spaces if space.name == "rope"} == {10}
+
+
+def test_embeddings_that_a_file_holds_once_move_alike_in_encoder_and_decoder(tmp_path: Path) -> None:
+    from onebasin.running.twin import _changed
+    from onebasin.studies.audit import tiny_model
+
+    tiny_model("bart").save_pretrained(tmp_path)
+    table = tmp_path / "table.txt"
+    table.write_text(inference.of_config(Folder(tmp_path).raw_config).text, "utf-8")
+    model = Folder(tmp_path, str(table))
+    assert "permutation" in {model.signature.kinds[root] for root in model.signature.kinds if root.startswith("stream")}
+    assert _changed(model, model, "permutation") < 1e-12
