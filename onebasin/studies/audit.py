@@ -158,10 +158,10 @@ def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
 
 def _sizes(cls: type[PretrainedConfig]) -> dict[str, Any]:
     """`SIZES`, as a configuration names them."""
-    return {cls.attribute_map.get(name, name): value for name, value in SIZES.items() if _takes(cls, name)}
+    return {cls.attribute_map.get(name, name): value for name, value in SIZES.items() if takes(cls, name)}
 
 
-def _takes(cls: type[PretrainedConfig], name: str) -> bool:
+def takes(cls: type[PretrainedConfig], name: str) -> bool:
     """Whether a configuration has this setting, by its own name or a common one."""
     return name == "num_labels" or name in inspect.signature(cls).parameters or name in cls.attribute_map
 
@@ -171,6 +171,17 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
 
     given: inputs that the model runs on, of which many are drawn alike (default: by what the model takes).
     """
+    generator = torch.Generator().manual_seed(seed)
+    signature, tensors = random_point(checkpoint, generator)
+    count = sum(tensors[role].numel() for role, entry in signature.tensors.items() if entry.alias is None)
+    draw = random_inputs if given is None else partial(alike, given)
+    function = as_function(checkpoint, 4 * count, generator, draw)
+    counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - signature.tensors.keys()}
+    return audit_signature(signature, tensors, lambda given: function(counters | given))
+
+
+def random_point(checkpoint: Folder, generator: torch.Generator) -> tuple[Signature, dict[str, Tensor]]:
+    """A model folder's signature without counters, and random tensors for it. Raises ValueError for a large model."""
     kept = {role: entry for role, entry in checkpoint.signature.tensors.items()
             if checkpoint.dtypes.keys() >= set(entry.names)}  # fmt: skip
     signature = replace(checkpoint.signature, tensors=kept)
@@ -179,7 +190,6 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
     if count > LARGEST:
         raise ValueError(f"'{checkpoint.name}' has {count:,} parameters; an audit takes the Jacobian of all outputs "
                          f"by each of them, so give a model of at most {LARGEST:,}, or name its family")  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for role, entry in own.items():
         centre = entry.norm.unit if entry.norm else float(role.endswith("running_var"))  # a variance is positive
@@ -188,10 +198,7 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
             spread, centre = 0.0, 1.0  # folded already: the directions that this leaves are as many
         tensors[role] = centre + spread * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
     tensors |= {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
-    draw = random_inputs if given is None else partial(alike, given)
-    function = as_function(checkpoint, 4 * count, generator, draw)
-    counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - kept.keys()}
-    return audit_signature(signature, tensors, lambda given: function(counters | given))
+    return signature, tensors
 
 
 def as_function(

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables by hand and inferred ones, compared on the same models; the page on inference shows what was found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+by_hand = pytest.importorskip("benchmarks.by_hand")
+PAGE = Path(__file__).parents[2] / "docs" / "inference.md"
+
+
+def known() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = json.loads(by_hand.FILE.read_text("utf-8"))["types"]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_inference_lets_a_model_move_as_its_table_by_hand_does(kind: str) -> None:
+    found = by_hand.compared(kind, 0)
+    assert by_hand.equal(found) and found["table"] > 0
+    assert found == known()[kind][0]
+
+
+def test_a_table_says_what_it_knows_more_and_only_then() -> None:
+    for kind, draws in known().items():
+        assert len(draws) == by_hand.DRAWS
+        assert bool(by_hand.causes(kind)) == (not all(map(by_hand.equal, draws))), kind
+
+
+def test_the_page_on_inference_shows_the_comparison() -> None:
+    assert by_hand.table(known()) in PAGE.read_text("utf-8")
