@@ -35,7 +35,7 @@ def recovery(kind: str) -> dict[str, Any]:
     from onebasin.matching import Weights, match_weights
     from onebasin.models import Canonical, Folder
     from onebasin.running import inference, twins
-    from onebasin.running.twin import scrambling
+    from onebasin.running.trial import scrambling
     from onebasin.symmetry import acting_groups
 
     start = time.monotonic()

@@ -27,8 +27,8 @@ from onebasin.models import (
 from onebasin.models.card import hashes
 from onebasin.models.weight_files import clearly
 from onebasin.running import compare_rewritten, tolerance_of
-from onebasin.running.twin import TOLERANCE as TWIN_TOLERANCE
-from onebasin.running.twin import departure_on_twin
+from onebasin.running.trial import TOLERANCE as TWIN_TOLERANCE
+from onebasin.running.trial import departure_on_twin
 from onebasin.running.verification import class_of, has_class, refuse_contradiction, runnable
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure

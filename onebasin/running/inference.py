@@ -35,7 +35,7 @@ from onebasin.symmetry.tables.signature import MOVES
 
 from . import twins
 from .shrinking import Scale
-from .twin import scrambling
+from .trial import scrambling
 
 TOLERANCE = 1e-9
 # Where a configuration may say how large a space is: what its keys are called.

@@ -25,7 +25,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from onebasin.families import table_for, tables
 from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running.shrinking import Scale
-from onebasin.running.twin import TOLERANCE, _changed, probes
+from onebasin.running.trial import TOLERANCE, _changed, probes
 from onebasin.running.twins import build
 from onebasin.studies.audit import HEADS, TOWERS
 from onebasin.symmetry import Table

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
 from datetime import date
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,7 +19,6 @@ from transformers.models.auto import modeling_auto
 from onebasin.models import ModelError
 from onebasin.running import twins
 from onebasin.running.shrinking import Scale, configs
-from onebasin.running.twin_sweep import counts, sweep
 
 DRAFTS = {"gemma4_assistant", "gemma4_unified_assistant"}  # they read the keys and values of another model
 TEXTS = sorted({
@@ -191,17 +187,3 @@ def test_the_class_that_tells_most_comes_first() -> None:
     assert "MPNetModel" in twins.classes("mpnet")
     with pytest.raises(ModelError, match="no model class for 'nothing'"):
         twins.main_class("nothing")
-
-
-def lines(path: Path) -> Iterator[dict[str, Any]]:
-    yield from map(json.loads, path.read_text("utf-8").splitlines())
-
-
-def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "types.jsonl"
-    path.write_text(json.dumps({"type": "bert", "class": "BertModel", "seconds": 0.1}) + "\n", "utf-8")
-    found = sweep(path, ["bert", "opt", "nothing"])
-    assert [line["type"] for line in found] == ["bert", "opt", "nothing"] == [line["type"] for line in lines(path)]
-    assert found[1]["class"] == "OPTForCausalLM" and found[1]["unused"] == []
-    assert "reason" in found[2]
-    assert counts(found)["causal language models"][0] == 2

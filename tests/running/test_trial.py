@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING
 import onebasin
 from onebasin.families import tables
 from onebasin.models import Canonical, Folder, ModelError
-from onebasin.running.twin import TOLERANCE, departure_on_twin, probes, saved_twin
+from onebasin.running.trial import TOLERANCE, departure_on_twin, probes, saved_twin
 from onebasin.running.twins import build, outputs
 
 TYPES = [kind for table in tables().values() for kind in table.types if kind in CONFIG_MAPPING]
@@ -104,6 +104,6 @@ def test_a_right_table_passes(tmp_path: Path) -> None:
 
 def test_where_no_twin_can_be_made_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Folder(zoo.save(zoo.CASES["GPT2LMHeadModel"](), tmp_path / "a"))
-    monkeypatch.setattr("onebasin.running.twin.LAYERS", ())
+    monkeypatch.setattr("onebasin.running.trial.LAYERS", ())
     with pytest.raises(ModelError, match=r"no small model of its configuration could be made.*--verify outputs"):
         saved_twin(model, tmp_path)
