@@ -24,7 +24,7 @@ from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.models.weight_files import CannotWrite
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
-from onebasin.running.twin import TOLERANCE, departure_on_twin
+from onebasin.running.trial import TOLERANCE, departure_on_twin
 from onebasin.running.verification import has_class
 from onebasin.symmetry import Table
 from onebasin.symmetry.gauge.widening import widening
