@@ -119,18 +119,17 @@ def compared(kind: str, draw: int) -> dict[str, Any]:
     from onebasin.models import Folder, ModelError
     from onebasin.running import inference
 
-    with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile("w", suffix=".txt") as table:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             by_hand = built(kind, draw, folder)
         except ModelError as error:
             return {"table": 0, "inferred": 0, "reason": str(error)}
         before = {"table": dimension(by_hand)}
+        inferred = Folder(folder)
         try:
-            table.write(inference.of_config(by_hand.raw_config).text)
+            inferred.read_by(inference.of_config(by_hand.raw_config).table)
         except ModelError as error:
             return {**before, "inferred": 0, "reason": str(error)}
-        table.flush()
-        inferred = Folder(folder, table.name)
         one, other = groups(by_hand.signature), groups(inferred.signature)
         return {**before, "inferred": dimension(inferred), "lost": dict(one - other), "won": dict(other - one)}
 

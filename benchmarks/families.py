@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +96,13 @@ def table(types: dict[str, dict[str, Any]]) -> str:
     return "\n".join(["| types | registered | tried | exact | half free |", "|---|---|---|---|---|", *rows])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("build/families.json"))
-    args = parser.parse_args()
+def swept(
+    types: Iterable[str], work: Callable[[str], dict[str, Any]], output: Path, shown: Callable[[dict[str, Any]], object]
+) -> dict[str, dict[str, Any]]:
+    """Return what `work` says of all types in a file, after it was tried on those of these that the file lacks.
+
+    shown: what is printed of a type.
+    """
     import torch
     import transformers
 
@@ -110,16 +112,28 @@ def main() -> None:
     torch.set_num_threads(1)  # threads do not survive a fork
     transformers.logging.set_verbosity_error()
 
-    said: dict[str, Any] = json.loads(args.output.read_text("utf-8")) if args.output.exists() else {}
+    said: dict[str, Any] = json.loads(output.read_text("utf-8")) if output.exists() else {}
     if said.get("transformers") != transformers.__version__:
         said = {"transformers": transformers.__version__, "types": {}}
-    for kind in args.types or sorted(transformers.CONFIG_MAPPING):
+    for kind in types:
         if kind not in said["types"]:
-            said["types"][kind] = found = tried(kind, one)
-            print(kind, "exact" if found["exact"] else found["reason"], flush=True)
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            args.output.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", "utf-8")
-    print(table(said["types"]))
+            said["types"][kind] = found = tried(kind, work)
+            print(kind, shown(found), flush=True)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", "utf-8")
+    kept: dict[str, dict[str, Any]] = said["types"]
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("build/families.json"))
+    args = parser.parse_args()
+    from transformers import CONFIG_MAPPING
+
+    kinds = args.types or sorted(CONFIG_MAPPING)
+    print(table(swept(kinds, one, args.output, lambda found: "exact" if found["exact"] else found["reason"])))
 
 
 if __name__ == "__main__":

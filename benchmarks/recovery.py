@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .families import tried
+from .families import swept
 
 FAMILIES = Path(__file__).parents[1] / "docs" / "families.json"
 RECOVERED = 1e-5
@@ -42,9 +42,9 @@ def recovery(kind: str) -> dict[str, Any]:
     model, _ = twins.build(kind)
     with tempfile.TemporaryDirectory() as place:
         model.save_pretrained(place)
-        table = Path(place) / "table.txt"
-        table.write_text(inference.of_config(Folder(place).raw_config).text, "utf-8")
-        twin = Canonical(Folder(place, str(table)), torch.float64)
+        folder = Folder(place)
+        folder.read_by(inference.of_config(folder.raw_config).table)
+        twin = Canonical(folder, torch.float64)
         signature = twin.signature
         own = [role for role, entry in signature.tensors.items() if entry.alias is None]
         anchor = {role: twin.read(role, torch.float64) for role in own}
@@ -81,26 +81,9 @@ def main() -> None:
     parser.add_argument("types", nargs="*", help="model types (default: all that are exact)")
     parser.add_argument("-o", "--output", type=Path, default=Path("build/recovery.json"))
     args = parser.parse_args()
-    import torch
-    import transformers
-
-    from onebasin.running import inference  # before the fork: for all types at once
-
-    assert inference.infer
-    torch.set_num_threads(1)  # threads do not survive a fork
-    transformers.logging.set_verbosity_error()
-
     exact = [kind for kind, said in json.loads(FAMILIES.read_text("utf-8"))["types"].items() if said["exact"]]
-    told: dict[str, Any] = json.loads(args.output.read_text("utf-8")) if args.output.exists() else {}
-    if told.get("transformers") != transformers.__version__:
-        told = {"transformers": transformers.__version__, "types": {}}
-    for kind in args.types or exact:
-        if kind not in told["types"]:
-            told["types"][kind] = found = tried(kind, recovery)
-            print(kind, found.get("after", found.get("reason")), flush=True)
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            args.output.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n", "utf-8")
-    print(summary(told["types"]))
+    told = swept(args.types or exact, recovery, args.output, lambda found: found.get("after", found.get("reason")))
+    print(summary(told))
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def _first_that_runs(
     if known is not None:
         with suppress(Exception):  # at this scale it needs others
             last = known[0]
-            asks = replace(last, head=scales[0].head, heads=scales[0].heads, kept=last.kept | scales[0].kept)
+            asks = replace(scales[0], divisor=last.divisor, filled=last.filled, kept=last.kept | scales[0].kept)
             scale = replace(asks if only else last, layers=layers)
             model = random_model(twin_config(whole, scale, decoder=decoder), cls, seed)
             given = known[1].made(model, seed)

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from onebasin.families import named_table, table_for, tables
+from onebasin.families import UnknownFamily, named_table, table_for, tables
 from onebasin.models import Folder
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import one_by_one
@@ -87,14 +87,12 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
     kind = tables()[name].types[0] if name in tables() else name
     if kind not in CONFIG_MAPPING:
         raise ValueError(f"'{name}' is no model folder, and no family or model type; families: {', '.join(tables())}")
-    if family is None and kind not in {each for table in tables().values() for each in table.types}:
+    try:
+        table_for(kind) if family is None else named_table(family)
+    except UnknownFamily:
         if settings:
-            raise ValueError(f"'{kind}' has no table by hand, so its tiny model takes no settings")
+            raise ValueError(f"'{kind}' has no table by hand, so its tiny model takes no settings") from None
         return audit_inferred(kind, seed)
-    if family is None:
-        table_for(kind)
-    else:
-        named_table(family)
     with tempfile.TemporaryDirectory() as folder:
         with _quietly():
             tiny_model(kind, **settings).save_pretrained(folder)
@@ -109,15 +107,12 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
     Raises:
         ValueError: No exact table is inferred for it, or its smallest twin is too large.
     """
-    config = default_config(kind).to_dict()
-    text = of_config(config).text
     with tempfile.TemporaryDirectory() as folder:
         model, given = build(kind, None, seed, SMALLEST)
         with _quietly():
             model.save_pretrained(folder)
-        table = Path(folder, "table.txt")
-        table.write_text(text, "utf-8")
-        checkpoint = Folder(folder, str(table))
+        checkpoint = Folder(folder)
+        checkpoint.read_by(of_config(default_config(kind).to_dict()).table)
         checkpoint.name = f"tiny {kind}"
         return audit_checkpoint(checkpoint, seed, given)
 
@@ -174,8 +169,7 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
     generator = torch.Generator().manual_seed(seed)
     signature, tensors = random_point(checkpoint, generator)
     count = sum(tensors[role].numel() for role, entry in signature.tensors.items() if entry.alias is None)
-    draw = random_inputs if given is None else partial(alike, given)
-    function = as_function(checkpoint, 4 * count, generator, draw)
+    function = as_function(checkpoint, 4 * count, generator, partial(alike, given) if given else None)
     counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - signature.tensors.keys()}
     return audit_signature(signature, tensors, lambda given: function(counters | given))
 

@@ -187,3 +187,9 @@ def test_the_class_that_tells_most_comes_first() -> None:
     assert "MPNetModel" in twins.classes("mpnet")
     with pytest.raises(ModelError, match="no model class for 'nothing'"):
         twins.main_class("nothing")
+
+
+def test_a_twin_is_as_small_as_asked_after_a_larger_one() -> None:
+    twins.build("granite")
+    small, _ = twins.build("granite", None, 0, Scale(head=4, heads=1, most={"vocabulary": 23}))
+    assert small.config.vocab_size == 23 and small.config.num_attention_heads == 2
