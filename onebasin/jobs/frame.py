@@ -36,7 +36,7 @@ class Frame:
         self, aligned: Sequence[Rewritten[Alignment]], opt: Options, tell: Tell | None
     ) -> list[float | None]:
         """Return the largest output difference of every other aligned model from the given one; see `verified`."""
-        return [verified(self.given[i].origin, aligned[i], opt, tell, self.how) for i in self.others]
+        return [verified(self.given[i].origin, aligned[i], opt, tell, self.how)[1] for i in self.others]
 
 
 def in_one_frame(

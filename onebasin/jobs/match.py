@@ -112,8 +112,9 @@ def match(
         first = widened(first, second)
         if lora is not None and isinstance(first, Widened):
             raise ValueError(f"'{first.name}' is widened to the anchor's sizes, which its adapter cannot follow")
+        stack.enter_context(ready_to_run(given[:1] if verification(verify) == "outputs" else []))
         found = align(first, second, opt, tell)
-        moved = Rewritten(first, found.alignment, opt.dtype)
+        moved, difference = verified(given[0], Rewritten(first, found.alignment, opt.dtype), opt, tell, verify)
         result: dict[str, Any] = {
             "output": None if output is None else str(output),
             "anchor": second.name,
@@ -122,14 +123,15 @@ def match(
             "distance_before": found.before.distance,
             "distance_after": found.after.distance,
             "objective": found.objective,
+            "max_output_difference": difference,
         }
         result["notes"] = list(dict.fromkeys([*first.notes, *found.notes]))
+        if moved.dtype != opt.dtype:
+            result["notes"].append(f"computed in float64: rounding to float32 changes the outputs of '{first.name}'")
         record = Record("match", command, given, opt, result, [found], sha256)
 
         def complete(folder: Path) -> None:
-            """Verify the output and write what belongs to it, before anyone sees it."""
-            refuse_unverifiable(given[1], verify, moves=streams)  # now that its class is imported
-            result["max_output_difference"] = verified(given[0], moved, opt, tell, verify)
+            """Write what belongs to the output, before anyone sees it."""
             record.write(folder)
             if alignment is not None:
                 with clearly(Path(alignment), "the alignment"):
@@ -143,13 +145,13 @@ def match(
                 write_adapter(lora.adapter, tensors, place, output or "")
                 result["adapter_output"] = str(followed)
 
+        refuse_unverifiable(given[1], verify, moves=streams)  # now that its class is imported
         if tell:
             tell("writing")
-        stack.enter_context(ready_to_run(given[:1] if verification(verify) == "outputs" else []))
         with together(opt) as placing:
             write_model(
                 target,
-                tensors_of(moved, opt),
+                tensors_of(moved, opt, moved.dtype),
                 moved,
                 overwrite=replaces(target),
                 dtype=stored,

@@ -26,7 +26,7 @@ from onebasin.models import (
 )
 from onebasin.models.card import hashes
 from onebasin.models.weight_files import clearly
-from onebasin.running import compare_rewritten, tolerance_of
+from onebasin.running import Verification, compare_rewritten, tolerance_of
 from onebasin.running.trial import TOLERANCE as TWIN_TOLERANCE
 from onebasin.running.trial import departure_on_twin
 from onebasin.running.verification import class_of, has_class, refuse_contradiction, runnable
@@ -38,10 +38,14 @@ from .options import Options, Tell, stored_dtype, verification
 
 EXACT = 1e-5  # relative departure of a map from its group that the rounding of float32 explains
 
+# A difference above the tolerance of float32 that float64 leaves this little of is rounding: a wrong map's stays.
+ROUNDED = 1e-6
 
-def tensors_of(model: Model, opt: Options) -> LazyTensors:
-    """The model, tensor by tensor. A tensor that nothing moves keeps its exact bits."""
-    return LazyTensors.of_model(model, opt.dtype, opt.device, opt.workers, opt.ray)
+
+def tensors_of(model: Model, opt: Options, dtype: torch.dtype | None = None) -> LazyTensors:
+    """The model, tensor by tensor, computed in `dtype` (default: as the options say). A tensor that nothing moves keeps
+    its exact bits."""
+    return LazyTensors.of_model(model, dtype or opt.dtype, opt.device, opt.workers, opt.ray)
 
 
 def refuse_unverifiable(checkpoint: Folder, how: bool | str, moves: bool = True) -> None:
@@ -73,27 +77,28 @@ def verified(
     opt: Options,
     tell: Tell | None,
     how: bool | str = "outputs",
-) -> float | None:
-    """The largest output difference between a folder and its rewritten model; ModelError where it is not rounding.
+) -> tuple[Rewritten[Alignment], float | None]:
+    """Return a rewritten folder and the largest difference of its outputs; ModelError where that is not rounding.
 
-    how: see `verification`; None is returned where the models are not run. With `tensors` the maps are checked, and
-    the table on a tiny twin. Else both models are run, in the precision of the mathematics: weights rounded to 16 bits
-    would need a tolerance that hides real errors.
+    how: see `verification`; the difference is None where the models are not run. With `tensors` the maps are checked,
+    and the table on a tiny twin. Else both models are run, in the precision of the mathematics: weights rounded to 16
+    bits would need a tolerance that hides real errors. A model of which rounding to float32 changes too much is run
+    once more in float64, and returned so that its tensors are computed in it.
     """
     if verification(how) == "none":
-        return None
+        return model, None
     if tell:
         tell(f"verifying {original.name}")
     if verification(how) == "tensors":
         refuse_wrong_table(model)
         refuse_inexact(model)
-        return None
-    stored = original.stored_dtype
-    dtype = opt.dtype if stored.itemsize <= opt.dtype.itemsize else stored
-    verdict = compare_rewritten(
-        original, model, arithmetic=opt.dtype, workers=opt.workers,
-        dtype=dtype, device=opt.device, tolerance=tolerance_of(opt.dtype),
-    )  # fmt: skip
+        return model, None
+    verdict = _compared(original, model, opt)
+    if not verdict.same and opt.dtype == torch.float32 and torch.device(opt.device).type != "mps":  # it has no float64
+        finer = model.computed_in(torch.float64)
+        again = _compared(original, finer, opt, ROUNDED)
+        if again.same:
+            return finer, again.max_difference
     if not verdict.same:
         refuse_beyond([original], opt)
         remedy = "; where rounding explains it, --precision float64 helps" if opt.dtype == torch.float32 else ""
@@ -102,7 +107,19 @@ def verified(
             f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
             + remedy
         )
-    return verdict.max_difference
+    return model, verdict.max_difference
+
+
+def _compared(
+    original: Folder, model: Rewritten[Alignment], opt: Options, tolerance: float | None = None
+) -> Verification:
+    """Run both in the dtype of the rewriting, or in the stored one where that is finer."""
+    stored, arithmetic = original.stored_dtype, model.dtype
+    return compare_rewritten(
+        original, model, arithmetic=arithmetic, workers=opt.workers,
+        dtype=arithmetic if stored.itemsize <= arithmetic.itemsize else stored, device=opt.device,
+        tolerance=tolerance or tolerance_of(arithmetic),
+    )  # fmt: skip
 
 
 def refuse_wrong_table(model: Model) -> None:
@@ -147,10 +164,10 @@ def write_canonical(
     placing: Placing,
 ) -> float | None:
     opt = Options.of({"precision": "float64" if form.dtype == torch.float64 else "float32"})
-    difference = verified(form.origin, Rewritten(form, Alignment(), opt.dtype), opt, None, verify)
+    moved, difference = verified(form.origin, Rewritten(form, Alignment(), opt.dtype), opt, None, verify)
     write_model(
         output,
-        tensors_of(form, opt),
+        tensors_of(moved, opt, moved.dtype),
         form,
         overwrite=overwrite,
         dtype=stored_dtype(dtype),

@@ -26,12 +26,13 @@ class Canonical(View):
     """
 
     def __init__(self, base: Model, dtype: torch.dtype = torch.float32) -> None:
-        self.form, self.dtype = plan(base.signature), dtype
+        self.form = plan(base.signature)
         super().__init__(base, self.form.signature, self.form.config_updates, self.form.log)
+        self.dtype = dtype
         self._kept: dict[tuple[str, int], Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which makes the vectors itself."""
+        """For another process, or other arithmetic, which makes the vectors itself."""
         return {**self.__dict__, "_kept": {}}
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

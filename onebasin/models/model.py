@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +15,8 @@ from torch import Tensor
 from onebasin.symmetry import Signature
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .folder import Folder
 
 
@@ -56,6 +59,8 @@ class View:
         signature: the tensors as they are seen here (default: as in the base).
         updates: what the config says besides, or instead.
         notes: what a reader of the result should know besides the base's notes.
+
+    dtype: of the arithmetic, where there is any.
     """
 
     def __init__(
@@ -66,10 +71,19 @@ class View:
         notes: Sequence[str] = (),
     ) -> None:
         self.base, self.signature = base, signature or base.signature
+        self.dtype = torch.float32
         self.updates, self.notes = dict(updates or {}), [*base.notes, *notes]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base!r})"
+
+    def computed_in(self, dtype: torch.dtype) -> Self:
+        """Return the same view, all arithmetic under it done in `dtype`."""
+        other = copy(self)
+        other.dtype = dtype
+        if isinstance(self.base, View):
+            other.base = self.base.computed_in(dtype)
+        return other
 
     @property
     def name(self) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import folder
+from pairs import folder, model
+from zoo import save
 
 import onebasin
 from onebasin.jobs.aligning import align_all
@@ -16,7 +17,7 @@ from onebasin.jobs.frame import in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.writing import verified
 from onebasin.models import Folder, ModelError, Rewritten, View
-from onebasin.running import compare_rewritten
+from onebasin.running import compare, compare_rewritten
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.groups.elements import Monomial
 
@@ -61,10 +62,28 @@ def test_what_is_not_the_same_function_is_refused(widths: list[Folder]) -> None:
     ffn = next(root for root in model.signature.spaces if root.endswith("ffn"))
     size = model.signature.spaces[ffn].size
     right = Alignment({ffn: Monomial(torch.randperm(size))})
-    assert (verified(model, Rewritten(model, right), Options(), None) or 0) < 1e-4
+    assert (verified(model, Rewritten(model, right), Options(), None)[1] or 0) < 1e-4
     wrong = Alignment({ffn: Monomial(torch.randperm(size), torch.full((size,), 2.0))})  # GELU does not scale
     with pytest.raises(ModelError, match="differs from the original"):
         verified(model, Rewritten(model, wrong), Options(), None)
+
+
+def test_what_float32_would_round_away_is_computed_in_float64(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        one = model("LlamaForCausalLM", seed, apart=0.5)
+        half = one.config.hidden_size // 2
+        stream = [one.model.embed_tokens.weight.T]
+        stream += [
+            part for layer in one.model.layers for part in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)
+        ]
+        with torch.no_grad():  # the head sees the small half of the stream alone, which a rotation mixes with the other
+            for tensor in stream:
+                tensor[:half] *= 1e-4
+            one.lm_head.weight[:, half:] = 0
+        save(one, tmp_path / name)
+    found = onebasin.match(tmp_path / "a", tmp_path / "b", tmp_path / "out", match="full", dtype="float64")
+    assert compare(tmp_path / "a", tmp_path / "out", dtype=torch.float64).relative_difference < 1e-6
+    assert any("computed in float64" in note for note in found["notes"])
 
 
 def test_a_copy_that_lacks_a_tensor_is_refused(widths: list[Folder]) -> None:
