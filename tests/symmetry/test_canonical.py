@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from zoo import CASES, inputs, outputs, save
 
 from onebasin.models.folder import Folder
 from onebasin.symmetry import Alignment, Signature, acting_groups
-from onebasin.symmetry.gauge.canonical import Canonical, canonical
+from onebasin.symmetry.gauge.canonical import Canonical, canonical, plan
 
 
 def read(checkpoint: Folder) -> dict[str, Tensor]:
@@ -170,3 +171,26 @@ def test_the_source_is_not_changed(tmp_path: Path) -> None:
     before = {role: tensor.clone() for role, tensor in tensors.items()}
     canonical(checkpoint.signature, tensors)
     assert all(torch.equal(tensor, before[role]) for role, tensor in tensors.items())
+
+
+def test_steps_of_deep_models_are_found_without_asking_every_norm_of_every_bias(tmp_path: Path) -> None:
+    """Twice the layers ask at most for each pair of them, four times as much, not eight."""
+
+    def calls(layers: int) -> int:
+        config = GPT2Config(n_embd=8, n_head=2, n_layer=layers, vocab_size=5, n_positions=4)
+        GPT2LMHeadModel(config).save_pretrained(tmp_path / str(layers))
+        form = plan(Folder(tmp_path / str(layers)).signature)
+        count = 0
+
+        def one(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(one)
+        try:
+            assert form.steps
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(24) < 5 * calls(12)

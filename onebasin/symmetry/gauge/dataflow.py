@@ -7,7 +7,7 @@ form, the audit's flat directions and the adapters' factors all ask here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,7 +81,7 @@ def has(signature: Signature, role: str, leaf: Leaf) -> bool:
 
 def readers(signature: Signature, space: str) -> list[str]:
     """Return the roles of the tensors that read from exactly this space."""
-    return [role for role in signature.tensors if has(signature, role, Leaf(space, dual=True))]
+    return list(signature.having.get(Leaf(space, dual=True), ()))
 
 
 @dataclass(frozen=True)
@@ -109,28 +109,35 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
     """The norms whose readers the signature can tell: those with an output space of their own, and those that write
     back and whose bias `passes`: what they put out is read up to the next norm, and summed there.
     """
-    order = list(signature.tensors)
-    for role, entry in signature.tensors.items():
-        norm, bias = entry.norm, role.removesuffix("weight") + "bias"
-        if norm is None:
-            continue
-        own = bias if bias in order and has(signature, bias, Leaf(norm.target)) else None
-        start, stop = 0, None
-        if norm.writes_back:
-            if own is None or "passes" not in signature.tensors[own].notes:
-                continue
-            start = order.index(own) + 1
-            stop = next((i for i in range(start, len(order)) if normalizes(signature, order[i], norm.target)), None)
-        stage = order[start:stop] if norm.writes_back else order
-        reading = [reader for reader in stage if has(signature, reader, Leaf(norm.target, dual=True))]
-        added = [r for r in stage if has(signature, r, Leaf(norm.target))] if norm.writes_back else []
-        normed = any(n and n.source == norm.target for n in (signature.tensors[r].norm for r in stage))
-        linear = not any("nonlinear" in signature.tensors[reader].notes for reader in reading)
-        if reading and linear and not normed:
-            target = signature.spaces[norm.target]
-            unseen = stop is None and not added and not target.output and bool(MOVES[target.kind])
-            free = unseen and "bare" not in entry.notes
-            yield Outlet(role, norm, own, reading, added, free)
+    for role in signature.tensors:
+        if (found := outlet_of(signature, role)) is not None:
+            yield found
+
+
+def outlet_of(signature: Signature, role: str) -> Outlet | None:
+    """Return where the output of a norm goes, see `outlets`, where this is one and the signature can tell."""
+    entry, bias = signature.tensors[role], role.removesuffix("weight") + "bias"
+    norm = entry.norm
+    if norm is None:
+        return None
+    own = bias if has(signature, bias, Leaf(norm.target)) else None
+    stage: Collection[str] = signature.tensors
+    stop = None
+    if norm.writes_back:
+        if own is None or "passes" not in signature.tensors[own].notes:
+            return None
+        order = list(signature.tensors)
+        start = order.index(own) + 1
+        stop = next((i for i in range(start, len(order)) if normalizes(signature, order[i], norm.target)), None)
+        stage = set(order[start:stop])
+    reading = [reader for reader in readers(signature, norm.target) if reader in stage]
+    added = [r for r in signature.having.get(Leaf(norm.target), ()) if r in stage] if norm.writes_back else []
+    normed = not norm.writes_back and any(n.source == norm.target for e in signature.tensors.values() if (n := e.norm))
+    if not reading or normed or any("nonlinear" in signature.tensors[reader].notes for reader in reading):
+        return None
+    target = signature.spaces[norm.target]
+    unseen = stop is None and not added and not target.output and bool(MOVES[target.kind])
+    return Outlet(role, norm, own, reading, added, unseen and "bare" not in entry.notes)
 
 
 def normalizes(signature: Signature, role: str, space: str) -> bool:
@@ -327,7 +334,8 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     source = tuple(dual(signature, leaf) for leaf in leaves)
     if "padded" in signature.tensors[role].notes:
         return None
-    outlet = next((found for found in outlets(signature) if found.bias == role), None)
+    before = (norm for norm in signature.tensors if norm.removesuffix("weight") + "bias" == role)
+    outlet = next((found for norm in before if (found := outlet_of(signature, norm)) and found.bias == role), None)
     reading = outlet.readers if outlet else readers(signature, leaves[-1].space)
     biases = [bias_of(signature, reader, source) for reader in reading]
     summed = [r for r in outlet.writers if len(list(signature.leaves(signature.tensors[r]))) == 1] if outlet else []

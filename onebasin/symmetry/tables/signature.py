@@ -214,13 +214,13 @@ class Signature:
         return found
 
     @cached_property
-    def having(self) -> dict[Leaf, set[str]]:
-        """Leaf -> roles of the tensors that have it on an axis, or read from it as a note says."""
-        found: dict[Leaf, set[str]] = {}
+    def having(self) -> dict[Leaf, dict[str, None]]:
+        """Leaf -> roles of the tensors that have it on an axis, or read from it as a note says, in order."""
+        found: dict[Leaf, dict[str, None]] = {}
         for role, entry in self.tensors.items():
             noted = (Leaf(space, dual=True) for space in entry.notes.get("reads", "").split())
             for leaf in (*self.leaves(entry), *noted):
-                found.setdefault(leaf, set()).add(role)
+                found.setdefault(leaf, {})[role] = None
         return found
 
     @property
