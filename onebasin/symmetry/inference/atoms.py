@@ -72,7 +72,7 @@ class Axis:
     @property
     def parts(self) -> tuple[Axis, ...]:
         top = self.top
-        return tuple(Axis(part.atom, part.dual != top.dual) for part in top.atom.parts)
+        return tuple(~part for part in top.atom.parts) if top.dual else top.atom.parts
 
     @property
     def flat(self) -> bool:

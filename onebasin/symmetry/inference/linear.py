@@ -36,8 +36,8 @@ def basis(axis: Axis, tensor: Tensor, dim: int) -> Linear:
 
 def once(images: Tensor) -> Tensor:
     """Return images without the repetitions that take no memory: one entry along these dimensions."""
-    for dim, (size, stride) in enumerate(zip(images.shape, images.stride(), strict=True)):
-        if stride == 0 and size > 1:
+    for dim in range(1, images.dim()):
+        if images.stride(dim) == 0 and images.shape[dim] > 1:
             images = images.narrow(dim, 0, 1)
     return images
 
@@ -84,7 +84,10 @@ def peeled(
         n = linear.axis.size
         if dim in keep or count == 1 or n % count or n == count or len(linear.images) != n:
             continue
-        images = linear.images.reshape(count, n // count, *linear.images.shape[1:])
+        images = once(linear.images)
+        if images.shape[dim + 1] == 1:
+            continue
+        images = images.reshape(count, n // count, *images.shape[1:])
         images = images.movedim(dim + 2, 1)  # (o, h, inner, ..)
         own = images[torch.arange(count), torch.arange(count)]
         if not bool((own == own[:1]).all()) or int((images != 0).sum()) != int((own != 0).sum()):
@@ -101,11 +104,11 @@ def peeled(
 
 def _narrowed(linear: Linear, why: str) -> Linear | None:
     """Return the same map of the stretch of its axis that it uses, where it uses a part only."""
-    used = (linear.images != 0).flatten(1).any(1).nonzero().flatten().tolist()
+    used = (once(linear.images) != 0).flatten(1).any(1).nonzero().flatten().tolist()
     if not used or len(used) == len(linear.images) or used[-1] - used[0] + 1 != len(used):
         return None
     found = pick(linear.axis, used[0], [(len(used), 1)], why)
-    return Linear(found[0], linear.images[used]) if found else None
+    return Linear(found[0], linear.images.narrow(0, used[0], len(used))) if found else None
 
 
 def _selection(axis: Axis, rows: Tensor, sizes: list[int], why: str) -> list[Axis | None] | None:

@@ -137,7 +137,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         if shared:
             trace.axes(source, why)
         else:
-            images = label.linear.images.flatten(1)[:, where.flatten()].view(-1, *out.shape)
+            images = _moved(label.linear.images, places, depends, out.shape)
             single = {d for d in label.dims if out.dim() == source.dim() and out.shape[d] == 1}  # one entry, as a slice
             linear, dims = Linear(label.linear.axis, images), tuple(sorted(mine | single))
     done: set[int] = set()
@@ -212,6 +212,20 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         kept.made = label.made
     if kept is not None and label.name and source.dim() == out.dim():
         kept.name = label.name
+
+
+def _moved(images: Tensor, places: list[Tensor], depends: list[set[int]], shape: torch.Size) -> Tensor:
+    """Return images whose entry i is the one at places[i]; what is repeated takes no memory before nor after."""
+    images = once(images)
+    varied = [d for d, size in enumerate(images.shape[1:]) if size > 1]
+    still = set(range(len(shape))) - set().union(*(depends[d] for d in varied))
+    chosen = [torch.zeros([1] * len(shape), dtype=torch.long)] * len(places)
+    for d in varied:
+        chosen[d] = places[d]
+        for dim in still:
+            chosen[d] = chosen[d].narrow(dim, 0, 1)
+    entries: tuple[Any, ...] = (slice(None), *chosen)
+    return images[entries].expand(-1, *shape)
 
 
 def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
@@ -412,13 +426,14 @@ def as_complex(trace: Trace, call: Call) -> Any:
         if label.linear is None or last not in label.dims:
             hold(trace.axes(tensor), call.name)
             return out
-        images = torch.view_as_complex(label.linear.images.double().contiguous())
+        real, imaginary = (once(part.double()) for part in label.linear.images.unbind(-1))
+        images = torch.complex(real, imaginary).expand(-1, *out.shape)
         dims = tuple(dim for dim in label.dims if dim != last)
         setattr(out, KEY, Label(label.axes[:last], Linear(label.linear.axis, images), dims, label.within))
         return out
     if label.linear is None or not label.linear.images.is_complex():
         return trace.put(out, [*trace.axes(tensor), None], tensor)
-    images = torch.view_as_real(label.linear.images.contiguous())
+    images = torch.view_as_real(once(label.linear.images)).expand(-1, *out.shape)
     setattr(
         out, KEY, Label([*label.axes, None], Linear(label.linear.axis, images), (*label.dims, last + 1), label.within)
     )
@@ -492,7 +507,10 @@ def _as_linear(trace: Trace, given: list[Tensor], out: Tensor, dim: int, stackin
                 unify(axis, axes[d], "cat")  # type: ignore[arg-type]
             elif d not in dims and (axis is None) != (axes[d] is None):
                 return None
-    made = (torch.stack if stacking else torch.cat)(images, dim + 1)
+    for d in range(1, images[0].dim()):
+        if (stacking or d != dim + 1) and all(one.stride(d) == 0 for one in images):
+            images = [one.narrow(d, 0, 1) for one in images]
+    made = (torch.stack if stacking else torch.cat)(images, dim + 1).expand(-1, *out.shape)
     if stacking:
         axes.insert(dim, None)
         dims = (*(d + (d >= dim) for d in dims), dim)
@@ -643,7 +661,8 @@ def _sum_of_maps(trace: Trace, a: Tensor, b: Tensor, out: Tensor, call: Call) ->
     sign = -1 if "sub" in call.name else 1
     if call.name in ("rsub", "__rsub__"):
         return None
-    setattr(out, KEY, Label(axes, Linear(one.axis, both[0] + sign * both[1]), dims, trace.within(a, b)))
+    images = (once(both[0]) + sign * once(both[1])).expand(-1, *out.shape)
+    setattr(out, KEY, Label(axes, Linear(one.axis, images), dims, trace.within(a, b)))
     return out
 
 
@@ -716,7 +735,8 @@ def scaled(trace: Trace, call: Call) -> Any:
             fix(label.indexes, call.name)
         if label.linear is not None and out is not tensor:
             factor = 1 / value if divides else value
-            linear = Linear(label.linear.axis, label.linear.images * factor)
+            images = (once(label.linear.images) * factor).expand(-1, *out.shape)
+            linear = Linear(label.linear.axis, images)
             setattr(out, KEY, Label(list(label.axes), linear, label.dims, label.within))
             return out
         if label.plus:
@@ -961,7 +981,7 @@ def negative(trace: Trace, call: Call) -> Any:
     out = call.run()
     assert label is not None
     if label.linear is not None and out is not source:
-        linear = Linear(label.linear.axis, -label.linear.images)
+        linear = Linear(label.linear.axis, (-once(label.linear.images)).expand(-1, *out.shape))
         setattr(out, KEY, Label(list(label.axes), linear, label.dims, label.within))
         return out
     return trace.put(out, trace.axes(source), source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 
@@ -324,7 +324,7 @@ class Writer:
     def batches(self) -> None:
         of = self.of
         beside: dict[int, set[int]] = {}
-        for occurrence in [*self.trace.occurrences, *(self._axes(one) for one in self.found)]:
+        for occurrence in _different([*self.trace.occurrences, *(self._axes(one) for one in self.found)]):
             for view in _views(occurrence):
                 here = {of[id(leaf.top.atom)] for leaf in view if id(leaf.top.atom) in of}
                 for place in here:
@@ -355,6 +355,7 @@ class Writer:
                     continue
                 found.append(outer)
             space.per = sorted(found, key=lambda p: sum(before.get((q, p), False) for q in found))
+        self.outer = {outer for place in self.places for outer in place.per}  # for each of their entries there is a map
 
     # Names.
 
@@ -369,7 +370,6 @@ class Writer:
             used[name] = used.get(name, 0) + 1
             place.name = name if used[name] == 1 else f"{name}{used[name]}"
 
-        inner = {outer for place in self.places for outer in place.per}
         targets = {id(n.target.top.atom): n for n in self.trace.norms if n.target is not None and self.free[n.weight]}
         self.properties: dict[int, list[str]] = defaultdict(list)
         self.parts: dict[int, str] = {}
@@ -394,8 +394,13 @@ class Writer:
             for axis in self._axes(one):
                 for leaf in axis.leaves:
                     count[self.of[id(leaf.top.atom)]] += 1
+        first: dict[int, int] = {}  # space -> the first tensor that has it
+        for i, one in enumerate(self.found):
+            for axis in self._axes(one):
+                for leaf in axis.leaves:
+                    first.setdefault(self.of[id(leaf.top.atom)], i)
         for number, place in sorted(
-            enumerate(self.places), key=lambda each: (bool(each[1].heading), self._first(each[0]))
+            enumerate(self.places), key=lambda each: (bool(each[1].heading), first.get(each[0], 0))
         ):
             norm = next((targets[id(axis.atom)] for axis in place.atoms if id(axis.atom) in targets), None)
             kind = kind_of(place.moves)
@@ -419,7 +424,7 @@ class Writer:
             elif number in around and kind == "permutation":
                 give(place, "group")
                 part = "attention"
-            elif number in inner and kind == "permutation":
+            elif number in self.outer and kind == "permutation":
                 deeper = any(number in other.per and other.moves <= PERMUTE for other in self.places)
                 give(place, "expert" if deeper else "ffn")
                 part = "ffn"
@@ -460,11 +465,6 @@ class Writer:
             return False
         return self.free[norm.weight] or not norm.source.cat
 
-    def _first(self, number: int) -> int:
-        keys = {id(axis.atom) for axis in self.places[number].atoms}
-        return next((i for i, one in enumerate(self.found) for axis in self._axes(one) for leaf in axis.leaves
-                     if id(leaf.top.atom) in keys), 0)  # fmt: skip
-
     def _target(self, weight: str) -> str:
         words = [word for word in weight.split(".")[:-1] if not word.isdigit()]
         return re.sub(r"\W", "_", words[-1] if words else "normed") + "_out"
@@ -498,7 +498,7 @@ class Writer:
         if not axis.size:  # no number at all
             return Leaf("0")
         place = self.places[self.of[id(axis.top.atom)]]
-        outer = any(self.of[id(axis.top.atom)] in other.per for other in self.places)
+        outer = self.of[id(axis.top.atom)] in self.outer
         if kind_of(place.moves) == "fixed" and place.size in (1, 2, 3) and not outer and not self._alone(axis):
             return Leaf(str(place.size))
         return Leaf(place.name, axis.top.dual != self.turned[id(axis.top.atom)] and not outer)
@@ -506,9 +506,7 @@ class Writer:
     def _still(self, axis: Axis) -> bool:
         """Whether nothing acts on any part of an axis, nor is anything there for each of its entries."""
         numbers = {self.of[id(leaf.top.atom)] for leaf in axis.leaves}
-        return all(
-            kind_of(self.places[n].moves) == "fixed" and not any(n in p.per for p in self.places) for n in numbers
-        )
+        return all(kind_of(self.places[n].moves) == "fixed" and n not in self.outer for n in numbers)
 
     def _kept(self, size: int) -> str:
         """Return the name of a new space on which nothing acts."""
@@ -722,6 +720,11 @@ def _pieces(axis: Axis) -> Iterator[Axis]:
             yield from _pieces(part)
         else:
             yield part
+
+
+def _different(occurrences: Iterable[Sequence[Axis]]) -> Iterable[Sequence[Axis]]:
+    """Leave out what stands side by side a second time."""
+    return {tuple(id(axis.top.atom) for axis in axes): axes for axes in occurrences}.values()
 
 
 def _views(axes: Sequence[Axis]) -> Iterator[list[Axis]]:
