@@ -8,11 +8,12 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             continue
         attempts.append((text, found, styles.pop(0)))
         try:
-            departure = max(proved(text, twin) for twin in (found, larger) if twin is not None)
+            departure = _worst(text, found, larger)
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:
             reason = reason or one_line(error)
             continue
@@ -240,7 +241,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
                 if twin is not None:
                     proved(text, twin, lowered)
             text = _lowered(text, lowered)
-            departure = max(proved(text, twin) for twin in (found, larger) if twin is not None)
+            departure = _worst(text, found, larger)
         except (ValueError, RuntimeError, LookupError, AssertionError):
             continue
         if departure < TOLERANCE:
@@ -248,6 +249,15 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         if time.process_time() - start > 2 * PATIENCE:
             break
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
+
+
+def _worst(text: str, *found: Traced | None) -> float:
+    """Return the largest departure on these twins, or the first that is too large."""
+    worst = 0.0
+    for twin in found:
+        if twin is not None and worst < TOLERANCE:
+            worst = max(worst, proved(text, twin))
+    return worst
 
 
 def _larger(
@@ -604,7 +614,10 @@ def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def proved(text: str, found: Traced, blame: dict[str, float] | None = None) -> float:
-    """Return by how much the canonical form, and random elements in every space, change the outputs of the twin."""
+    """Return by how much the canonical form, and random elements in every space, change the outputs of the twin.
+
+    blame: where it is given, what single spaces change goes there instead, by name.
+    """
     before = twins.outputs(found.model, found.inputs)
     whole = found.model.state_dict()
     state = {name: whole[name] for name in found.axes}
@@ -625,13 +638,26 @@ def proved(text: str, found: Traced, blame: dict[str, float] | None = None) -> f
         if level == "invertible":
             made = canonical(signature, values)
             form, numbers = made.signature, made.tensors
+        change = partial(_departure, found, form, numbers, level, before, ids)
         if blame is not None:
-            for name in {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}:
-                if (one := _departure(found, form, numbers, level, before, ids, name)) > TOLERANCE:
-                    blame[name] = one
+            names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
+            blame |= _blamed(change, sorted(names))
             continue
-        worst = max(worst, _departure(found, form, numbers, level, before, ids))
+        worst = max(worst, change())
+        if worst > TOLERANCE:
+            break
     return worst
+
+
+def _blamed(change: Callable[[Collection[str]], float], names: Sequence[str]) -> dict[str, float]:
+    """Return the spaces whose random elements change the outputs, and by how much, found by halves: most change
+    nothing."""
+    if not names or (worst := change(names)) <= TOLERANCE:
+        return {}
+    if len(names) == 1:
+        return {names[0]: worst}
+    half = len(names) // 2
+    return _blamed(change, names[:half]) | _blamed(change, names[half:])
 
 
 def _departure(
@@ -641,7 +667,7 @@ def _departure(
     level: str,
     before: list[Tensor],
     ids: Mapping[str, Tensor],
-    only: str | None = None,
+    only: Collection[str] | None = None,
 ) -> float:
     alignment = scrambling(signature, level, only)
     whole = found.model.state_dict()
@@ -655,7 +681,15 @@ def _departure(
         for tensor, part in zip(state.values(), parts, strict=True):
             tensor.copy_(part.view(tensor.shape))
         after = twins.outputs(found.model, found.inputs)
-    return max(float((a - b).norm() / a.norm().clamp_min(1e-30)) for a, b in zip(before, after, strict=True))
+    return max(_difference(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _difference(before: Tensor, after: Tensor) -> float:
+    """Return the relative difference of two outputs; what is infinite has to stay; no number tells nothing."""
+    known = before.isfinite() & after.isfinite()
+    if not torch.equal(before[~known], after[~known]):
+        return inf
+    return float((before - after)[known].norm() / before[known].norm().clamp_min(1e-30))
 
 
 def _free(found: Traced) -> float:

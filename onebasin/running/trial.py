@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
 
@@ -114,18 +115,18 @@ def _changed(twin: Folder, form: Model, level: str) -> float:
     return compare_rewritten(twin, moved, arithmetic=torch.float64, dtype=torch.float64).relative_difference
 
 
-def scrambling(signature: Signature, level: str, only: str | None = None) -> Alignment:
-    """Return a random element of every group that acts at a level, or on the spaces of one name only.
+def scrambling(signature: Signature, level: str, only: Collection[str] | None = None) -> Alignment:
+    """Return a random element of every group that acts at a level, or on the spaces of some names only.
 
     Args:
         signature: Of the model.
         level: As in `LEVELS` of `onebasin.symmetry`, scales included.
-        only: The name of a space.
+        only: The names of spaces.
     """
     generator = torch.Generator().manual_seed(0)
     elements: dict[str, Element] = {}
     for root, group in acting_groups(signature, level, rescale="joint").items():
         space = signature.spaces[root]
-        if only in (None, space.name):
+        if only is None or space.name in only:
             elements[root] = group.random(space.size, tuple(signature.sizes[key] for key in space.batch), generator)
     return Alignment(elements, {root: signature.spaces[root].batch for root in elements})

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Collection
 from datetime import date
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,10 @@ from onebasin.families import tables
 from onebasin.models import Folder, ModelError
 from onebasin.running import inference, twins
 from onebasin.symmetry import acting_groups
-from onebasin.symmetry.tables.signature import Signature
+from onebasin.symmetry.inference.atoms import new
+from onebasin.symmetry.inference.rules import RULES
+from onebasin.symmetry.inference.trace import KEY, Label, Trace
+from onebasin.symmetry.tables.signature import MOVES, Signature
 
 # A type each of what tables have to tell apart; none but the first four has a table by hand.
 # mobilebert: layers that differ a little; segformer: stages, and norms before padding; vit_msn: layers without the
@@ -203,6 +208,65 @@ def test_an_operation_without_a_rule_fixes_what_it_touches_and_is_named() -> Non
     assert all(not leaf.moves for axis in found.axes["mixed.weight"] if axis is not None for leaf in axis.leaves)
     (neurons, _) = found.axes["free.weight"]
     assert neurons is not None and "permute" in neurons.moves  # elsewhere all is as it was
+
+
+def test_maps_along_an_axis_take_no_memory_for_what_they_do_not_vary_along() -> None:
+    """A head is turned by position, moved and cut, for every row and every other head alike."""
+    batch, time, heads, size = 4, 8, 6, 10
+    weight = nn.Parameter(torch.randn(heads * size, 3, dtype=torch.float64))
+    setattr(weight, KEY, Label([new(heads * size), new(3)], name="weight"))
+    angles = torch.arange(time).view(-1, 1) * torch.linspace(0.1, 1, size // 2).repeat(2)
+    turned = []
+    with torch.no_grad(), Trace(rules=RULES):
+        x = nn.functional.linear(torch.randn(batch, time, 3, dtype=torch.float64), weight)
+        x = x.view(batch, time, heads, size).transpose(1, 2)
+        turned.append(x * angles.cos())
+        turned.append(torch.cat([-x[..., size // 2 :], x[..., : size // 2]], -1) * angles.sin())
+        turned.append((turned[0] + turned[1]) * 0.5)
+        turned.append(-turned[2].transpose(1, 2))
+        turned.append(torch.stack([turned[3], turned[3]], 0)[1])
+        turned.append(torch.view_as_real(torch.view_as_complex(turned[4].unflatten(-1, (-1, 2)))))
+    maps = [getattr(one, KEY).linear for one in turned]
+    assert all(each.images.shape == (each.axis.size, *one.shape) for each, one in zip(maps, turned, strict=True))
+    assert max(each.images.untyped_storage().nbytes() for each in maps) <= 2 * 8 * time * size * size
+    axes = Trace(rules=RULES).axes(turned[3])
+    assert [None if axis is None else axis.size for axis in axes] == [None, None, heads, size]
+    assert axes[3] is not None and axes[3].moves == MOVES["rotary"]
+
+
+def test_spaces_to_blame_are_found_by_halves() -> None:
+    names, wrong, asked = [f"space{n}" for n in range(64)], {"space5": 0.3, "space40": 2.0}, list[list[str]]()
+
+    def change(some: Collection[str]) -> float:
+        asked.append(list(some))
+        return max((wrong.get(name, 1e-15) for name in some), default=0.0)
+
+    assert inference._blamed(change, names) == wrong
+    assert len(asked) < 32
+    assert inference._blamed(change, ["space1", "space2"]) == inference._blamed(change, []) == {}
+
+
+class Endless(Odd):
+    """A model whose outputs are no numbers at some places, whatever its weights are."""
+
+    lost = float("nan")
+
+    def forward(self, input_values: torch.Tensor) -> torch.Tensor:
+        found = self.last(torch.relu(self.first(input_values)))
+        return torch.where(torch.arange(3) == 1, self.lost, found)
+
+
+def test_outputs_that_are_no_numbers_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Endless(OddConfig()).double().eval()
+    text = "family odd_one\ntypes odd_one\n\nspaces\n    ffn relu ffn\n    in fixed\n    out fixed\n\ntensors\n"
+    text += "    first.weight  ffn in\n    first.bias  ffn\n    last.weight  out ffn'\n    last.bias  out\n"
+    text += "    mixed.weight  kept kept\n    mixed.bias  kept\n    free.weight  kept kept\n    free.bias  kept\n"
+    text = text.replace("    out fixed\n", "    out fixed\n    kept fixed\n")
+    inputs = {"input_values": torch.randn(4, 5, dtype=torch.float64)}
+    assert inference.proved(text, inference.traced(model, inputs)) == inf
+    monkeypatch.setattr(Endless, "lost", -inf)  # as a mask has it
+    assert inference.proved(text, inference.traced(model, inputs)) < 1e-12
 
 
 def inferred_again(folder: Path) -> inference.Inferred:
