@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write what the code already knows into the documentation: `python docs/generate.py`.
 
-docs/commands.md comes from the command line's own definitions and the text below, docs/families.md from the tables and
-from the audits that `python docs/audits.py` has recorded, docs/images/results.svg from the table of docs/results.md. A
-test fails when one of them is not current.
+docs/commands.md comes from the command line's own definitions and the text below, docs/families.md from the tables,
+from the audits that `python docs/audits.py` has recorded and from what `make families` has found, docs/images/results.svg
+from the table of docs/results.md. A test fails when one of them is not current.
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ def _metavar(param: Any) -> str:
 FAMILIES = """\
 # Families
 
-These are the tables by hand; for all other types of `transformers` they are [inferred](inference.md).
+These are the tables by hand; for all other types of `transformers` they are [inferred](inference.md), and
+[all types](#all-model-types) stand at the end.
 A family is one table in `onebasin/families`. What may act on a space is not written there alone: it is what all tensors
 and norms that touch the space allow. The largest group of a space of size n, for every head or layer that has its own:
 
@@ -274,6 +275,34 @@ weights.
 | model type | configuration | settings | parameters | free | generated | audit |
 |---|---|---|---|---|---|---|
 """
+TYPES = """
+
+## All model types
+
+What `make families` found for every type that transformers registers. Exact: random elements of every group leave the
+outputs of tiny models as they are, in float64. Moves: the share of the matrices that an inferred table moves. Complete:
+the audit finds no direction beyond what the inferred table generates; empty where it was not counted.
+
+| model type | by | exact | moves | complete | why not |
+|---|---|---|---|---|---|
+"""
+LONGEST = 120  # characters of a reason
+
+
+def type_rows() -> list[str]:
+    """Return a row for every model type of docs/families.json."""
+    rows = []
+    for kind, found in json.loads((ROOT / "docs" / "families.json").read_text("utf-8"))["types"].items():
+        reason = " ".join(found.get("reason", "").split()).replace("|", "/").replace("<", "").replace(">", "")
+        cells = [
+            "hand" if found["source"] == "table" else "inference",
+            "yes" if found["exact"] else "no",
+            f"{found['free']:.0%}".replace("%", " %") if "free" in found else "",
+            {True: "yes", False: "no"}.get(found.get("complete"), ""),
+            reason if len(reason) <= LONGEST else reason[:LONGEST].rsplit(" ", 1)[0] + " ...",
+        ]
+        rows.append(f"| {kind} | {' | '.join(cells)} |")
+    return rows
 
 
 def family_page() -> str:
@@ -298,7 +327,7 @@ def family_page() -> str:
         verdict = "complete" if found.get("complete") else "not complete"
         if what:
             variants.append(f"| {kind} | {what} | {settings} | {_counts(found)} | {verdict} |")
-    return "\n".join(lines) + VARIANTS + "\n".join(variants) + "\n"
+    return "\n".join(lines) + VARIANTS + "\n".join(variants) + TYPES + "\n".join(type_rows()) + "\n"
 
 
 def _counts(found: dict[str, Any]) -> str:
