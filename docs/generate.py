@@ -2,7 +2,7 @@
 """Write what the code already knows into the documentation: `python docs/generate.py`.
 
 docs/commands.md comes from the command line's own definitions and the text below, docs/families.md from the tables,
-from the audits that `python docs/audits.py` has recorded and from what `make families` has found, docs/images/results.svg
+from the audits that `python docs/audits.py` has recorded, from what `make families` has found, docs/images/results.svg
 from the table of docs/results.md. A test fails when one of them is not current.
 """
 
