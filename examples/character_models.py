@@ -100,7 +100,8 @@ def train(ids: Tensor, characters: int, how: Training, kept: Path, every: int = 
     torch.manual_seed(how.seed)
     model = how.new_model(characters).train()
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=how.steps, pct_start=0.05)
+    rising = max(0.05, 2 / how.steps)  # at least two steps
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=how.steps, pct_start=rising)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     done = 0
     if kept.exists():

@@ -130,3 +130,13 @@ def test_training_that_was_stopped_ends_with_the_same_weights(
         assert torch.equal(one, other)
     with pytest.raises(SystemExit, match="other settings"):
         character_models.train(ids, 9, replace(how, seed=1), tmp_path / "stopped.pt")
+
+
+@pytest.mark.parametrize("steps", [3, 20])  # of which 5 % are none, or one
+def test_training_takes_few_steps(steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import character_models
+
+    how = character_models.Training("gpt2", 16, 1, seed=0, steps=steps, bfloat16=False)
+    model = character_models.train(torch.arange(9).repeat(50), 9, how, tmp_path / "kept.pt")
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

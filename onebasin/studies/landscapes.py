@@ -62,19 +62,20 @@ def _line(config: Config, run: Sequence[str], pair: tuple[int, int], matching: M
 def _planes(config: Config, once: Once) -> dict[str, Any]:
     run = config.runs()[0]
     task = test_of(config.corpus(0), run[0], config)
-    name, matching = next((name, m) for name, m in reversed(config.matchings.items()) if m is not None)
-
-    panels = {}
+    named = [name for name, matching in config.matchings.items() if matching is not None]
+    panels: dict[str, Any] = {}
 
     def panel(title: str, models: Sequence[str], third: str = "C") -> None:
         a, b, c = models
         found = once(f"the plane: {title}", run[:3], lambda: plane(a, b, c, task, config.points))
         panels[title] = {**found, "marks": dict(zip(("A", "B", third), found["marks"].values(), strict=True))}
 
-    with matched(run[:3], matching) as found:
-        if found.folders[0] == run[0]:
-            panel(f"A, B and matched B ({name})", [run[0], run[1], found.folders[1]], "matched B")
-        if len(run) > 2:
-            panel("three models, as they are", run[:3])
-            panel(f"three models, matched to A ({name})", found.folders)
+    if len(run) > 2:
+        panel("three models, as they are", run[:3])
+    for name in named[-1:]:
+        with matched(run[:3], config.matchings[name]) as found:
+            if found.folders[0] == run[0]:
+                panel(f"A, B and matched B ({name})", [run[0], run[1], found.folders[1]], "matched B")
+            if len(run) > 2:
+                panel(f"three models, matched to A ({name})", found.folders)
     return panels

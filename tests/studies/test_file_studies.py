@@ -186,6 +186,12 @@ def test_two_models_have_lines_where_no_plane_holds_both_and_the_anchor(tmp_path
     assert [row[0] for row in found.tables[0].rows] == ["no match", "match"]
 
 
+def test_models_as_they_are_have_a_line_and_a_plane(tmp_path: Path, vits: Path) -> None:
+    found = run("landscape", tmp_path, vits, models=3, matchings={"no match": None}, limit=20)
+    assert list(found.charts[0].series) == ["no match"]
+    assert list(found.charts[1].series) == ["three models, as they are"]
+
+
 def test_layers_matched_together_are_all_layers(tmp_path: Path, vits: Path) -> None:
     found = run("layers", tmp_path, vits, metric="loss")
     single, tail, head = ([row[1][0] for row in table.rows] for table in found.tables)
