@@ -293,8 +293,10 @@ def _larger(
 
 
 def _lowered(text: str, names: Mapping[str, float]) -> str:
-    """Return a table in which nothing acts on these spaces."""
+    """Return a table in which nothing acts on these spaces; the size of a factor is told, as for any other."""
     for name in names:
+        if re.search(rf"(?m)^    {name} factor(?= |$)", text):
+            text = re.sub(r"(?m)^(types .*)$", rf"\1\nsize {name} = 1", text, count=1)
         text = re.sub(rf"(?m)^(    {name}) (?:pair signs|next signs|\w+)(?= |$)", r"\1 fixed", text)
     return text
 
@@ -641,7 +643,7 @@ def proved(text: str, found: Traced, blame: dict[str, float] | None = None) -> f
         change = partial(_departure, found, form, numbers, level, before, ids)
         if blame is not None:
             names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
-            blame |= _blamed(change, sorted(names))
+            blame |= _blamed(change, sorted(names - blame.keys()))
             continue
         worst = max(worst, change())
         if worst > TOLERANCE:
