@@ -9,10 +9,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property, partial
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from onebasin.models import ModelError
 from onebasin.models.folder import one_line
 from onebasin.symmetry import Signature, Table, TableError, acting_groups, read_table, resolve
 from onebasin.symmetry.gauge.canonical import canonical
-from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, flat, hold, joined, new, unify
+from onebasin.symmetry.inference.atoms import PERMUTE, Atom, Axis, data, flat, hold, joined, new, unify
 from onebasin.symmetry.inference.rules import RULES, moved
 from onebasin.symmetry.inference.trace import KEY, Call, Label, Trace, tensors
 from onebasin.symmetry.inference.writing import STYLES, Found, Style, Writer
@@ -48,7 +50,9 @@ LOSS = 0.9  # of the matrices that are free: what may stay, so that layers that 
 WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
 DEEPEST = 8  # layers of a twin, at most, until every kind of layer is there
 RUNS = 6  # of a twin, at most, until every parameter was seen
-PATIENCE = 10.0  # seconds of computing, after which no more ways to write a table are tried
+PATIENCE = (
+    10.0  # seconds of computing, after which no other way to write a table is tried, but to say less of constants
+)
 UNSEEN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # by what a model computes
 
 
@@ -200,64 +204,81 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         ModelError: No twin could be built, or no table was found that leaves its outputs as they are.
     """
     cls = type(twins.build(config, cls)[0]).__name__
-    reason, attempts, start = "", list[tuple[str, Traced, Style]](), time.process_time()
+    reason, attempts, start = "", list[tuple[str, Traced, float, Style]](), time.process_time()
     scale, depth = None, 2  # the smallest at which it runs
     larger = _larger(config, cls)
     styles = list(STYLES)
-    while styles and (not attempts or time.process_time() - start < PATIENCE):
+    found, level = None, ""
+    while styles and (not attempts or level == "invertible" or time.process_time() - start < PATIENCE):
         kept = scale.kept if scale else frozenset[str]()
         try:
-            found = traced(*twins.build(config, cls, 0, scale))
+            if found is None:
+                found = traced(*twins.build(config, cls, 0, scale))
+                other = cache(partial(_larger, config, cls, kept, True, depth + 1))
             free = _free(found)
             few = larger is not None and bool(
                 _patterns(larger.axes) - _patterns(found.axes)
             )  # has more kinds of layers
             if not kept and few and depth < DEEPEST:
                 depth += 2
-                scale, larger = Scale(layers=depth), _larger(config, cls, layers=depth + 1)
+                scale, larger, found = Scale(layers=depth), _larger(config, cls, layers=depth + 1), None
                 continue
-            text = _text(found, styles[0], partial(_larger, config, cls, kept, True, depth + 1), bool(kept))
+            with _as_before(found):
+                text = _text(found, styles[0], other, bool(kept))
+                left = _free(found)
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:  # axes that contain themselves, say
             reason = reason or one_line(error)
             styles.pop(0)
             continue
-        if not kept and (few or _free(found) < LOSS * free):  # what differs stands by name: all layers must be there
+        if not kept and (few or left < LOSS * free):  # what differs stands by name: all layers must be there
             scale = Scale(kept=frozenset({"layers"}))
-            larger = _larger(config, cls, scale.kept)
+            larger, found = _larger(config, cls, scale.kept), None
             continue
-        attempts.append((text, found, styles.pop(0)))
+        attempts.append((text, found, left, styles.pop(0)))
         try:
-            departure = _worst(text, found, larger)
+            departure, level = proved(text, found, larger)
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:
             reason = reason or one_line(error)
             continue
         if departure < TOLERANCE:
-            return Inferred(text, departure, _free(found), found.trace.unknown, attempts[-1][2], [])
+            return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
         reason = reason or f"random elements change the outputs by {departure:.2g}"
-    for text, found, style in attempts:
-        lowered: dict[str, float] = {}
+    for text, found, left, style in attempts:
         try:
-            for twin in (found, larger):
-                if twin is not None:
-                    proved(text, twin, lowered)
+            lowered = _blame(text, found, larger)
             text = _lowered(text, lowered)
-            departure = _worst(text, found, larger)
+            departure, _ = proved(text, found, larger)
         except (ValueError, RuntimeError, LookupError, AssertionError):
             continue
         if departure < TOLERANCE:
-            return Inferred(text, departure, _free(found), found.trace.unknown, style, sorted(lowered))
+            return Inferred(text, departure, left, found.trace.unknown, style, sorted(lowered))
         if time.process_time() - start > 2 * PATIENCE:
             break
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
 
 
-def _worst(text: str, *found: Traced | None) -> float:
-    """Return the largest departure on these twins, or the first that is too large."""
-    worst = 0.0
-    for twin in found:
-        if twin is not None and worst < TOLERANCE:
-            worst = max(worst, proved(text, twin))
-    return worst
+@contextmanager
+def _as_before(found: Traced) -> Iterator[None]:
+    """Let axes be after this what they were before, since writing a table lowers what may act on them."""
+    trace = found.trace
+    kept = {name: copy(value) for name, value in vars(trace).items() if isinstance(value, list | dict | set)}
+    given = [axis for axes in found.axes.values() for axis in axes]
+    given += [axis for axes in chain(trace.occurrences, *trace.apart) for axis in axes]
+    given += [*(axis for norm in trace.norms for axis in (norm.source, norm.target)), *trace.padded]
+    given += [axis for axis, _ in trace.passes]
+    waiting = [axis.atom for axis in given if axis is not None]
+    before: dict[int, tuple[Atom, dict[str, Any]]] = {}
+    while waiting:
+        atom = waiting.pop()
+        if id(atom) not in before:
+            before[id(atom)] = atom, {**vars(atom), "why": list(atom.why)}
+            waiting += [axis.atom for axis in (*atom.parts, atom.link) if axis is not None]
+    try:
+        yield
+    finally:
+        vars(trace).update(kept)
+        for atom, values in before.values():
+            vars(atom).update(values)
 
 
 def _larger(
@@ -510,8 +531,10 @@ def _text(
     @cache
     def sizes() -> tuple[list[Mapping[str, int]], list[Mapping[str, Any]]]:
         twin = larger()
-        other = None if twin is None else _writer(twin, style, by_name, still)[0]
-        if twin is None or other is None or [line[1:] for line in other.spaces()] != [line[1:] for line in lines]:
+        with _as_before(twin) if twin is not None else nullcontext():
+            other = None if twin is None else _writer(twin, style, by_name, still)[0]
+            unlike = other is None or [line[1:] for line in other.spaces()] != [line[1:] for line in lines]
+        if twin is None or other is None or unlike:
             return [writer.sizes], [model.config.to_dict()]
         return [writer.sizes, other.sizes], [model.config.to_dict(), twin.model.config.to_dict()]
 
@@ -615,11 +638,52 @@ def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def proved(text: str, found: Traced, blame: dict[str, float] | None = None) -> float:
-    """Return by how much the canonical form, and random elements in every space, change the outputs of the twin.
+def proved(text: str, *found: Traced | None) -> tuple[float, str]:
+    """Return by how much the canonical form, and random elements in every space, change the outputs of twins, and the
+    first level at which that is too much, where no more is tried.
 
-    blame: where it is given, what single spaces change goes there instead, by name.
+    Raises:
+        ValueError: The outputs of a twin are the same whatever its parameters are, so that they prove nothing.
     """
+    worst = 0.0
+    for twin in found:
+        for level, names, change in _levels(text, twin) if twin is not None else ():
+            worst = max(worst, departure := change(None))
+            if worst > TOLERANCE:
+                return worst, level
+            if names and departure == 0 and twin is not None and _deaf(twin):
+                raise ValueError("its outputs do not depend on its parameters")
+    return worst, ""
+
+
+def _deaf(found: Traced) -> bool:
+    """Whether a twin puts out the same with its numbers in another order."""
+    state = found.model.state_dict()
+    held = {name: state[name] for name in found.axes}
+    before = twins.outputs(found.model, found.inputs)
+    with _kept(held):
+        _shuffle(held.values(), 0)
+        return all(map(torch.equal, before, twins.outputs(found.model, found.inputs)))
+
+
+def _blame(text: str, *found: Traced | None) -> dict[str, float]:
+    """Return the spaces whose random elements change the outputs of twins, and by how much.
+
+    Raises:
+        ValueError: The canonical form changes them, whatever the elements.
+    """
+    blame: dict[str, float] = {}
+    for twin in found:
+        for level, names, change in _levels(text, twin) if twin is not None else ():
+            if level == "invertible" and change(()) > TOLERANCE:
+                raise ValueError("what is said of constants changes the outputs")
+            blame |= _blamed(change, sorted(names - blame.keys()))
+    return blame
+
+
+def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[[Collection[str] | None], float]]]:
+    """Yield every level, the spaces that move there, and what tells by how much random elements in some of them, or
+    (None) in all, change the outputs of the twin."""
     before = twins.outputs(found.model, found.inputs)
     whole = found.model.state_dict()
     state = {name: whole[name] for name in found.axes}
@@ -634,21 +698,13 @@ def proved(text: str, found: Traced, blame: dict[str, float] | None = None) -> f
         role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces else disk[entry.name].clone()
         for role, entry in signature.tensors.items()
     }
-    worst = 0.0
     for level in ("permutation", "paper", "invertible"):
         form, numbers = signature, values
         if level == "invertible":
             made = canonical(signature, values)
             form, numbers = made.signature, made.tensors
-        change = partial(_departure, found, form, numbers, level, before, ids)
-        if blame is not None:
-            names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
-            blame |= _blamed(change, sorted(names - blame.keys()))
-            continue
-        worst = max(worst, change())
-        if worst > TOLERANCE:
-            break
-    return worst
+        names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
+        yield level, names, partial(_departure, found, form, numbers, level, before, ids)
 
 
 def _blamed(change: Callable[[Collection[str]], float], names: Sequence[str]) -> dict[str, float]:
@@ -669,7 +725,7 @@ def _departure(
     level: str,
     before: list[Tensor],
     ids: Mapping[str, Tensor],
-    only: Collection[str] | None = None,
+    only: Collection[str] | None,
 ) -> float:
     alignment = scrambling(signature, level, only)
     whole = found.model.state_dict()

@@ -246,6 +246,27 @@ def test_spaces_to_blame_are_found_by_halves() -> None:
     assert inference._blamed(change, ["space1", "space2"]) == inference._blamed(change, []) == {}
 
 
+ODD = """family odd_one
+types odd_one
+
+spaces
+    ffn relu ffn
+    in fixed
+    out fixed
+    kept fixed
+
+tensors
+    first.weight  ffn in
+    first.bias  ffn
+    last.weight  out ffn'
+    last.bias  out
+    mixed.weight  kept kept
+    mixed.bias  kept
+    free.weight  kept kept
+    free.bias  kept
+"""
+
+
 class Endless(Odd):
     """A model whose outputs are no numbers at some places, whatever its weights are."""
 
@@ -259,14 +280,46 @@ class Endless(Odd):
 def test_outputs_that_are_no_numbers_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Endless(OddConfig()).double().eval()
-    text = "family odd_one\ntypes odd_one\n\nspaces\n    ffn relu ffn\n    in fixed\n    out fixed\n\ntensors\n"
-    text += "    first.weight  ffn in\n    first.bias  ffn\n    last.weight  out ffn'\n    last.bias  out\n"
-    text += "    mixed.weight  kept kept\n    mixed.bias  kept\n    free.weight  kept kept\n    free.bias  kept\n"
-    text = text.replace("    out fixed\n", "    out fixed\n    kept fixed\n")
     inputs = {"input_values": torch.randn(4, 5, dtype=torch.float64)}
-    assert inference.proved(text, inference.traced(model, inputs)) == inf
+    assert inference.proved(ODD, inference.traced(model, inputs)) == (inf, "permutation")
     monkeypatch.setattr(Endless, "lost", -inf)  # as a mask has it
-    assert inference.proved(text, inference.traced(model, inputs)) < 1e-12
+    assert inference.proved(ODD, inference.traced(model, inputs))[0] < 1e-12
+
+
+class Deaf(Odd):
+    """A model whose outputs are about its inputs alone."""
+
+    def forward(self, input_values: torch.Tensor) -> torch.Tensor:
+        return input_values + self.last(torch.relu(self.first(input_values))).sum() * 0
+
+
+def test_outputs_that_no_parameter_changes_prove_nothing() -> None:
+    torch.manual_seed(0)
+    found = inference.traced(Deaf(OddConfig()).double().eval(), {"input_values": torch.randn(4, 5).double()})
+    with pytest.raises(ValueError, match="do not depend on its parameters"):
+        inference.proved(ODD, found)
+
+
+def test_a_table_is_written_in_several_ways_from_one_run() -> None:
+    """What one way lowers, the next finds as it was."""
+    texts = []
+    for order in (inference.STYLES, inference.STYLES[::-1]):
+        found = inference.traced(*twins.build("marian"))
+        for style in order:
+            with inference._as_before(found):
+                texts.append(inference._text(found, style))
+    assert texts[:5] == texts[:4:-1] and len(set(texts)) > 1
+
+
+def test_constants_are_given_up_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "PATIENCE", 0.0)
+    assert inference.infer("convnext").style.constants is False  # the first ways say too much
+
+
+def test_a_factor_that_stays_has_a_size_still() -> None:
+    text = "family a\ntypes a\n\nspaces\n    ffn permutation ffn\n    scale factor ffn\n\ntensors\n    x  (ffn scale)\n"
+    assert inference._lowered(text, {"ffn": 1.0, "scale": 1.0}).splitlines()[2:6] == [
+        "size scale = 1", "", "spaces", "    ffn fixed ffn"]  # fmt: skip
 
 
 def inferred_again(folder: Path) -> inference.Inferred:
@@ -313,7 +366,7 @@ def test_a_table_is_inferred_once_and_kept_with_its_proof(tmp_path: Path, monkey
 
 def test_what_was_not_proven_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(inference, "proved", lambda *_: 1.0)
+    monkeypatch.setattr(inference, "proved", lambda *_: (1.0, "permutation"))
     with pytest.raises(ModelError, match="no exact table could be inferred"):
         inferred_again(saved("granite", tmp_path / "model"))
     assert not (tmp_path / "cache").exists()

@@ -17,6 +17,8 @@ from zoo import CASES, inputs, outputs, save
 from onebasin.models.folder import Folder
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.gauge.canonical import Canonical, canonical, plan
+from onebasin.symmetry.gauge.dataflow import contract
+from onebasin.symmetry.tables.axes import Leaf
 
 
 def read(checkpoint: Folder) -> dict[str, Tensor]:
@@ -194,3 +196,10 @@ def test_steps_of_deep_models_are_found_without_asking_every_norm_of_every_bias(
         return count
 
     assert calls(24) < 5 * calls(12)
+
+
+def test_a_constant_axis_of_weight_and_bias_is_no_axis_to_sum_over() -> None:
+    """Two outputs, read from a space by a kernel of two."""
+    weight, constant = torch.randn(2, 5, 2, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    two, source = Leaf("2"), Leaf("stream", dual=True)
+    assert torch.allclose(contract(weight, (two, source, two), constant, (source,), (two,)), weight.sum(-1) @ constant)

@@ -242,8 +242,9 @@ def contract(
 ) -> Tensor:
     """Einstein sum over all leaves of `weight` and `other` that are not in `out`."""
     number = {leaf: i for i, leaf in enumerate(dict.fromkeys(axes))}
-    # A constant axis that `other` lacks has no name to be told by: it gets a number of its own and is summed over.
-    alone = [leaf.constant and leaf not in source for leaf in axes]
+    # A constant axis of `weight` alone has no name to be told by: it gets a number of its own and is summed over.
+    stay = [axes.index(leaf) for leaf in out]
+    alone = [leaf.constant and leaf not in source and i not in stay for i, leaf in enumerate(axes)]
     first = [len(number) + i if alone[i] else number[leaf] for i, leaf in enumerate(axes)]
     return torch.einsum(weight, first, other, [number[leaf] for leaf in source], [number[leaf] for leaf in out])
 
