@@ -48,7 +48,7 @@ from .report import place_of, report_on
 from .results import MergeResult
 from .search import LEVEL, QUALITIES, Chosen, Earlier, Search, choose, judged_on, too_large
 from .verdict import verdict_on
-from .writing import Record, hashed, ready_to_run
+from .writing import Record, hashed, ready_to_run, refuse_incomplete
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -169,6 +169,8 @@ def merge(
         stack.enter_context(ready_to_run(given if verdict or frame.how == "outputs" else []))
         data = Data(frame.models, opt, opt, tell, opt.labels)
         template = frame.centre if heads_from is None else heads_from
+        if verdict or frame.how == "outputs":
+            refuse_incomplete(sized[template].origin)  # what only the others lack is copied from it
         chosen = aligned(frame, plan, opt, data, template, kin, started, report, earlier)
         mixed = softly(plan, frame, chosen.aligned, opt)
         sources = Sources(mixed if unified is None else unified.filled(mixed, opt.dtype), plan.shares, frame.centre,

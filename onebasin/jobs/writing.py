@@ -29,7 +29,7 @@ from onebasin.models.weight_files import clearly
 from onebasin.running import Verification, compare_rewritten, tolerance_of
 from onebasin.running.trial import TOLERANCE as TWIN_TOLERANCE
 from onebasin.running.trial import departure_on_twin
-from onebasin.running.verification import class_of, has_class, refuse_contradiction, runnable
+from onebasin.running.verification import class_of, has_class, refuse_contradiction, refuse_lacking, runnable
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
@@ -64,6 +64,17 @@ def refuse_unverifiable(checkpoint: Folder, how: bool | str, moves: bool = True)
         runnable(checkpoint)
     elif has_class(checkpoint):
         refuse_contradiction(checkpoint)
+
+
+def refuse_incomplete(template: Folder) -> None:
+    """Raise ModelError where the model that a merge is written like lacks a tensor: no other model can stand in for it,
+    and its output would not load. A type that transformers has no class for is taken at its word."""
+    if not has_class(template):
+        return
+    try:
+        refuse_lacking(template)
+    except ModelError as error:
+        raise ModelError(f"{error}; --match none --no-verdict merges what is there") from None
 
 
 def ready_to_run(models: Sequence[Folder]) -> AbstractContextManager[object]:

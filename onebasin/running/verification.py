@@ -267,6 +267,16 @@ def refuse_contradiction(folder: Folder) -> None:
             raise _contradiction(folder.name, name, held, cls, known)
 
 
+def refuse_lacking(folder: Folder) -> None:
+    """Raise ModelError where the class needs a tensor that the weights lack, or cannot be built; no weight is read.
+
+    Args:
+        folder: Of a type that transformers has a class for.
+    """
+    like = {name: folder.read_name(name) for name in folder.files}
+    _complete(folder, folder.stored_dtype, ({**like, **stand_ins(like, folder.stored_dtype)}, {}))
+
+
 def _shapes(cls: Any, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors of a class, which is built without numbers."""
     with torch.device("meta"), _quietly():

@@ -96,6 +96,16 @@ def test_tensors(
     assert str(damaged) in line
 
 
+@pytest.mark.parametrize("match", ["none", "full"])
+def test_the_model_that_a_merge_is_written_like_is_whole(
+    refused: Any, a: Path, damaged: Path, tmp_path: Path, match: str
+) -> None:
+    """Its head is in no table, and the anchor is not rewritten, so it was not run either."""
+    edit(damaged, lambda t: t.pop("classifier.weight"))
+    line = refused("merge", damaged, a, "-o", tmp_path / "out", "--match", match)
+    assert str(damaged) in line and "needs 'classifier.weight', which the weights lack" in line
+
+
 @pytest.mark.parametrize(
     "kind, config, words",
     [

@@ -35,7 +35,7 @@ from ..options import Options, Tell, Written
 from ..results import MergeResult
 from ..search import judged_on
 from ..verdict import verdict_on
-from ..writing import Record, hashed, tensors_of
+from ..writing import Record, hashed, refuse_incomplete, tensors_of
 from .run import merge_in_mergekit, parameters_of
 from .schema import Recipe, Reference, parameter_names, read_recipe, split_documents
 from .stacking import config_of, refuse_missing_layers, stacked
@@ -122,6 +122,8 @@ def merge_config(
         found: list[AlignedPair] = []
         result = MergeResult({"output": None if output is None else str(output), "models": names,
                               "method": recipe.merge_method, "match": align.symmetry if align else "none"})  # fmt: skip
+        if verdict:
+            refuse_incomplete(sources[base])
         if align:
             anchor = _number(align.anchor, names, base)
             frame = in_one_frame(models, anchor, opt.symmetry, opt, tell, verify=verify)
