@@ -140,17 +140,19 @@ def equal(found: Mapping[str, Any]) -> bool:
 
 
 def causes(kind: str) -> str:
-    """Return what the table of a type says that it knows more: its comments `# More than inference (TYPE): ...`."""
+    """Return what the table of a type says of the difference: its comments `# More than inference (TYPE): ...` and
+    `# Less than inference (TYPE): ...`."""
     from onebasin import families
 
     text = (Path(families.__file__).parent / f"{families.table_for(kind).family}.txt").read_text("utf-8")
-    found = re.findall(r"(?m)^# More than inference(?: \((.*?)\))?: (.*)$", text)
-    return "; ".join(cause.rstrip(".") for kinds, cause in found if not kinds or kind in kinds.split(", "))
+    found = re.findall(r"(?m)^# (More|Less) than inference(?: \((.*?)\))?: (.*)$", text)
+    return "; ".join(("less: " if word == "Less" else "") + cause.rstrip(".") for word, kinds, cause in found
+                     if not kinds or kind in kinds.split(", "))  # fmt: skip
 
 
 def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the comparison as a table in Markdown, a line per type."""
-    rows = ["| type | table | inferred | what the table knows more |", "|---|---|---|---|"]
+    rows = ["| type | table | inferred | what the table knows more, or less |", "|---|---|---|---|"]
     for kind, draws in found.items():
         by_hand, inferred = (", ".join(str(each[word]) for each in draws) for word in ("table", "inferred"))
         rows.append(f"| {kind} | {by_hand} | {inferred} | {causes(kind)} |")

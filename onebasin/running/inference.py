@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.autograd.function import Function, FunctionCtx
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -31,7 +32,7 @@ from onebasin.models.folder import one_line
 from onebasin.symmetry import Signature, Table, TableError, acting_groups, read_table, resolve
 from onebasin.symmetry.gauge.canonical import canonical
 from onebasin.symmetry.inference.atoms import PERMUTE, Atom, Axis, data, flat, hold, joined, new, unify
-from onebasin.symmetry.inference.rules import RULES, moved
+from onebasin.symmetry.inference.rules import RULES, SILENT, moved
 from onebasin.symmetry.inference.trace import KEY, Call, Label, Trace, tensors
 from onebasin.symmetry.inference.writing import STYLES, Found, Style, Writer
 from onebasin.symmetry.tables.signature import MOVES
@@ -100,7 +101,7 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
     """Run a twin once on tensors that carry axes."""
     tied = _untie(model)
     held = _held(model)
-    trace = Trace(rules=RULES)
+    trace = Trace(rules=RULES, silent=SILENT)
     for name, tensor in held.items():
         setattr(tensor, KEY, Label([new(n) if n > 1 else None for n in tensor.shape], name=name, made=False))
         trace.met(getattr(tensor, KEY))
@@ -115,7 +116,9 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
         for name in held.keys() - trace.seen.keys():
             copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
-            for copy in copies:  # only these are looked up, but a file holds their numbers under this name
+            for copy in (
+                copies[1:] or copies
+            ):  # only these are looked up, but a file holds their numbers under this name
                 for one, other in zip(axes[name], axes[copy], strict=True):
                     if one is not None and other is not None:
                         unify(one, other, "tied")
@@ -130,12 +133,29 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> None:
     """Run a model whose tensors carry axes; what it puts out stays."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _forward_alone():
         torch.manual_seed(0)
         with trace, twins.in_float64():  # in this order, so that what rules compute is not widened in vain
             out = model(**inputs)
+    trace.normed.append("")
     for value in tensors(twins.outward(out)):
         hold(trace.axes(value), "output")
+
+
+@contextmanager
+def _forward_alone() -> Iterator[None]:
+    """Run the forward pass of functions that bring their own gradient as any other code: torch hands them copies of
+    tensors, which carry no axes."""
+    own, plain = vars(Function)["apply"], Function.setup_context
+
+    def forward(cls: type[Function], *given: Any) -> Any:
+        return cls.forward(FunctionCtx(), *given) if cls.setup_context is plain else cls.forward(*given)
+
+    setattr(Function, "apply", classmethod(forward))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(Function, "apply", own)  # noqa: B010
 
 
 @contextmanager
@@ -175,19 +195,21 @@ def _held(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _untie(model: nn.Module) -> dict[str, str]:
-    """Give every name a parameter of its own: name -> the name that it was tied to."""
-    first: dict[int, str] = {}
-    tied: dict[str, str] = {}
+    """Give every name a parameter of its own: name -> the name that it was tied to, under which a file holds it."""
+    uses: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for name, module in model.named_modules(remove_duplicate=True):
-        for key, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            full = f"{name}.{key}".lstrip(".")
-            if id(parameter) in first:
-                tied[full] = first[id(parameter)]
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                uses.setdefault(id(parameter), []).append((f"{name}.{key}".lstrip("."), module, key))
+    left_out = getattr(model, "all_tied_weights_keys", None) or {}
+    tied: dict[str, str] = {}
+    for users in uses.values():
+        home = next((full for full, _, _ in users if full not in left_out), users[0][0])
+        for full, module, key in users:
+            parameter = module._parameters[key]
+            if full != home and parameter is not None:
+                tied[full] = home
                 module._parameters[key] = nn.Parameter(parameter.detach().clone())
-            else:
-                first[id(parameter)] = full
     return tied
 
 
@@ -683,17 +705,18 @@ def _blame(text: str, *found: Traced | None) -> dict[str, float]:
 
 def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[[Collection[str] | None], float]]]:
     """Yield every level, the spaces that move there, and what tells by how much random elements in some of them, or
-    (None) in all, change the outputs of the twin."""
+    (None) in all, change the outputs of the twin.
+
+    Tied tensors are one in its file, as in any that the class writes, and are given back to all who use them."""
     before = twins.outputs(found.model, found.inputs)
     whole = found.model.state_dict()
-    state = {name: whole[name] for name in found.axes}
+    state = {name: whole[name] for name in found.axes if name not in found.tied}
     disk = _stored(found.model, state)
     ids = {name: tensor.long() for name, tensor in _stored(found.model, _numbered(found)).items()}
     rest = _stored(found.model, {name: tensor for name, tensor in whole.items() if name not in found.axes})
-    config = {**found.model.config.to_dict(), "tie_word_embeddings": False}
-    table = read_table(re.sub(r"; tied \S+", "", text), "inferred")
+    config = {**found.model.config.to_dict(), "architectures": [type(found.model).__name__]}
     shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
-    signature = resolve(table, shapes, config)
+    signature = resolve(read_table(text, "inferred"), shapes, config)
     values = {
         role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces else disk[entry.name].clone()
         for role, entry in signature.tensors.items()
@@ -731,13 +754,16 @@ def _departure(
     whole = found.model.state_dict()
     state = {name: whole[name] for name in found.axes}
     every = torch.cat([tensor.flatten() for tensor in state.values()])
+    given = torch.zeros(len(every), dtype=torch.bool)
     for role, entry in signature.tensors.items():
         for name, part in entry.split(alignment.apply(signature, role, values[role])):
-            every[ids[name].flatten()] = part.flatten()
-    parts = torch.split(every, [tensor.numel() for tensor in state.values()])
+            every[ids[name].flatten()], given[ids[name].flatten()] = part.flatten(), True
+    lengths = [tensor.numel() for tensor in state.values()]
+    parts, own = (dict(zip(state, torch.split(one, lengths), strict=True)) for one in (every, given))
     with _kept(state), torch.no_grad():
-        for tensor, part in zip(state.values(), parts, strict=True):
-            tensor.copy_(part.view(tensor.shape))
+        for name, tensor in state.items():
+            home = name if own[name].any() else found.tied.get(name, name)
+            tensor.copy_(parts[home].view(tensor.shape))
         after = twins.outputs(found.model, found.inputs)
     return max(_difference(a, b) for a, b in zip(before, after, strict=True))
 

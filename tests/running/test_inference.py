@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Collection
 from datetime import date
 from math import inf
@@ -20,8 +21,9 @@ from onebasin.models import Folder, ModelError
 from onebasin.running import inference, twins
 from onebasin.symmetry import acting_groups
 from onebasin.symmetry.inference.atoms import new
-from onebasin.symmetry.inference.rules import RULES
+from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
+from onebasin.symmetry.inference.writing import STYLES, settle_gains
 from onebasin.symmetry.tables.signature import MOVES, Signature
 
 # A type each of what tables have to tell apart; none but the first four has a table by hand.
@@ -411,3 +413,39 @@ def test_embeddings_that_a_file_holds_once_move_alike_in_encoder_and_decoder(tmp
     model = Folder(tmp_path, str(table))
     assert "permutation" in {model.signature.kinds[root] for root in model.signature.kinds if root.startswith("stream")}
     assert _changed(model, model, "permutation") < 1e-12
+
+
+def test_the_proof_ties_what_a_file_holds_once() -> None:
+    """The canonical form takes from the embedding what norms do not see; a head that is tied to it would."""
+    found = inference.traced(*twins.build("bart"))
+    text = inference._text(found, STYLES[0])
+    assert inference.proved(text, found)[0] < 1e-9
+    alone = re.sub(r"; (tied|beside) .*", "", text)  # as if no other name had these numbers
+    assert inference.proved(alone, found)[0] > 1e-3
+
+
+def test_a_gain_whose_product_is_used_twice_stays() -> None:
+    """LayerScale moves into the matrix before it only where nothing else reads what that makes."""
+
+    class Scaled(nn.Module):
+        def __init__(self, twice: bool) -> None:
+            super().__init__()
+            self.twice = twice
+            self.inner, self.outer = nn.Linear(3, 4), nn.Linear(4, 3)
+            self.gain = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = self.inner(x)
+            return self.outer(made * self.gain + (made if self.twice else 0))
+
+    moves = []
+    for twice in (False, True):
+        module = Scaled(twice)
+        trace = Trace(rules=RULES, silent=SILENT)
+        for name, parameter in module.named_parameters():
+            setattr(parameter, KEY, Label([new(n) for n in parameter.shape], name=name))
+        with torch.no_grad(), trace:
+            module(torch.randn(2, 3))
+        assert bool(settle_gains(trace, (), wanted=True)) != twice
+        moves.append("rotate" in trace.axes(module.gain)[0].moves)
+    assert moves == [True, False]

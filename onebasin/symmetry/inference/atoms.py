@@ -426,10 +426,10 @@ def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
     if top.flat:
         *outer, last = axis.parts
         if last.size == 1 and not last.top.atom.parts:
-            if len(outer) == 1:
-                places, factors = gated(outer[0], why)
-                return places, [*factors, last]
-            return flat(outer), [last]
+            if len(outer) > 1 and outer[-1].size > 1:
+                return flat(outer), [last]
+            places, factors = gated(flat(outer), why)
+            return places, [*factors, last]
         for part in outer:
             restrict(part, PERMUTE, why)
         places, factors = gated(last, why)

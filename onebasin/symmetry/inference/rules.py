@@ -31,7 +31,7 @@ from .atoms import (
     unify,
 )
 from .linear import Linear, basis, once, peeled, settle
-from .trace import KEY, ONES, Call, Label, Normed, Trace, tensors
+from .trace import KEY, ONES, Call, Gain, Label, Normed, Trace, tensors
 
 RULES: dict[str, Callable[[Trace, Call], Any]] = {}
 
@@ -49,11 +49,12 @@ def rule(names: str) -> Callable[[Callable[[Trace, Call], Any]], Callable[[Trace
 
 @rule(
     "to float double half bfloat16 type type_as contiguous clone detach .data dropout alpha_dropout cpu alias "
-    "requires_grad_ __deepcopy__ dropout2d dropout1d feature_dropout _to_copy .real identity .grad_fn .H"
+    "requires_grad_ __deepcopy__ dropout2d dropout1d feature_dropout _to_copy .real identity .grad_fn"
 )
 def same(trace: Trace, call: Call) -> Any:
     out = call.run()
     source = call.get(0, "input")
+    source = source if trace.label(source) is not None else call.get(1, "other")
     label = trace.label(source)
     if not isinstance(out, Tensor) or label is None or out is source:
         return out
@@ -80,7 +81,7 @@ def blank(trace: Trace, call: Call) -> Any:
 
 
 @rule(
-    "view reshape flatten unflatten transpose permute movedim moveaxis swapaxes swapdims .T .mT t adjoint squeeze "
+    "view reshape flatten unflatten transpose permute movedim moveaxis swapaxes swapdims .T .mT .H t adjoint squeeze "
     "unsqueeze __getitem__ select narrow chunk split unbind expand expand_as broadcast_to repeat "
     "repeat_interleave tile roll flip view_as reshape_as ravel tensor_split split_with_sizes unfold diagonal "
     "__iter__ index_select unsafe_chunk unsafe_split hsplit vsplit dsplit rot90 masked_select take_along_dim "
@@ -210,6 +211,9 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         kept.normed = label.normed
     if kept is not None:
         kept.made = label.made
+        kept.biases = label.biases or _table(label)
+        kept.vectors = _vectors(source)
+        kept.side = label.side if out.shape == source.shape else ()
     if kept is not None and label.name and source.dim() == out.dim():
         kept.name = label.name
 
@@ -226,6 +230,29 @@ def _moved(images: Tensor, places: list[Tensor], depends: list[set[int]], shape:
             chosen[d] = chosen[d].narrow(dim, 0, 1)
     entries: tuple[Any, ...] = (slice(None), *chosen)
     return images[entries].expand(-1, *shape)
+
+
+def _vectors(tensor: Any) -> tuple[str, ...]:
+    """Return the parameters that are summands of every vector of a tensor (along its last axis), or its own."""
+    label: Label | None = getattr(tensor, KEY, None)
+    if label is None:
+        return ()
+    return (label.name,) if label.name and tensor.numel() == tensor.shape[-1] else label.vectors
+
+
+def _whole(tensor: Any) -> str:
+    """Return the name of the table of whose rows the first ones stand in a tensor, one after another."""
+    label: Label | None = getattr(tensor, KEY, None)
+    if label is None or tensor.dim() < 2:
+        return ""
+    rows = tensor.shape[-2] * tensor.shape[-1]
+    return label.name if label.name and tensor.shape[-2] > 1 and tensor.numel() == rows else label.whole
+
+
+def _table(label: Label) -> tuple[tuple[str, Axis], ...]:
+    """Return a parameter with two axes as a table of biases."""
+    inner = label.axes[1] if len(label.axes) == 2 else None
+    return ((label.name, inner),) if label.name and inner is not None else ()
 
 
 def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
@@ -476,6 +503,8 @@ def together(trace: Trace, call: Call) -> Any:
     known: dict[str, Any] = {}
     if label_of is not None and label_of.indexes is not None:
         known["indexes"] = label_of.indexes
+    if not stacking and dim == out.dim() - 2:
+        known["side"] = tuple((g.shape[dim], _vectors(g)) for g in given)
     return trace.put(out, axes, *given, **known)
 
 
@@ -604,11 +633,28 @@ def summed(trace: Trace, call: Call) -> Any:
             known["length"] = label.length
     if la is not None and lb is not None and la.rows and lb.rows and "sub" not in call.name:
         known |= _rows(trace, la.rows, lb.rows)
+    if biases := tuple(bias for label in (la, lb) if label is not None for bias in label.biases):
+        known["biases"] = biases
+    if "sub" not in call.name:
+        known |= _placed(trace, a, b, out)
+    for one, other in ((la, lb), (lb, la)):
+        if one is not None and other is not None and len(one.by) == 1 and other.name and "sub" not in call.name:
+            trace.biases[other.name] = one.by[0]
     # x minus its mean
     mean = getattr(b, "_mean_of", None)
     if "sub" in call.name and mean is not None and axes and axes[-1] is not None and mean.top == axes[-1].top:
         out._centred = True
     return trace.put(out, axes, a, b, **known)
+
+
+def _placed(trace: Trace, a: Any, b: Any, out: Tensor) -> dict[str, Any]:
+    """Note a table of places whose rows are added to what stands there, and return what is a summand of all vectors."""
+    for one, other in ((a, b), (b, a)):
+        label, table = trace.label(one), _whole(other)
+        if table and label is not None and one.dim() > 1 and out.shape == one.shape:
+            trace.placed[table] = label.side or ((one.shape[-2], _vectors(one)),)
+    vectors = (*_vectors(a), *_vectors(b)) if isinstance(a, Tensor) and isinstance(b, Tensor) else ()
+    return {"vectors": vectors} if vectors and out.dim() > 1 else {}
 
 
 def _inherit(trace: Trace, out: Tensor, source: Tensor, label: Label) -> Tensor:
@@ -730,6 +776,8 @@ def scaled(trace: Trace, call: Call) -> Any:
         value = b if one_number and la is not None else a
         if isinstance(value, Tensor) and value.is_complex():
             return trace._unruled(call.name, call.func, call.args, call.kwargs)
+        if float(value) == 1 and tensor.is_floating_point():
+            return same(trace, call)
         out = call.run()
         if label.indexes is not None and float(value) != 1:
             fix(label.indexes, call.name)
@@ -754,6 +802,9 @@ def scaled(trace: Trace, call: Call) -> Any:
     weighted = None if divides else _weight_of_norm(trace, a, b, out)
     if weighted is not None:
         return weighted
+    gained = None if divides else _gain(trace, a, b, out)
+    if gained is not None:
+        return gained
     for one, other in ((a, b), (b, a)):
         diagonal = _diagonal(trace, one, other, out, divides and other is b) if not (divides and other is a) else None
         if diagonal is not None:
@@ -877,8 +928,27 @@ def _weight_of_norm(trace: Trace, a: Tensor, b: Tensor, out: Tensor) -> Tensor |
     return None
 
 
+def _gain(trace: Trace, a: Tensor, b: Tensor, out: Tensor) -> Tensor | None:
+    """A vector of parameters multiplies what a matrix has made, channel by channel (LayerScale)."""
+    for x, vector in ((a, b), (b, a)):
+        label, its = trace.label(x), trace.label(vector)
+        if label is None or its is None or not its.name or not label.by or vector.dim() != 1 or its.plus:
+            continue
+        source, target = trace.axes(x)[-1], its.axes[0]
+        if source is None or target is None or source.top.atom.parts or target.top.atom.parts:
+            continue
+        known = trace.gains.setdefault(its.name, Gain(source, target, label.by))
+        if known.of != label.by:
+            continue
+        known.times += 1
+        unify(source, target, "a gain")
+        return trace.put(out, trace.axes(x), x, vector)  # type: ignore[no-any-return]
+    return None
+
+
 def norm(trace: Trace, kind: str, source: Axis, weight: str, along: Axis, bias: str) -> Normed:
     """Note a norm with a weight. One module that is used twice has one source and one target."""
+    trace.normed.append(weight)
     for known in trace.norms:
         if known.weight == weight:
             unify(known.source, source, "a norm used twice")
@@ -1014,10 +1084,11 @@ def softmax(trace: Trace, call: Call) -> Any:
     place = (dim if dim is not None else -1) % source.dim()
     if label is not None and place == source.dim() - 1:
         trace.softmaxed |= set(label.by)
+    if label is not None:
+        beside = [axis.top for d, axis in enumerate(axes) if axis is not None and d != place]
+        trace.softmaxed |= {name for name, axis in label.biases if axis.top in beside}
     trace.mixed([a for d, a in enumerate(axes) if d != place], [axes[place]])
     trace.put(out, axes, source)
-    if axes[place] is None:
-        out._sums_to_one = place
     return out
 
 
@@ -1159,7 +1230,8 @@ def linear(trace: Trace, call: Call) -> Any:
     if isinstance(bias, Tensor):
         axes = entrywise(trace, out, bias, axes, trace.axes(bias), out, "linear")
     by = tuple(label.name for label in map(trace.label, (weight, bias)) if label is not None and label.name)
-    return trace.put(out, axes, x, weight, by=by)
+    by = by if (its := trace.label(weight)) is not None and its.name else ()
+    return trace.put(out, axes, x, weight, by=by, vectors=_vectors(bias))
 
 
 @rule("matmul bmm __matmul__ mm mv __rmatmul__ dot")
@@ -1202,8 +1274,9 @@ def matmul(trace: Trace, call: Call) -> Any:
     if other:
         full.pop(-1)
     trace.put(out, full, a, b)
-    passed = getattr(a, "_sums_to_one", None)
-    if passed == a.dim() - 1 and full and full[-1] is not None:
+    along = trace.axes(a)[-1]
+    still = along is None or along.cat or not any(leaf.moves for leaf in along.leaves)  # no experts
+    if still and full and full[-1] is not None and a.dim() > 1 and bool(((a.sum(-1) - 1).abs() < 1e-9).all()):
         trace.passes.append((full[-1], "passes"))
     return out
 
@@ -1304,7 +1377,10 @@ def convolution(trace: Trace, call: Call) -> Any:
             fix(its_bias, "conv")
         else:
             unify(written, its_bias, "conv")
-    return trace.put(out, axes, x, weight)
+    made = trace.put(out, axes, x, weight)
+    if (label := trace.label(made)) is not None:
+        label.vectors = _vectors(bias)
+    return made
 
 
 @rule("scaled_dot_product_attention")
@@ -1510,7 +1586,10 @@ def embedding(trace: Trace, call: Call) -> Any:
         for leaf in inner.leaves:
             leaf.atom.written = True
     its = trace.label(weight)
-    return trace.put(out, [*trace.axes(ids), inner], weight, ids, **_rows(trace, *([(its.name,)] if its else [])))
+    known = {**_rows(trace, (its.name,)), "biases": _table(its)} if its is not None else _rows(trace)
+    if its is not None and ids.dim() and bool((ids == torch.arange(ids.shape[-1])).all()):
+        known["whole"] = its.name
+    return trace.put(out, [*trace.axes(ids), inner], weight, ids, **known)
 
 
 def _rows(trace: Trace, *tables: tuple[str, ...]) -> dict[str, Any]:
@@ -1698,3 +1777,6 @@ def along(trace: Trace, call: Call) -> Any:
     if out.dim() != len(axes):
         return trace._unruled(call.name, lambda *_, **__: out, call.args, call.kwargs)
     return trace.put(out, [None if d in touched else a for d, a in enumerate(axes)], source)
+
+
+SILENT = frozenset(name for name, function in RULES.items() if function in (same, blank))

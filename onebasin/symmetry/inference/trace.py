@@ -9,7 +9,7 @@ equal weights. An operation without a rule fixes every axis that enters it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,10 @@ class Label:
     axes of which this is one entry, chosen by routing. indexes: the axis whose entries these integers name. name: of
     the parameter that this is. normed: the norm that made this. square: the axis that these are squares of. length: the
     axis whose vectors have this length, and whether their mean was taken off. plus: what was added, for a norm's 1 + w.
-    rows: the tables whose rows these are, summed. by: the matrix, and the bias, that made this of something.
+    rows: the tables whose rows these are, summed. biases: tables (and their second axis) of which every number here has
+    one as a summand. vectors: parameters that are summands of every vector here. side: what stands one after another,
+    (how many vectors, what is a summand of them all). whole: the table of whose rows the first ones stand here. by: the
+    matrix, and the bias, that made this of something.
     """
 
     axes: list[Axis | None]
@@ -46,6 +49,10 @@ class Label:
     length: tuple[Axis, bool] | None = None
     plus: float = 0.0
     rows: tuple[str, ...] = ()
+    biases: tuple[tuple[str, Axis], ...] = ()
+    vectors: tuple[str, ...] = ()
+    side: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    whole: str = ""
     by: tuple[str, ...] = ()
     made: bool = True  # of inputs, not of parameters alone
 
@@ -62,21 +69,43 @@ class Normed:
 
 
 @dataclass
+class Gain:
+    """A vector, in `target`, that multiplies channel by channel what a matrix and its bias (`of`) made in `source`."""
+
+    source: Axis
+    target: Axis
+    of: tuple[str, ...]
+    times: int = 0
+
+
+@dataclass
 class Trace(TorchFunctionMode):
-    """What was seen: `norms` with weights, in the order of execution; `seen`: parameters in that order; `occurrences`:
-    axes that stood side by side; `apart`: (axes, others): none of the first has a map for each entry of the others;
-    `rows`: how often rows of these tables were looked up and summed; `softmaxed`: what makes the entries that a softmax
-    runs over."""
+    """What was seen.
+
+    silent: functions that leave numbers as they are, of whose use no count is kept. norms: those with weights, in the
+    order of execution; normed: their weights whenever one was taken, "" between two runs. seen: parameters in that
+    order. occurrences: axes that stood side by side. apart: (axes, others), none of the first has a map for each entry
+    of the others. rows: how often rows of these tables were looked up and summed. placed: a table of places -> what
+    its rows were added to, see `Label.side`. softmaxed: what makes the entries that a softmax runs over. biases: a
+    vector -> the matrix to whose product it is added first. gains: vectors that multiply what a matrix has made. uses:
+    how often a parameter, `("", name)`, and what a matrix and its bias made, were used.
+    """
 
     rules: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    silent: Collection[str] = ()
     norms: list[Normed] = field(default_factory=list)
+    normed: list[str] = field(default_factory=list)
     seen: dict[str, None] = field(default_factory=dict)
     occurrences: list[tuple[Axis, ...]] = field(default_factory=list)
     apart: list[tuple[tuple[Axis, ...], tuple[Axis, ...]]] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     passes: list[tuple[Axis, str]] = field(default_factory=list)
     rows: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    placed: dict[str, tuple[tuple[int, tuple[str, ...]], ...]] = field(default_factory=dict)
     softmaxed: set[str] = field(default_factory=set)
+    biases: dict[str, str] = field(default_factory=dict)
+    gains: dict[str, Gain] = field(default_factory=dict)
+    uses: Counter[tuple[str, ...]] = field(default_factory=Counter)
     padded: list[Axis] = field(default_factory=list)  # beside what lives there, zeros may stand
 
     def __post_init__(self) -> None:
@@ -85,11 +114,13 @@ class Trace(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
+        name = name_of(func)
         for tensor in given:
             if (label := getattr(tensor, KEY, None)) is not None and label.name:
                 self.seen.setdefault(label.name)
+            if label is not None and name not in self.silent:
+                self.uses[label.by or ("", label.name)] += 1
         out_given = kwargs.get("out")
-        name = name_of(func)
         if not any(hasattr(tensor, KEY) for tensor in given):
             return func(*args, **kwargs)
         rule = self.rules.get(name)

@@ -7,13 +7,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import chain, pairwise, product
 
 from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
 from ..tables.signature import MOVES, kind_of
 from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, restrict, split, unify
-from .trace import Normed, Trace
+from .trace import Gain, Normed, Trace
 
 
 @dataclass(frozen=True)
@@ -126,18 +126,35 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
     return free
 
 
+def settle_gains(trace: Trace, tied: Collection[str], wanted: bool) -> dict[str, Gain]:
+    """Return the vectors that can move into the matrices before them: neither they nor these serve anything else. All
+    others leave permutations of their space."""
+    kin = {name: re.sub(r"\.\d+\.", ".{}.", name) for name in trace.gains}
+    lost = {kin[name] for name, gain in trace.gains.items() if not wanted or {name, *gain.of} & set(tied) or any(
+        trace.uses[use] != gain.times for use in (gain.of, ("", name), ("", gain.of[0])))}  # fmt: skip
+    for name, gain in trace.gains.items():
+        if kin[name] in lost:
+            restrict(gain.source, PERMUTE, "a gain")
+    return {name: gain for name, gain in trace.gains.items() if kin[name] not in lost}
+
+
 class Writer:
     """Turns what a trace found into the text of a table."""
 
     def __init__(self, trace: Trace, found: Sequence[Found], prefix: str, style: Style, by_name: bool = False) -> None:
         self.trace, self.found, self.prefix, self.style = trace, list(found), prefix, style
         self.sizes: dict[str, int] = {}
+        tied = [name for one in self.found if one.tied for name in (one.parameter, self._home(one).parameter)]
+        self.gains = settle_gains(trace, tied, style.norms)
         self.free = settle_norms(trace.norms)
         if not style.norms:
             for norm in trace.norms:
                 if norm.kind == "layernorm":
                     restrict(norm.source, PERMUTE, "not written as a norm")
-        order = {name: place for place, name in enumerate(trace.seen)}
+        order = {name: float(place) for place, name in enumerate(trace.seen)}
+        for one in reversed(self.found):
+            if one.tied and self._looked_up(one) and (home := self._home(one)).parameter not in trace.seen:
+                order[home.parameter] = min(order[one.parameter] - 0.5, order.get(home.parameter, len(order)))
         self.found.sort(key=lambda one: order.get(one.parameter, len(order)))
         self.norm_of = {norm.weight: norm for norm in trace.norms}
         self.bias_of = {norm.bias: norm for norm in trace.norms if norm.bias}
@@ -152,6 +169,14 @@ class Writer:
         self.ragged: set[int] = set()  # atoms that stay, of other sizes in other layers
         self.loose: set[tuple[str, str]] = set()  # tensors of a block that are not alike, and stay
         self.unsized: frozenset[str] = frozenset()  # spaces whose sizes neither shapes nor configurations tell
+
+    def _looked_up(self, one: Found) -> bool:
+        """Whether this is a table whose rows are looked up, as no head's is."""
+        return (one.parameter,) in self.trace.rows
+
+    def _home(self, one: Found) -> Found:
+        """Return what a tensor is tied to, under whose name a file has its numbers, or itself."""
+        return next((other for other in self.found if other.name == one.tied), one)
 
     def _follow(self, norm: Normed) -> None:
         """Put a norm that writes back right behind what writes the vectors that it takes: the tables' order."""
@@ -452,12 +477,28 @@ class Writer:
         return kind_of(own if told else place.moves)
 
     def _begins_anew(self, place: Place) -> bool:
-        """Whether the norms of a space write back into it, all of them, have biases, and follow one another: not those
-        of an encoder, whose output a decoder reads in all layers."""
+        """Whether the norms of a space write back into it, all of them, or all but one at its end, have biases, and
+        follow one another: not those of an encoder, whose output a decoder reads in all layers."""
         keys = {id(axis.atom) for axis in place.atoms}
-        norms = {norm.weight: norm for norm in self.trace.norms if id(norm.source.top.atom) in keys}
-        blocks = {self.parsed(one)[0] for one in self.found if one.parameter in norms} - {""}
-        return bool(norms) and len(blocks) < 2 and all(n.bias and not self.free[n.weight] for n in norms.values())
+        norms = [norm for norm in self.trace.norms if id(norm.source.top.atom) in keys]
+        weights = {norm.weight for norm in norms}
+        blocks = {self.parsed(one)[0] for one in self.found if one.parameter in weights} - {""}
+        if len(norms) > 1 and self.free[norms[-1].weight]:
+            *norms, last = norms
+            after = self.found[1 + max(n for n, one in enumerate(self.found) if one.parameter == last.weight) :]
+            if any(keys & self._touched(one) for one in after if one.parameter != last.bias):
+                return False
+        return bool(norms) and len(blocks) < 2 and all(norm.bias and not self.free[norm.weight] for norm in norms)
+
+    def _touched(self, one: Found) -> set[int]:
+        return {id(leaf.top.atom) for axis in one.axes if axis is not None for leaf in axis.leaves}
+
+    def _runs_again(self, weight: str) -> bool:
+        """Whether a norm that comes earlier follows this one, since layers run again on what it puts out."""
+        order = {norm.weight: place for place, norm in enumerate(self.trace.norms)}
+        source = {norm.weight: norm.source.top for norm in self.trace.norms}
+        taken = [other for other in self.trace.normed if not other or source[other] == source[weight]]
+        return any(one == weight and other and order[other] <= order[one] for one, other in pairwise(taken))
 
     def _written(self, norm: Normed) -> bool:
         """Whether a norm is written as one."""
@@ -538,10 +579,11 @@ class Writer:
             optional = "??" if heading and present[heading, rest] < len(layers[heading]) else ""
             notes = " ; ".join(self._notes(one))
             head = bool(self.prefix) and not one.name.startswith(self.prefix)
+            head = head or (bool(one.tied) and not self._looked_up(one))
             norm, bias = self.norm_of.get(one.parameter), self.bias_of.get(one.parameter)
             if (heading, rest) in self.loose:
                 text = show(tuple(Leaf(self._kept(n) if n > 1 else "1") for n in one.shape))
-                yield place, heading, rest + optional, text, notes, head or bool(one.tied)
+                yield place, heading, rest + optional, text, notes, head
                 continue
             if norm is not None and len(one.axes) == 1 and (self.style.norms or norm.kind != "layernorm"):
                 text = self._norm(norm)
@@ -564,17 +606,66 @@ class Writer:
                 rest + (optional or ("?" if head or one.tied else "")),
                 text,
                 notes,
-                head or bool(one.tied),
+                head,
             )
 
     def _notes(self, one: Found) -> Iterator[str]:
         """Yield the notes of a tensor, but for what its axes tell."""
         if one.tied:
             yield f"tied {one.tied.removeprefix(self.prefix)}"
+        if copies := self._copies(one):
+            yield f"beside {' '.join(copy.name.removeprefix(self.prefix) for copy in copies)}"
+        matrix = next((other for other in self.found if other.parameter == self.trace.biases.get(one.parameter)), None)
+        if matrix is not None and self._biases(one, matrix):
+            yield f"biases {matrix.name.removeprefix(self.prefix)}"
+        if (gain := self.gains.get(one.parameter)) is not None:
+            yield f"scales {' '.join(self.parsed(other)[2] for other in self.found if other.parameter in gain.of)}"
         if self.style.sums and one.parameter in self.trace.softmaxed:
             yield "softmax"
-        if self.style.sums and (home := self._summed_with(one)) is not None:
+        norm = self.bias_of.get(one.parameter)
+        if self.style.sums and norm is not None and not self.free[norm.weight] and self._runs_again(norm.weight):
+            yield "stays"
+        if self.style.sums and (places := self._placed(one)) is not None:
+            rows, rest = (" ".join(other.name.removeprefix(self.prefix) for other in some) for some in places)
+            yield from ([f"rows {rows}"] if rows else [])
+            yield f"into {rest}"
+        elif self.style.sums and (home := self._summed_with(one)) is not None:
             yield f"into {home.name.removeprefix(self.prefix)}"
+
+    def _placed(self, one: Found) -> tuple[list[Found], list[Found]] | None:
+        """Return what takes a first row each of a table of places, and what takes what the rest share."""
+        once = self.trace.uses["", one.parameter] == 1 and not one.tied and not self.parsed(one)[0]
+        *first, (_, shared) = self.trace.placed.get(one.parameter, ((0, ()),))
+        vectors = [[other for other in self.found if other.parameter in names] for names in (
+            *(names for _, names in first), shared)]  # fmt: skip
+        alone = all(length == 1 and len(found) == 1 for (length, _), found in zip(first, vectors, strict=False))
+        return ([each[0] for each in vectors[:-1]], vectors[-1]) if once and alone and vectors[-1] else None
+
+    def _biases(self, one: Found, matrix: Found) -> bool:
+        """Whether a vector is the bias of a matrix, and its name does not tell."""
+        alone = sum(n > 1 for n in one.shape) == 1 and not one.tied
+        return alone and one.name != matrix.name.removesuffix("weight") + "bias" and matrix.name.endswith("weight")
+
+    def _copies(self, one: Found) -> list[Found]:
+        """Return what a file may leave out since it is tied to this, and does not tell by itself: tables, looked up, in
+        spaces of their own, and heads that read what others read."""
+        mine = [axis and axis.top for axis in one.axes]
+
+        def apart(other: Found) -> bool:
+            looked_up = mine != [axis and axis.top for axis in other.axes]
+            return looked_up if self._looked_up(other) else self._read_by_others(other)
+
+        return [other for other in self.found if other.tied == one.name and apart(other)]
+
+    def _read_by_others(self, one: Found) -> bool:
+        """Whether nothing that this tensor reads is read by it alone."""
+        read = [leaf.top for axis in one.axes if axis is not None for leaf in axis.leaves if self._reads(leaf)]
+        others = [leaf.top for other in self.found if other.tied != one.tied
+                  for axis in other.axes if axis is not None for leaf in axis.leaves]  # fmt: skip
+        return bool(read) and all(leaf in others for leaf in read)
+
+    def _reads(self, leaf: Axis) -> bool:
+        return leaf.top.dual != self.turned[id(leaf.top.atom)]
 
     def _summed_with(self, one: Found) -> Found | None:
         """Return the first of the tables that are summed with this one wherever its rows are looked up."""
@@ -582,8 +673,11 @@ class Writer:
         rows = max((each for each in known if one.parameter in each), key=len, default=())
         if len({known[rows], *(known[name,] for name in rows)}) > 1:
             return None
-        homes = [other for other in self.found if other.parameter in rows]
-        return homes[0] if homes and homes[0].parameter != one.parameter and not one.tied else None
+        first = next((other for other in self.found if other.parameter in rows), one)
+        if first is one or one.tied:
+            return None
+        home = self._home(first)
+        return first if first in self._copies(home) else home
 
     def _of(self, axis: Axis) -> set[int]:
         """Return the spaces that live on an axis."""
@@ -658,6 +752,7 @@ class Writer:
                 )
             out.append(f"    {name}  {text}" + (f"  ; {notes}" if notes else ""))
         seen = {self.parsed(one)[::2] for one in self.found if one.parameter in self.trace.seen}
+        seen |= {self.parsed(self._home(one))[::2] for one in self.found if self._looked_up(one)}
         unused: dict[str, list[str]] = defaultdict(list)
         for heading, _, rest in map(self.parsed, self.found):
             if (heading, rest) not in seen and "@" not in rest and rest not in unused[heading]:

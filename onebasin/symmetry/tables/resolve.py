@@ -58,7 +58,8 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
         stated = {note.word: note.text for note in line.clauses if all(of.of(layer) is not False for of in note.when)}
         notes = {**_implied(stated, line, here), **stated}
         for word in {"scales", "constant", "against"} & notes.keys():  # in the same block
-            notes[word] = " ".join(f"{role_of(line.heading, indices)}.{other}" for other in notes[word].split())
+            block_name = role_of(line.heading, indices) + "." if line.heading else ""
+            notes[word] = " ".join(block_name + other for other in notes[word].split())
         if "bare" in notes:
             notes["bare"] = following[role]
         entries[role] = Entry(role, name, tuple(shapes.get(name, ())), tuple(rename(axis, keys) for axis in line.axes),
@@ -236,7 +237,8 @@ def _absent(
     headed = bool(prefix) or any("For" in item or "Head" in item for item in architectures)
     ties = headed and config.get("tie_word_embeddings", True)
     unread = set(declared) - {leaf.space for entry in entries.values() for leaf in leaves(entry.axes) if leaf.dual}
-    beside = {entry.notes.get(note) for entry in entries.values() for note in ("beside", "biases")}
+    beside = {role for entry in entries.values() for note in ("beside", "biases")
+              for role in entry.notes.get(note, "").split()}  # fmt: skip
     found: dict[str, Entry] = {}
     for line in table.lines:
         other = entries.get(line.notes.get("tied", ""))
