@@ -22,7 +22,7 @@ Maker = Callable[[], Any]
 
 # What goes with the main input where `forward` takes it.
 _TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox")
-_IMAGE = ("pixel_values", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
+_IMAGE = ("pixel_values", "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
           "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes")  # fmt: skip
 _SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens",
           "audio_feature_lengths")  # fmt: skip
@@ -33,12 +33,13 @@ _TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_valu
 
 @dataclass(frozen=True)
 class Way:
-    """How inputs are made: which, which maker of each, the number among those that these give, and widths."""
+    """How inputs are made: which, which maker of each, the number among those that these give, widths, and tokens."""
 
     names: tuple[str, ...]
     makers: tuple[int, ...]
     number: int
     widths: frozenset[int]
+    length: int
 
     def made(self, model: PreTrainedModel, seed: int) -> Given:
         """Return such inputs for a model of this class.
@@ -50,16 +51,20 @@ class Way:
         Raises:
             StopIteration: It takes fewer.
         """
-        return next(islice(_made(model, self.names, self.makers, seed, self.widths), self.number, None))
+        made = _made(model, self.names, self.makers, seed, self.widths, self.length)
+        return next(islice(made, self.number, None))
 
 
-def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] = ()) -> Iterator[tuple[Way, Given]]:
+def made_inputs(
+    model: PreTrainedModel, seed: int = 0, widths: Collection[int] = (), length: int = LENGTH
+) -> Iterator[tuple[Way, Given]]:
     """Yield inputs that a model may run on, those that reach most of it first.
 
     Args:
         model: A model in float64.
         seed: Of the inputs.
         widths: How many numbers a frame of sound or a patch may have, besides what the configuration says.
+        length: How many tokens a text has, if the model can take so many.
 
     Returns:
         How they were made, and keywords of its `forward`: 3 rows of random tokens that are not special, images, sounds,
@@ -79,9 +84,11 @@ def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] =
     told = [name for name in accepted if name not in _INSTEAD or name in first]
     needs = inspect.signature(getattr(model, "get_image_features", len)).parameters.keys()
     both = [sized, image] if "image_sizes" in needs else [image, sized]
-    choices = [*([*each, *sound] for each in both), *both, sound, []]
-    for names in (*([*first, *text, *more] for more in choices), *([*first, *more] for more in choices), told):
-        for way, given in _ways(model, tuple(dict.fromkeys(names)), seed, frozenset(widths)):
+    choices = [*([*each, *sound] for each in both), *both, sound, *([name] for name in sound), []]
+    beside = [needed] * (first != needed)  # another input may stand for the main one
+    starts = [*([*each, *text] for each in (first, *beside)), first]
+    for names in (*([*start, *more] for start in starts for more in choices), told):
+        for way, given in _ways(model, tuple(dict.fromkeys(names)), seed, frozenset(widths), length):
             shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
             if shapes not in seen:
                 seen.add(shapes)
@@ -89,22 +96,22 @@ def made_inputs(model: PreTrainedModel, seed: int = 0, widths: Collection[int] =
 
 
 def _ways(
-    model: PreTrainedModel, names: tuple[str, ...], seed: int, widths: frozenset[int]
+    model: PreTrainedModel, names: tuple[str, ...], seed: int, widths: frozenset[int], length: int
 ) -> Iterator[tuple[Way, Given]]:
     """Inputs of these names, in each of the shapes that images and sounds come in."""
-    probe = _makers(model, torch.Generator(), widths)
+    probe = _makers(model, torch.Generator(), widths, length)
     names = tuple(name for name in names if probe.get(name))
     ranges = [range(len(probe[name])) for name in names]
     for places in islice(sorted(product(*ranges), key=lambda each: (sum(map(bool, each)), sum(each))), WAYS):
-        for number, given in enumerate(_made(model, names, places, seed, widths)):
-            yield Way(names, places, number, widths), given
+        for number, given in enumerate(_made(model, names, places, seed, widths, length)):
+            yield Way(names, places, number, widths, length), given
 
 
 def _made(
-    model: PreTrainedModel, names: Sequence[str], places: Sequence[int], seed: int, widths: Collection[int]
+    model: PreTrainedModel, names: Sequence[str], places: Sequence[int], seed: int, widths: Collection[int], length: int
 ) -> Iterator[Given]:
     """These inputs, each by the maker at its place: with tokens for images and sounds among the text, and without."""
-    makers = _makers(model, torch.Generator().manual_seed(seed), widths)
+    makers = _makers(model, torch.Generator().manual_seed(seed), widths, length)
     made = {name: makers[name][place]() for name, place in zip(names, places, strict=True)}
     given = {name: value for name, value in made.items() if value is not None}
     if "input_ids" in given and (given.keys() & _TOKENS.keys()):
@@ -172,14 +179,18 @@ def _all_settings(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
         yield from vars(each).items()
 
 
-def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collection[int]) -> Mapping[str, list[Maker]]:
+def _makers(
+    model: PreTrainedModel, generator: torch.Generator, widths: Collection[int], most: int
+) -> Mapping[str, list[Maker]]:
     """Argument -> how it may be made, in the order in which it is tried."""
     config: Any = model.config
     text = config.get_text_config(**({"encoder": True} if getattr(config, "is_encoder_decoder", False) else {}))
     decoder = config.get_text_config(decoder=True)
+    text = getattr(config, "encoder_config", text) if text is decoder else text
     every = list(configs(config))
     vision: Any = getattr(config, "vision_config", None) or next(
-        (each for each in every if hasattr(each, "patch_size") or hasattr(each, "image_size")), config
+        (each for each in every if any(hasattr(each, name) for name in ("patch_size", "image_size", "max_img_size"))),
+        config,
     )
     sound: Any = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
 
@@ -196,7 +207,7 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
 
     rows = (number(name, default=0) for name in POSITIONS)
     pads = [n for n in numbers(getattr(text, "pad_token_id", None)) if n < 8]  # RoBERTa counts positions from there on
-    length = min([LENGTH, *(n - max(pads, default=-1) - 1 for n in rows if n > 2)])
+    length = min([most, *(n - max(pads, default=-1) - 1 for n in rows if n > 2)])
 
     def ids(scope: Any, *shape: int) -> Tensor:
         vocabulary = number("vocab_size", "text_vocab_size", default=32, scopes=(scope,))
@@ -222,15 +233,18 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
     )
     depth = number("temporal_patch_size", default=1, scopes=(vision,))
     free = min(SIDE, 4 * spread * patch) if hasattr(vision, "patch_size") else SIDE  # where nothing says how large
-    size: Any = vars(vision).get("image_size") or vars(vision).get("img_size") or free
+    sizes = (getattr(vision, name, None) for name in ("image_size", "img_size", "max_img_size"))
+    size: Any = next(filter(None, sizes), free)
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
     side = 2 * spread  # patches
     frames = number("num_frames", "frames_per_clip", default=FRAMES, scopes=(vision,))
     bins = number("num_mel_bins", "feature_size", "input_feat_per_channel", "input_dim", "n_mels", "mel_dim",
-                  "feature_projection_input_dim", default=80, scopes=(sound,))  # fmt: skip
+                  "input_feat_size", "feature_projection_input_dim", default=80, scopes=(sound,))  # fmt: skip
+    bins *= number("num_stacked_frames", default=1, scopes=(sound,))
     positions = 2 * number("n_window", "max_source_positions", default=32, scopes=(sound,))
-    patches: list[Maker] = [partial(normal, BATCH * side * side, n)
-                            for n in (*widths, channels * depth * patch * patch)]  # fmt: skip
+    cell = channels * depth * patch * patch
+    merged = [cell * spread * spread] * (spread > 1)  # several patches in one row
+    patches: list[Maker] = [partial(normal, BATCH * side * side, n) for n in (*widths, cell, *merged)]
     accepted = inspect.signature(model.forward).parameters
     packed = "image_grid_thw" in accepted or "grid_thw" in accepted
     flat: list[Maker] = [partial(normal, BATCH, side * side, n) for n in (*widths, channels * patch * patch)]
@@ -245,22 +259,33 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
     pixels = [*patches, *plane] if packed else [*flat, *plane] if sequences else plane
     grid = torch.tensor([[1, side, side]] * BATCH)
     places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
-    most = number("max_2d_position_embeddings", default=32, scopes=(text,))
+    extent = number("max_2d_position_embeddings", default=32, scopes=(text,))
 
     def boxes() -> Tensor:
-        corner = whole(most // 2, BATCH, length, 2)
-        return torch.cat([corner, corner + whole(most // 2, BATCH, length, 2)], -1)
+        corner = whole(extent // 2, BATCH, length, 2)
+        return torch.cat([corner, corner + whole(extent // 2, BATCH, length, 2)], -1)
+
+    def placed() -> Tensor:  # a row, a column, and the numbers of a patch
+        seen = normal(BATCH, side * side, number("patch_embed_hidden_size", default=cell))
+        return torch.cat([(places + 1).expand(BATCH, -1, -1), seen], -1)
 
     spectrum: list[Maker] = [lambda: normal(BATCH, 1, positions, bins)] if hasattr(sound, "spec_size") else []
     spectrum += [partial(normal, BATCH, positions, n) for n in widths]
     spectrum += [lambda: normal(BATCH, bins, positions), lambda: normal(BATCH, positions, bins)]
     wave: list[Maker] = [lambda: normal(BATCH, SAMPLES), lambda: normal(BATCH, 1, SAMPLES),
                          lambda: normal(BATCH, number("max_length", default=64), bins), *spectrum]  # fmt: skip
+    smallest = min((n for each in every for key, value in settings(each) if kind_of_number(key) == "vocabulary"
+                    for n in numbers(value) if n > 8), default=32)  # fmt: skip
+
+    def coded(*shape: int) -> Tensor:
+        return ids(text, *shape) % smallest
+
     books = number("num_codebooks", "codebooks", default=0)
     codes: list[Maker] = [
-        lambda: ids(text, BATCH * books, length), lambda: ids(text, BATCH, length, books),
-        lambda: ids(text, BATCH, books, length),
+        lambda: coded(BATCH * books, length), lambda: coded(BATCH, length, books),
+        lambda: coded(BATCH, books, length), lambda: coded(BATCH, length, books + 1),
     ] if books else []  # fmt: skip
+    parallel = vars(decoder).get("num_channels")  # tokens at one place
     context = number("context_length", default=length)
     lags = max([0, *numbers(vars(config).get("lags_sequence"))])
     steps = context + lags
@@ -268,12 +293,14 @@ def _makers(model: PreTrainedModel, generator: torch.Generator, widths: Collecti
     ahead = number("prediction_length", default=2)
     return {
         "input_ids": [lambda: ids(text), *codes],
-        "decoder_input_ids": [lambda: ids(decoder)],
+        "decoder_input_ids": [lambda: ids(decoder),
+                              *([lambda: ids(decoder, BATCH, length, parallel)] if parallel else [])],
         "attention_mask": [lambda: ones(BATCH, length)],
         "token_type_ids": [lambda: whole(number("type_vocab_size", default=1, scopes=(text,)), BATCH, length)],
         "bbox": [boxes], "lang_ids": [lambda: torch.zeros(BATCH, dtype=torch.long)],
         "pixel_values": pixels,
         "pixel_values_videos": [lambda: normal(BATCH, frames, channels, height, width), *patches],
+        "flattened_patches": [placed],
         "image_grid_thw": [lambda: grid], "grid_thw": [lambda: grid],
         "image_sizes": [lambda: torch.tensor([[height, width]] * BATCH)],
         "target_sizes": [lambda: grid[:, 1:]], "spatial_shapes": [lambda: grid[:, 1:]],

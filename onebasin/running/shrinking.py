@@ -42,6 +42,7 @@ RULES = {
     "in head": r"(head_dim|head_size|d_kv|d_head|dim_head|headdim)$",
     "key heads": r"(key_value_heads|kv_heads|n_head_kv|kv_n_heads)$",
     "heads": r"(^|_)(n_)?heads?(_per_layer|_per_stage)?$",
+    "frames": r"(num_frames|frames_per_clip)$",
     "experts": r"(^|_)(experts|expert_num)$",
     "chosen": r"(experts_per_tok(en)?|moe_top_?k|moe_k)$",
     "chosen groups": r"topk_group$",
@@ -51,7 +52,7 @@ RULES = {
     "labels": r"_labels$",
     "image tokens": r"(mm_tokens_per_image|num_image_tokens|soft_tokens_per_image)$",
     "positions": r"(position|n_ctx|max_seq_len|seq_length|max_pos|block_size|hash_buckets)",
-    "image": r"(^|_)image_size$",
+    "image": r"(^|_)im(age|g)_size$",
     "patch": r"(^|_)patch_sizes?$",
     "window": r"window_sizes?$",
     "rotary": r"rotary_(dim|ndims)$",
@@ -67,7 +68,7 @@ _STAGED = ("depths", "hidden_sizes")
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
          "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
-         "queries": 5, "image tokens": 4, "labels": 7}  # fmt: skip
+         "queries": 5, "frames": 4, "image tokens": 4, "labels": 7}  # fmt: skip
 _PRIMES = [23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
 
 
@@ -159,8 +160,9 @@ def _own(config: PretrainedConfig) -> dict[str, Any]:
     declared = (
         (each.name for each in fields(cls) if each.init) if is_dataclass(cls) else inspect.signature(cls).parameters
     )
-    held = vars(config)
-    own = {name: held[name] for name in declared if name in held and name not in _ASIDE}
+    held, places = vars(config), getattr(cls, "attribute_map", {})  # a value may be held under another name
+    own = {name: held[places.get(name, name)] for name in declared
+           if places.get(name, name) in held and name not in _ASIDE}  # fmt: skip
     overrides = getattr(held.get("_heterogeneity_spec"), "per_layer_overrides", None)
     if own.keys() & {"_out_indices", "_out_features"}:
         own.pop("_out_features", None)
@@ -214,6 +216,9 @@ class _Shrinking:
         counts = {count for scope in scopes for count in self.heads(scope).values()}
         self.unit = self.head * lcm(*counts) if counts else self.head * 4
         widths = of("width")
+        bins = {n for scope in scopes for key, value in settings(scope) if "mel_bins" in key for n in numbers(value)}
+        bins -= {n for scope in scopes for key in _HIDDEN for n in numbers(scope.get(key))}
+        widths = [n for n in widths if n not in bins]  # these stay
         neurons = [n for n in of("neurons") if n not in widths]
         shared = lcm(*counts)
         self.sizes = {n: self.unit * place if n > self.unit * place or n % shared else n
@@ -250,6 +255,10 @@ class _Shrinking:
         count = getattr(config, "num_labels", None)
         labels: Any = {} if count is None else {"num_labels": self.most.get("labels") or min(count, LABELS)}
         found = type(config)(**given, **labels)
+        fixed = {name for name in derived & small.keys() if small[name] != own[name] == getattr(found, name, None)}
+        if fixed:  # whatever the others are
+            given |= {name: small[name] for name in fixed}
+            found = type(config)(**given, **labels)
         wanted, stages = vars(config).get("_out_indices"), len(vars(found).get("stage_names") or ())
         if wanted and stages:  # a backbone: the same stages, or the last ones
             same = stages == len(vars(config)["stage_names"])
@@ -260,7 +269,8 @@ class _Shrinking:
         for name in named if type(config).__name__ in named else ():
             if name.islower() and not hasattr(found, name):
                 own_heads = small.get("num_attention_heads", 2)
-                setattr(found, name, 1e4 if "theta" in name else own_heads if "head" in name else 2)
+                number = 1e4 if "theta" in name else 0.0 if "drop" in name else own_heads if "head" in name else 2
+                setattr(found, name, number)
         return found
 
     def derived(self, config: PretrainedConfig, own: Mapping[str, Any]) -> set[str]:
@@ -374,12 +384,12 @@ class _Shrinking:
             if isinstance(value, list | tuple):
                 for n, chosen in depths.items():
                     if _is_per_layer(value, n):
-                        return type(value)(value_of(key, value[layer]) for layer in chosen)
+                        return [value_of(key, value[layer]) for layer in chosen]
                 for n, chosen in depths.items():
                     if _is_layers(key, value, n):
-                        return type(value)(place for place, layer in enumerate(chosen) if layer in value)
+                        return [place for place, layer in enumerate(chosen) if layer in value]
                 if value and all(map(is_number, value)):
-                    return type(value)(number(key, n) for n in value)
+                    return [number(key, n) for n in value]  # as in a file
             if isinstance(value, float) and re.search(r"depth_(coefficient|mult)", key):
                 return min(value, 1.0)
             return deepcopy(value)
@@ -536,6 +546,8 @@ def _rotary(value: Any, head: int, filled: bool) -> Any:
 
 
 def _shared_out(total: int, parts: Sequence[int]) -> list[int]:
-    """So many, in parts that are in about the same ratio."""
-    ends = [total * sum(parts[: place + 1]) // sum(parts) for place in range(len(parts))]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    """So many, in parts that are in about the same ratio; equal ones stay equal, and another takes the rest."""
+    found = [total * part // sum(parts) for part in parts]
+    alone = [place for place, part in enumerate(parts) if parts.count(part) == 1]
+    found[alone[-1] if alone else -1] += total - sum(found)
+    return found

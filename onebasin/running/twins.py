@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from importlib import import_module
 from math import prod, sqrt
 from typing import Any
 
@@ -29,7 +30,7 @@ from onebasin.models.folder import one_line
 
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
-from .made_inputs import Way, made_inputs, senses
+from .made_inputs import LENGTH, Way, made_inputs, senses
 from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
 from .verification import _quietly
 
@@ -108,12 +109,19 @@ def build(
         raise ModelError(f"transformers has no model class for '{whole.model_type}'")
     reasons: list[str] = []
     for each in (known[0], *known[-1:0:-1]):
-        chosen: Any = getattr(transformers, each) if isinstance(each, str) else each
+        chosen: Any = _class_of(whole, each) if isinstance(each, str) else each
         scales = [scale] if scale else [replace(each, layers=layers) for each in _scales(whole)]
         found = _first_that_runs(whole, chosen, seed, reasons, scales, probes)
         if found is not None:
             return found
     raise ModelError(f"no tiny '{whole.model_type}' runs: {reasons[0]}")
+
+
+def _class_of(config: PretrainedConfig, name: str) -> Any:
+    """Return the class of a name, which its package may keep to itself."""
+    if hasattr(transformers, name):
+        return getattr(transformers, name)
+    return getattr(import_module(type(config).__module__.replace(".configuration_", ".modeling_")), name)
 
 
 def _first_that_runs(
@@ -136,27 +144,25 @@ def _first_that_runs(
         reasons.append(_REFUSED[place])
         return None
     known = None if probes else _FOUND.get(place, _FOUND.get((asked, "")))
-    if known is not None:
+    for scale, how in _like(scales[0], known, only):
         with suppress(Exception):  # at this scale it needs others
-            last = known[0]
-            asks = replace(scales[0], divisor=last.divisor, filled=last.filled, kept=last.kept | scales[0].kept)
-            scale = replace(asks if only else last, layers=layers)
             model = random_model(twin_config(whole, scale, decoder=decoder), cls, seed)
-            given = known[1].made(model, seed)
+            given = how.made(model, seed)
             if outputs(model, given):
                 return model, given
     reason = ""
     named: dict[str, int | None] = {}
     widths: set[int] = set()
+    length = LENGTH
     deaf: tuple[PreTrainedModel, dict[str, Any], Scale, Way | None] | None = None  # one that runs on texts alone
     until = time.process_time() + SECONDS
     while scales and time.process_time() < until:
         said: list[Exception] = []
         try:
-            tried = scales.pop(0)
+            tried, enough = scales.pop(0), time.process_time() + SECONDS / 3  # others may do better
             model = random_model(twin_config(whole, tried, decoder=decoder), cls, seed)
             wanted = senses(model)
-            ways = ((None, each) for each in probes(model)) if probes else made_inputs(model, seed, widths)
+            ways = ((None, each) for each in probes(model)) if probes else made_inputs(model, seed, widths, length)
             for way, given in ways:
                 try:
                     if not outputs(model, given):
@@ -169,7 +175,7 @@ def _first_that_runs(
                         deaf, until = (model, given, tried, way), time.process_time() + SECONDS / 3
                 except Exception as error:
                     said.append(error)
-                if time.process_time() > until:
+                if time.process_time() > (until if deaf else min(until, enough)):
                     break
         except Exception as error:  # each class refuses sizes in its own way
             said.append(error)
@@ -178,8 +184,10 @@ def _first_that_runs(
             wider = widths | {
                 int(n) for each in said for n in re.findall(r"be multiplied \(\d+x\d+ and (\d+)x", str(each))
             }
-            if wider != widths and not probes:  # once more with inputs as wide
-                widths = wider
+            apart = re.findall(rf"a \({LENGTH}\) must match the size of tensor b \((\d+)\)", str(refusal))
+            longer = int(apart[0]) if apart and length == LENGTH else length
+            if (wider, longer) != (widths, length) and not probes:  # once more with inputs as wide, and as long
+                widths, length = wider, longer
                 scales.insert(0, tried)
             if "parameters" in str(refusal):
                 scales.sort(key=lambda scale: scale.divisor != 8)
@@ -197,6 +205,20 @@ def _first_that_runs(
     if way is not None:
         _FOUND[place] = tried, way
     return model, given
+
+
+def _like(asked: Scale, known: tuple[Scale, Way] | None, only: bool) -> Iterator[tuple[Scale, Way]]:
+    """Yield the scales to try where one ran, and how: that one with as many layers, or the one asked with all that it
+    has beside sizes, and with larger heads at last."""
+    if known is None:
+        return
+    ran, how = known
+    if not only:
+        yield replace(ran, layers=asked.layers), how
+        return
+    larger = [ran.head] if asked.head == Scale.head else [2 * ran.head, 3 * ran.head]
+    for head in [asked.head, *(n for n in larger if n > asked.head)]:
+        yield replace(asked, head=head, divisor=ran.divisor, filled=ran.filled, kept=ran.kept | asked.kept), how
 
 
 def _named(said: str) -> dict[str, int | None]:
@@ -276,7 +298,9 @@ def _random(module: nn.Module, name: str, value: Tensor) -> Tensor:
             return noise / sqrt(max(prod(value.shape[1:]), 1))
         return noise / sqrt(max(value.shape[-2:]))
     first = value.flatten()[:1]
-    if value.numel() == 0 or bool((value == first).all()):  # a constant: zeros of a bias, ones of a norm
+    if value.numel() == 0:
+        return value
+    if bool((value == first).all()):  # a constant: zeros of a bias, ones of a norm
         if float(first) == 0:
             return 0.3 * noise
         return (0.5 + torch.rand_like(value)) * (float(first) if abs(float(first)) > 0.1 else 1.0)

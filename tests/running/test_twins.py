@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 from onebasin.models import ModelError
-from onebasin.running import twins
+from onebasin.running import shrinking, twins
 from onebasin.running.shrinking import Scale, configs
 
 DRAFTS = {"gemma4_assistant", "gemma4_unified_assistant"}  # they read the keys and values of another model
@@ -151,6 +151,63 @@ def test_images_and_sounds_reach_the_output(kind: str) -> None:
     first = twins.outputs(model, inputs)[0]
     other = twins.outputs(model, {**inputs, sense: torch.rand_like(inputs[sense])})[0]
     assert not torch.allclose(first, other)
+
+
+def test_a_size_that_is_held_under_another_name_is_a_size() -> None:
+    given = CONFIG_MAPPING["qwen3_moe"](num_experts=16)
+    assert "num_experts" not in vars(given)
+    assert twins.twin_config(given).num_experts == 8
+
+
+def test_sizes_that_a_class_makes_of_nothing_are_small() -> None:
+    """Its defaults would come back where they are left to it; what follows from other sizes is."""
+    text = twins.twin_config("ernie4_5_vl_moe").text_config
+    assert len(text.moe_intermediate_size) == 2 and max(text.moe_intermediate_size) < 64
+
+
+def test_what_goes_from_one_tower_to_another_is_as_wide_in_both() -> None:
+    small = twins.twin_config("fastspeech2_conformer_with_hifigan")
+    assert small.model_config.num_mel_bins == small.vocoder_config.model_in_dim
+
+
+@pytest.mark.parametrize(("parts", "expected"), [
+    ([22, 22, 20], [2, 2, 4]), ([16, 24, 24], [2, 3, 3]), ([1, 1, 1], [2, 2, 4]),
+])  # fmt: skip
+def test_axes_of_a_picture_that_turn_alike_do(parts: list[int], expected: list[int]) -> None:
+    assert shrinking._shared_out(8, parts) == expected
+
+
+def test_a_film_is_short() -> None:
+    assert twins.twin_config("vjepa2").frames_per_clip == 4
+
+
+def test_lists_are_as_in_a_file() -> None:
+    given = CONFIG_MAPPING["vitmatte"](fusion_hidden_sizes=(256, 128))
+    assert isinstance(twins.twin_config(given).fusion_hidden_sizes, list)
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_heads_are_as_large_as_a_class_needs(layers: int) -> None:
+    """A smaller head than that of the twin that ran does not do, however many layers there are."""
+    twins.build("data2vec-audio")
+    deeper, _ = twins.build("data2vec-audio", scale=Scale(layers=layers))
+    wider, _ = twins.build("data2vec-audio", scale=Scale(14, layers))
+    assert wider.config.hidden_size != deeper.config.hidden_size
+
+
+def test_a_parameter_without_entries_stays() -> None:
+    assert twins._random(torch.nn.Module(), "weight", torch.empty(0)).numel() == 0
+
+
+@pytest.mark.parametrize("kind", [
+    "voxtral_realtime", "speech-encoder-decoder", "kyutai_speech_to_text", "dia", "pix2struct", "inkling2_vision",
+    "fun_asr_nano_encoder", "gemma3n_audio", "sam3_vision_model", "t5gemma2_encoder",
+])  # fmt: skip
+def test_inputs_are_as_a_class_takes_them(kind: str) -> None:
+    """As many tokens as frames, a sound beside no text, a code more, tokens side by side, patches with their places,
+    merged and stacked ones, a size that is read off a tower, a setting that its class forgot."""
+    model, inputs = twins.build(kind)
+    assert twins.outputs(model, inputs)
 
 
 @pytest.mark.parametrize("kind", ["muse_spark_audio", "muse_glimmer_vision", "detr"])
