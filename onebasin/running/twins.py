@@ -233,7 +233,7 @@ def _names(mapping: Mapping[str, Any]) -> set[str]:
 
 def _scales(config: PretrainedConfig) -> Iterator[Scale]:
     """The scales to try, the smallest first."""
-    yield from (Scale(), Scale(8), Scale(filled={}), Scale(divisor=8), Scale(divisor=1), Scale(16), Scale(32))
+    yield from (Scale(), Scale(8), Scale(filled={}), Scale(divisor=8), Scale(16), Scale(32), Scale(divisor=1))
     present = {kind_of_number(key) for each in configs(config) for key, _ in settings(each)}
     yield from (Scale(kept=frozenset({kind})) for kind in KEPT if kind in present)
     yield Scale(kept=frozenset({"image", "patch", "window"}))

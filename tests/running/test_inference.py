@@ -29,9 +29,12 @@ from onebasin.symmetry.tables.signature import MOVES, Signature
 # A type each of what tables have to tell apart; none but the first four has a table by hand.
 # mobilebert: layers that differ a little; segformer: stages, and norms before padding; vit_msn: layers without the
 # prefix on disk; bamba: a norm over heads; voxtral: vectors put among those of tokens; lxmert: modules of several kinds
-# in a row; dinov3_vit: a tensor of no numbers; lw_detr_vit: parts of an axis whose sizes nothing tells.
+# in a row; dinov3_vit: a tensor of no numbers; lw_detr_vit: parts of an axis whose sizes nothing tells;
+# openai_privacy_filter: sinks at every place, then interleaved rotations by place; recurrent_gemma: an output bias of a
+# later kind of layers stands before the norm that follows it.
 KINDS = ["llama", "gpt2", "bert", "mixtral", "granite", "gpt_oss", "glm4_moe", "phimoe", "smollm3", "mpnet", "marian",
-         "mobilebert", "segformer", "vit_msn", "bamba", "voxtral", "lxmert", "dinov3_vit", "lw_detr_vit"]  # fmt: skip
+         "mobilebert", "segformer", "vit_msn", "bamba", "voxtral", "lxmert", "dinov3_vit", "lw_detr_vit",
+         "openai_privacy_filter", "recurrent_gemma"]  # fmt: skip
 WITHOUT_TABLE = ["granite", "phimoe", "marian"]
 
 
@@ -58,6 +61,12 @@ def test_what_is_inferred_leaves_the_twins_function_as_it_is(kind: str) -> None:
     assert found.departure < 1e-9
     assert found.free > 0.5  # sinusoidal positions keep marian's streams still
     assert not found.lowered
+
+
+def test_what_a_file_cuts_across_an_axis_stays() -> None:
+    """OLMo Hybrid's convolution is stored in three parts that are not its queries, keys and values."""
+    found = inference.infer("olmo_hybrid")
+    assert found.departure < 1e-9 and found.free > 0.5
 
 
 def test_types_that_take_turns_are_exact_too() -> None:

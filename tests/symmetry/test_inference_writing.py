@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as text: layers of a block are made alike."""
+"""Axes met in an operation, and tables as text: layers of a block are made alike."""
 
 from __future__ import annotations
 
-from onebasin.symmetry.inference.atoms import fix, flat, joined, new
+import torch
+
+from onebasin.symmetry.inference.atoms import fix, flat, index, joined, new
+from onebasin.symmetry.inference.rules import RULES
+from onebasin.symmetry.inference.trace import KEY, Label, Trace
 from onebasin.symmetry.inference.writing import _alike
 from onebasin.symmetry.tables.signature import MOVES
 
@@ -16,3 +20,15 @@ def test_a_gate_is_made_like_what_stays_in_another_layer() -> None:
     assert [_alike(gated, still) for _ in range(4)][-1] is True
     assert len(list(still.leaves)) <= 4
     assert gate.moves == MOVES["permutation"] and not any(leaf.moves for leaf in still.leaves)
+
+
+def test_rotations_by_place_leave_pairs_where_places_are_told_apart() -> None:
+    time, head = index(5), new(6)
+    x, angle = torch.randn(5, 6), torch.randn(5, 3)
+    setattr(x, KEY, Label([time, head]))
+    trace = Trace(rules=RULES)
+    with trace:
+        a, b = x[..., ::2], x[..., 1::2]
+        turned = torch.stack((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1).flatten(-2)
+    trace.axes(turned)
+    assert head.moves == MOVES["interleaved"] and not time.moves

@@ -854,17 +854,16 @@ def _diagonal(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bool) ->
     axes = [None] * shift + list(label.axes)
     linear, dims = label.linear, tuple(d + shift for d in label.dims)
     mine = [d for d in varied if axes[d] is not None]
-    if linear is None:
-        if len(mine) != 1:
-            return None
-        axis = axes[mine[0]]
-        assert axis is not None
-        if b.is_complex():
-            return None
-        linear, dims = _unsqueezed(basis(axis, a, mine[0] - shift), shift), (mine[0],)
-        axes[mine[0]] = None
-    elif mine:
+    if linear is None and (not mine or b.is_complex()):
         return None
+    for d in mine if linear is not None else mine[:-1]:  # places, told apart
+        hold([axes[d]], "constants along it")
+        axes[d] = None
+    if linear is None:
+        axis = axes[mine[-1]]
+        assert axis is not None
+        linear, dims = _unsqueezed(basis(axis, a, mine[-1] - shift), shift), (mine[-1],)
+        axes[mine[-1]] = None
     else:
         linear, dims, off = peeled(_unsqueezed(linear, shift), dims, varied)
         for d, one in off.items():

@@ -596,7 +596,8 @@ class Writer:
             elif norm is not None and len(one.axes) == 1:
                 text = show((self._primal(self.axis(norm.source)),))
             else:
-                axes = tuple(map(self.axis, one.axes))
+                axes = tuple(self.axis(axis) if axis is not None or n == 1 else Leaf(self._kept(n))
+                             for axis, n in zip(one.axes, one.shape, strict=True))  # fmt: skip
                 text = show(axes)
                 if one.joint is not None:
                     rest = rest.replace("@", next(leaf.space for leaf in leaves(axes[one.joint]) if not leaf.constant))
@@ -738,7 +739,8 @@ class Writer:
         for at, heading, *_ in lines:
             if heading:
                 first.setdefault(heading, at)
-        ordered = sorted(lines, key=lambda line: (line[5], first.get(line[1], line[0]), line[0]))
+        rank = self._ranks()
+        ordered = sorted(lines, key=lambda line: (line[5], first.get(line[1], line[0]), rank.get(line[0], line[0])))
         for _, heading, name, text, notes, head in ordered:
             here = "heads" if head and not heading else f"layer {heading}.{{}}" if heading else "tensors"
             if here != section:
@@ -761,6 +763,25 @@ class Writer:
             out += ["", f"audit {heading}.{{}}" if heading else "audit"] if names else []
             out += [f"    {name}  unused" for name in names]
         return "\n".join(out) + "\n"
+
+    def _ranks(self) -> dict[int, int]:
+        """Return where the tensors of a block stand in it, by the place of the first: in an order that all layers keep,
+        whichever of them they have."""
+        merged: dict[str, list[str]] = defaultdict(list)
+        after: dict[tuple[str, int], int] = {}
+        first: dict[tuple[str, str], int] = {}
+        for place, one in enumerate(self.found):
+            heading, layer, rest = self.parsed(one)
+            if not heading:
+                continue
+            order, at = merged[heading], after.get((heading, layer), 0)
+            if (heading, rest) not in first:
+                first[heading, rest] = place
+                order.insert(at, rest)
+                after[heading, layer] = at + 1
+            else:
+                after[heading, layer] = max(at, order.index(rest) + 1)
+        return {first[heading, rest]: rank for heading, order in merged.items() for rank, rest in enumerate(order)}
 
     def _sizes(
         self, needed: Sequence[str], key_of: Callable[[str], str | None], texts: Sequence[str]
