@@ -20,8 +20,9 @@ def known() -> dict[str, list[dict[str, Any]]]:
 
 # albert: layers that run again; bloom: a function with a gradient of its own, whose GELU takes a product of products;
 # beit: LayerScale; vit: constants between positions, class token and patches; xlm-roberta: the home of tied tensors;
-# deberta-v2: attention that is seen in another shape.
-KINDS = ["llama", "mixtral", "albert", "bloom", "beit", "vit", "xlm-roberta", "deberta-v2"]
+# deberta-v2: attention seen in another shape; gpt_neox: two norms of the same vectors; cohere: norms step by step.
+KINDS = ["llama", "mixtral", "albert", "bloom", "beit", "vit", "xlm-roberta", "deberta-v2",
+         "gpt_neox", "cohere"]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -626,7 +626,9 @@ def summed(trace: Trace, call: Call) -> Any:
     if bias is not None:
         return bias
     x, y = trace.axes(a, call.name), trace.axes(b, call.name)
-    axes = entrywise(trace, before, b, x, y, out, call.name)
+    mean = getattr(b, "_mean_of", None)
+    centred = "sub" in call.name and mean is not None and bool(x) and x[-1] is not None and mean.top == x[-1].top
+    axes = entrywise(trace, before, b, x, y, out, call.name, sums=not centred)
     known: dict[str, Any] = {}
     for label in (la, lb):
         if label is not None and label.length is not None:
@@ -640,9 +642,7 @@ def summed(trace: Trace, call: Call) -> Any:
     for one, other in ((la, lb), (lb, la)):
         if one is not None and other is not None and len(one.by) == 1 and other.name and "sub" not in call.name:
             trace.biases[other.name] = one.by[0]
-    # x minus its mean
-    mean = getattr(b, "_mean_of", None)
-    if "sub" in call.name and mean is not None and axes and axes[-1] is not None and mean.top == axes[-1].top:
+    if centred:
         out._centred = True
     return trace.put(out, axes, a, b, **known)
 
@@ -982,6 +982,10 @@ def normalized(trace: Trace, call: Call) -> Any:
     its = trace.label(bias)
     assert label.axes[0] is not None
     made = norm(trace, kind, last, label.name, label.axes[0], its.name if its else "")
+    first = getattr(x, "_normed_by", made)
+    setattr(x, "_normed_by", first)  # noqa: B010
+    if first is not made:
+        trace.together[made.weight] = first.weight
     if its is not None and its.axes[0] is not None and made.target is not None:
         unify(its.axes[0], made.target, "norm")
     return trace.put(out, [*axes[:-1], made.target], x, normed=made)
@@ -1435,11 +1439,14 @@ def total(trace: Trace, call: Call) -> Any:
         return trace.put(out, left, source, length=(axis, centred))
     axes = trace.axes(source, call.name)
     gone = [axes[d] for d in dims]
-    lower(gone, ONES, call.name)
+    within = dims == [source.dim() - 1] and call.name == "mean"
+    for one in gone:
+        if one is not None:
+            restrict(one, ONES, call.name, norm=within)  # of a norm, computed step by step
     left = _left(axes, dims, out)
     trace.mixed(left, gone)
     trace.put(out, left, source)
-    if dims == [source.dim() - 1] and axes[-1] is not None and call.name == "mean":
+    if within and axes[-1] is not None:
         out._mean_of = axes[-1]
         if trace.label(out) is None:
             setattr(out, KEY, Label([None] * out.dim(), within=trace.within(source)))

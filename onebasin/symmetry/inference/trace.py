@@ -87,7 +87,8 @@ class Trace(TorchFunctionMode):
     order. occurrences: axes that stood side by side. apart: (axes, others), none of the first has a map for each entry
     of the others. rows: how often rows of these tables were looked up and summed. placed: a table of places -> what
     its rows were added to, see `Label.side`. softmaxed: what makes the entries that a softmax runs over. biases: a
-    vector -> the matrix to whose product it is added first. gains: vectors that multiply what a matrix has made. uses:
+    vector -> the matrix to whose product it is added first. together: a norm's weight -> that of an
+    earlier norm of the same vectors. gains: vectors that multiply what a matrix has made. uses:
     how often a parameter, `("", name)`, and what a matrix and its bias made, were used.
     """
 
@@ -104,6 +105,7 @@ class Trace(TorchFunctionMode):
     placed: dict[str, tuple[tuple[int, tuple[str, ...]], ...]] = field(default_factory=dict)
     softmaxed: set[str] = field(default_factory=set)
     biases: dict[str, str] = field(default_factory=dict)
+    together: dict[str, str] = field(default_factory=dict)
     gains: dict[str, Gain] = field(default_factory=dict)
     uses: Counter[tuple[str, ...]] = field(default_factory=Counter)
     padded: list[Axis] = field(default_factory=list)  # beside what lives there, zeros may stand

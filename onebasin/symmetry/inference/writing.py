@@ -179,14 +179,21 @@ class Writer:
         return next((other for other in self.found if other.name == one.tied), one)
 
     def _follow(self, norm: Normed) -> None:
-        """Put a norm that writes back right behind what writes the vectors that it takes: the tables' order."""
+        """Put a norm in the tables' order: one that writes back right behind what writes the vectors that it takes, and
+        one that takes what an earlier norm does right behind that."""
         mine = [one for one in self.found if one.parameter in (norm.weight, norm.bias) and len(one.axes) == 1]
         last = [leaf.top for leaf in norm.source.leaves if leaf.size > 1][-1:]
-        if self.free[norm.weight] or not mine or not last:
+        first = next((each for each in self.trace.norms if each.weight == self.trace.together.get(norm.weight)), None)
+        if not mine or not (last if first is None else self.free[norm.weight]):
             return
         before = self.found[: self.found.index(mine[0])]
-        places = [place for place, one in enumerate(before) for axis in one.axes if axis is not None
-                  for leaf in axis.leaves if leaf.top == last[0]]  # fmt: skip
+        if first is not None:
+            places = [place for place, one in enumerate(before) if one.parameter in (first.weight, first.bias)]
+        elif self.free[norm.weight]:
+            return
+        else:
+            places = [place for place, one in enumerate(before) for axis in one.axes if axis is not None
+                      for leaf in axis.leaves if leaf.top == last[0]]  # fmt: skip
         if places:
             rest = [one for one in self.found if one not in mine]
             self.found = [*rest[: places[-1] + 1], *mine, *rest[places[-1] + 1 :]]

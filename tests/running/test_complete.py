@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what is inferred of a type is all there is, as `docs/families.json` says."""
+
+from __future__ import annotations
+
+import pytest
+
+complete = pytest.importorskip("benchmarks.complete")
+
+
+def test_what_is_inferred_of_phi_is_all_there_is() -> None:
+    assert complete.audited("phi") == {"complete": True, "missing": 0}
+
+
+def test_types_are_counted_by_what_their_audits_say() -> None:
+    types = {"a": {"complete": True}, "b": {"complete": False, "missing": 3}, "c": {"unaudited": "too large"}, "d": {}}
+    assert complete.counts(types) == "1 of 2 audited types are complete; 1 could not be audited"
