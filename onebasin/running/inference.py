@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property, partial
 from itertools import chain
@@ -49,6 +49,7 @@ NAMED = {
 }  # fmt: skip
 LOSS = 0.9  # of the matrices that are free: what may stay, so that layers that differ a little are one block
 WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
+WIDE = 32  # numbers of a head, where some size is one in the smallest twin and more in another
 DEEPEST = 8  # layers of a twin, at most, until every kind of layer is there
 RUNS = 6  # of a twin, at most, until every parameter was seen
 PATIENCE = (
@@ -261,6 +262,9 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             departure, level = proved(text, found, larger)
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:
             reason = reason or one_line(error)
+            if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
+                scale, found = replace(scale or Scale(), head=WIDE), None
+                styles, attempts = list(STYLES), []
             continue
         if departure < TOLERANCE:
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
@@ -277,6 +281,13 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         if time.process_time() - start > 2 * PATIENCE:
             break
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
+
+
+def _single(found: Traced, larger: Traced | None) -> bool:
+    """Whether some dimension of one entry has more in the other twin."""
+    mine, other = (twin.model.state_dict() if twin else {} for twin in (found, larger))
+    return any(n == 1 < more for name in mine.keys() & other.keys()
+               for n, more in zip(mine[name].shape, other[name].shape, strict=False))  # fmt: skip
 
 
 @contextmanager

@@ -31,10 +31,10 @@ from onebasin.symmetry.tables.signature import MOVES, Signature
 # prefix on disk; bamba: a norm over heads; voxtral: vectors put among those of tokens; lxmert: modules of several kinds
 # in a row; dinov3_vit: a tensor of no numbers; lw_detr_vit: parts of an axis whose sizes nothing tells;
 # openai_privacy_filter: sinks at every place, then interleaved rotations by place; recurrent_gemma: an output bias of a
-# later kind of layers stands before the norm that follows it.
+# later kind of layers stands before the norm that follows it; bros: one frequency in the smallest twin, more in others.
 KINDS = ["llama", "gpt2", "bert", "mixtral", "granite", "gpt_oss", "glm4_moe", "phimoe", "smollm3", "mpnet", "marian",
          "mobilebert", "segformer", "vit_msn", "bamba", "voxtral", "lxmert", "dinov3_vit", "lw_detr_vit",
-         "openai_privacy_filter", "recurrent_gemma"]  # fmt: skip
+         "openai_privacy_filter", "recurrent_gemma", "bros"]  # fmt: skip
 WITHOUT_TABLE = ["granite", "phimoe", "marian"]
 
 
