@@ -458,3 +458,7 @@ def test_a_gain_whose_product_is_used_twice_stays() -> None:
         assert bool(settle_gains(trace, (), wanted=True)) != twice
         moves.append("rotate" in trace.axes(module.gain)[0].moves)
     assert moves == [True, False]
+
+
+def test_a_softmax_over_the_largest_entries_does_not_see_what_a_router_adds_to_all() -> None:
+    assert re.search(r"router\.layer\.weight .*; softmax", inference.infer("granitemoe").text)

@@ -1539,7 +1539,11 @@ def ranked(trace: Trace, call: Call) -> Any:
     trace.mixed(left, [axes[place]])
     values, places = (None, made) if call.name == "argsort" else made
     if values is not None:
-        trace.put(values, left, source)
+        label = trace.label(source)
+        by = (
+            label.by if label is not None and place == source.dim() - 1 else ()
+        )  # one number more in all chooses the same
+        trace.put(values, left, source, **({"by": by} if by else {}))
     trace.put(places, left, source, **({"indexes": axes[place]} if axes[place] is not None else {}))
     return made
 
