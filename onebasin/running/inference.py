@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -249,13 +249,16 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             with _as_before(found):
                 text = _text(found, styles[0], other, bool(kept))
                 left = _free(found)
+            if not kept and (few or left < LOSS * free):  # what differs stands by name: all layers must be there
+                with nullcontext() if few else suppress(ModelError):  # where that is too much, it stays
+                    whole = Scale(kept=frozenset({"layers"}))
+                    found = traced(*twins.build(config, cls, 0, whole))
+                    scale, larger = whole, _larger(config, cls, whole.kept)
+                    other = cache(partial(_larger, config, cls, whole.kept, True))
+                    continue
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:  # axes that contain themselves, say
             reason = reason or one_line(error)
             styles.pop(0)
-            continue
-        if not kept and (few or left < LOSS * free):  # what differs stands by name: all layers must be there
-            scale = Scale(kept=frozenset({"layers"}))
-            larger, found = _larger(config, cls, scale.kept), None
             continue
         attempts.append((text, found, left, styles.pop(0)))
         try:

@@ -327,6 +327,15 @@ def test_constants_are_given_up_however_long_that_takes(monkeypatch: pytest.Monk
     assert inference.infer("convnext").style.constants is False  # the first ways say too much
 
 
+def test_where_all_layers_are_too_many_what_differs_in_them_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DETR's backbone has stages that differ, so its table names all layers."""
+    monkeypatch.setattr(twins, "LARGEST", 400_000)
+    monkeypatch.setattr(twins, "_FOUND", {})
+    monkeypatch.setattr(twins, "_REFUSED", {})
+    found = inference.infer("detr")
+    assert found.departure < 1e-9 and 0.5 < found.free < inference.LOSS
+
+
 def test_a_factor_that_stays_has_a_size_still() -> None:
     text = "family a\ntypes a\n\nspaces\n    ffn permutation ffn\n    scale factor ffn\n\ntensors\n    x  (ffn scale)\n"
     assert inference._lowered(text, {"ffn": 1.0, "scale": 1.0}).splitlines()[2:6] == [
