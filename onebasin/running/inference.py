@@ -699,7 +699,12 @@ def _deaf(found: Traced) -> bool:
     before = twins.outputs(found.model, found.inputs)
     with _kept(held):
         _shuffle(held.values(), 0)
-        return all(map(torch.equal, before, twins.outputs(found.model, found.inputs)))
+        return all(map(_alike, before, twins.outputs(found.model, found.inputs)))
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same, entries that are no numbers too."""
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _blame(text: str, *found: Traced | None) -> dict[str, float]:
@@ -783,9 +788,9 @@ def _departure(
 
 
 def _difference(before: Tensor, after: Tensor) -> float:
-    """Return the relative difference of two outputs; what is infinite has to stay; no number tells nothing."""
+    """Return the relative difference of two outputs; what is infinite or no number has to stay that."""
     known = before.isfinite() & after.isfinite()
-    if not torch.equal(before[~known], after[~known]):
+    if not _alike(before[~known], after[~known]):
         return inf
     return float((before - after)[known].norm() / before[known].norm().clamp_min(1e-30))
 

@@ -278,23 +278,28 @@ tensors
 """
 
 
-class Endless(Odd):
-    """A model whose outputs are no numbers at some places, whatever its weights are."""
+class Masked(Odd):
+    """A model of whose outputs some are no finite numbers, whatever its weights are."""
 
-    lost = float("nan")
+    places, filler = [1], -inf
 
     def forward(self, input_values: torch.Tensor) -> torch.Tensor:
         found = self.last(torch.relu(self.first(input_values)))
-        return torch.where(torch.arange(3) == 1, self.lost, found)
+        return torch.where(torch.isin(torch.arange(3), torch.tensor(self.places)), self.filler, found)
 
 
-def test_outputs_that_are_no_numbers_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("filler", [-inf, float("nan")])
+def test_outputs_that_are_no_numbers_prove_nothing(filler: float, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model = Endless(OddConfig()).double().eval()
-    inputs = {"input_values": torch.randn(4, 5, dtype=torch.float64)}
-    assert inference.proved(ODD, inference.traced(model, inputs)) == (inf, "permutation")
-    monkeypatch.setattr(Endless, "lost", -inf)  # as a mask has it
-    assert inference.proved(ODD, inference.traced(model, inputs))[0] < 1e-12
+    monkeypatch.setattr(Masked, "filler", filler)
+    model = Masked(OddConfig()).double().eval()
+    found = inference.traced(model, {"input_values": torch.randn(4, 5, dtype=torch.float64)})
+    assert inference.proved(ODD, found)[0] < 1e-12
+    too_much = ODD.replace("ffn relu ffn", "ffn linear ffn")
+    assert inference.proved(too_much, found)[0] > 0.01  # the others are looked at
+    monkeypatch.setattr(Masked, "places", [0, 1, 2])
+    with pytest.raises(ValueError, match="do not depend on its parameters"):
+        inference.proved(too_much, found)
 
 
 class Deaf(Odd):
