@@ -32,3 +32,12 @@ def test_rotations_by_place_leave_pairs_where_places_are_told_apart() -> None:
         turned = torch.stack((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1).flatten(-2)
     trace.axes(turned)
     assert head.moves == MOVES["interleaved"] and not time.moves
+
+
+def test_entries_that_stay_one_by_one_are_made_like_an_axis_that_stays() -> None:
+    """Boxes whose four numbers are used one by one after one layer, and as they are after another."""
+    boxes, still = joined([new(1) for _ in range(4)]), new(4)
+    for axis in (boxes, still):
+        fix(axis, "output")
+    assert [_alike(boxes, still) for _ in range(2)] == [False, True]
+    assert len(list(boxes.leaves)) == len(list(still.leaves)) == 1 and not boxes.moves

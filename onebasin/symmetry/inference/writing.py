@@ -873,6 +873,10 @@ def _moving(axis: Axis) -> Iterator[Axis]:
 
 def _alike(a: Axis, b: Axis) -> bool | None:
     """Whether two axes have the same structure; False where one was given the other's, None where they cannot."""
+    for one, other in ((a, b), (b, a)):
+        if not other.top.atom.parts and other.size > 1 and not any(True for _ in _moving(one)):  # cut into entries
+            one.top.atom.parts, one.top.atom.own = (), frozenset()
+            return False
     x, y = ([part for part in _pieces(axis) if part.size > 1 or part.moves] for axis in (a, b))
     counts = [sum(part.size == 1 for part in parts) for parts in (x, y)]
     if a.flat and b.flat and counts[0] != counts[1]:  # one has more factors than the other
