@@ -52,7 +52,7 @@ def cross_moments(
             length = source.new_zeros(source.shape[:-1]) if isometry else source.square().sum(-1)
             cross = (anchor, source) if run is map else gemm(anchor, source)
             dual = leaf.dual and not isometry
-            terms.append((dual, weight, cross, length, source @ source.mT if gram else None))
+            terms.append((dual, weight, cross, length, _gram(source) if gram else None))
         return terms, [weight * (a @ s.mT) for a, s, _, weight in _views(signature, root, [pair], diagonal=True)]
 
     def terms() -> Iterator[Term]:
@@ -99,8 +99,14 @@ def _pairwise(views: Iterable[View], gram: bool) -> Iterator[Term]:
     for anchor, source, leaf, weight in views:
         *still, h, n, _ = source.shape
         cross = gemm(anchor.flatten(-3, -2), source.flatten(-3, -2)).view(*still, h, n, h, n).transpose(-3, -2)
-        own = (source @ source.mT).unsqueeze(-4).expand(*still, h, h, n, n) if gram else None
+        own = _gram(source).unsqueeze(-4).expand(*still, h, h, n, n) if gram else None
         yield leaf.dual, weight, cross, source.square().sum(-1).unsqueeze(-3).expand(*still, h, h, n), own
+
+
+def _gram(source: Tensor) -> Tensor:
+    """Return S S^T in float64: a map of condition c multiplies its rounding by c^2, and that of all else by c."""
+    wide = source.double()
+    return wide @ wide.mT
 
 
 def grouped_moments(
@@ -133,7 +139,7 @@ def grouped_moments(
                 a, s = (as_matrix(view.movedim(place, 1), 2) for view in (a, s))
                 h, m, n, _ = s.shape
                 cross = gemm(a.flatten(0, 2), s.flatten(0, 2)).view(h, m, n, h, m, n).permute(0, 3, 1, 4, 2, 5)
-                own = (s @ s.mT)[None, :, None].expand(h, h, m, m, n, n) if gram else None
+                own = _gram(s)[None, :, None].expand(h, h, m, m, n, n) if gram else None
                 yield leaf.dual, weight, cross, s.square().sum(-1)[None, :, None].expand(h, h, m, m, n), own
 
     shared = list(_pairwise(_views(signature, inner, pairs, without=[member]), gram))

@@ -10,7 +10,9 @@ import torch
 
 from onebasin.engine import in_order
 from onebasin.matching.moments import carried, cross_moments
-from onebasin.symmetry import acting_groups
+from onebasin.symmetry import Alignment, acting_groups
+from onebasin.symmetry.groups.elements import Linear
+from onebasin.symmetry.groups.orthogonal import random_orthogonal
 
 CASES = ["BertForSequenceClassification", "GPT2LMHeadModel", "LlamaForCausalLM"]
 
@@ -63,3 +65,32 @@ def test_what_acted_on_the_source_acts_on_the_sum(spaces):
         assert torch.allclose(one.total, both.total, rtol=1e-9, atol=1e-9)
         assert one.map(torch.Tensor.clone).total.equal(one.total)
         assert (one + both).total.allclose(2 * both.total, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["BertForSequenceClassification", "OPTForCausalLM"])
+def test_float32_tells_the_distance_that_an_ill_conditioned_map_leaves(case, tiny):
+    """Its condition squared multiplies the rounding of the source's own moments."""
+    signature, anchor = tiny(case)
+    generator = torch.Generator().manual_seed(0)
+    for root, group in acting_groups(signature, "invertible").items():
+        if not group.uses_gram:
+            continue
+        roles = [role for role in signature.touching[root] if signature.tensors[role].alias is None]
+        size = signature.spaces[root].size
+        pairs = [
+            (role, anchor[role].float(), torch.randn(anchor[role].shape, generator=generator), 1.0) for role in roles
+        ]
+        moments = cross_moments(signature, root, pairs, gram=True)
+        batch = moments.primal.shape[:-2]
+        turns = [random_orthogonal(size, batch, generator) for _ in range(2)]
+        spectrum = torch.logspace(-2.5, 1.5, size, dtype=torch.float64)
+        map_ = Linear((turns[0] * spectrum) @ turns[1], (turns[0] / spectrum) @ turns[1])
+        alignment = Alignment({root: map_}, {root: signature.spaces[root].batch})
+        moved = [squared(alignment.apply(signature, role, s.double()) - a) for role, a, s, _ in pairs]
+        constant = [squared(a) for _, a, _, _ in pairs]
+        told = float(moments.value(map_).sum()) + sum(constant)
+        assert told == pytest.approx(sum(moved), rel=1e-8)
+
+
+def squared(tensor):
+    return float(tensor.double().square().sum())

@@ -59,7 +59,7 @@ class Moments:
             (False, self.primal, self.primal_norm, self.primal_gram),
             (True, self.dual, self.dual_norm, self.dual_gram),
         ):
-            g = element.of(dual).to(self.primal)
+            g = element.of(dual).to(self.primal if gram is None else gram)
             grown = (g**2).sum(-2).mul(norm).sum(-1) if gram is None else (g @ gram * g).sum((-2, -1))
             total = total + grown - 2 * (g * cross).sum((-2, -1))
         here = torch.arange(self.primal.shape[-1], device=self.primal.device)
