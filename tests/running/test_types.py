@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What docs/families.json calls exact is: other types every day, so that all have their turn within a week."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import date
+from pathlib import Path
+
+import pytest
+import transformers
+
+from onebasin.running import inference
+
+RECORD = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_text("utf-8"))
+EXACT = sorted(kind for kind, found in RECORD["types"].items() if found["exact"] and "departure" in found)
+A_DAY = 100
+
+
+@pytest.mark.skipif(transformers.__version__ != RECORD["transformers"], reason="another release has other types")
+@pytest.mark.parametrize("kind", random.Random(date.today().toordinal()).sample(EXACT, A_DAY))
+def test_a_type_is_exact(kind: str) -> None:
+    assert inference.infer(kind).facts["departure"] < 1e-9
