@@ -248,15 +248,16 @@ def _makers(
     accepted = inspect.signature(model.forward).parameters
     packed = "image_grid_thw" in accepted or "grid_thw" in accepted
     flat: list[Maker] = [partial(normal, BATCH, side * side, n) for n in (*widths, channels * patch * patch)]
+    stacked = partial(normal, BATCH * side * side, channels, patch, patch)
     plane: list[Maker] = [
         lambda: normal(BATCH, channels, height, width), lambda: normal(BATCH, 1, channels, height, width),
         lambda: normal(BATCH, frames, channels, height, width), lambda: normal(BATCH, 1, 1, channels, height, width),
         lambda: normal(BATCH, 2, channels, height, width),
-        *flat, *patches, lambda: normal(BATCH * side * side, channels, patch, patch),
+        *flat, *patches, stacked,
         lambda: normal(BATCH, channels, SIDE, SIDE),
     ]  # fmt: skip
     sequences = "spatial_shapes" in accepted or "pixel_position_ids" in accepted or "image_position_ids" in accepted
-    pixels = [*patches, *plane] if packed else [*flat, *plane] if sequences else plane
+    pixels = [*patches, stacked, *plane] if packed else [*flat, *plane] if sequences else plane
     grid = torch.tensor([[1, side, side]] * BATCH)
     places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
     extent = number("max_2d_position_embeddings", default=32, scopes=(text,))
