@@ -268,6 +268,10 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
                 scale, found = replace(scale or Scale(), head=WIDE), None
                 styles, attempts = list(STYLES), []
+            elif not kept and isinstance(error, TableError):  # layers by name, of which the other twin has more
+                scale, found = Scale(kept=frozenset({"layers"})), None
+                larger = _larger(config, cls, scale.kept)
+                styles, attempts = list(STYLES), []
             continue
         if departure < TOLERANCE:
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])

@@ -39,7 +39,7 @@ RULES = {
     "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|mel_bins|"
              r"layer_norm|_fft|chunk|ngram|temperature|merge|pos_emb|seconds|per_token|layer_freq|max_window|feature_layer)",
     "layers": r"(^|_)(n_)?(layers?|depths?|blocks)$",
-    "in head": r"(head_dim|head_size|d_kv|d_head|dim_head|headdim)$",
+    "in head": r"(head_dim|head_size|d_kv|d_head|dim_head|headdim|groups_width)$",
     "key heads": r"(key_value_heads|kv_heads|n_head_kv|kv_n_heads)$",
     "heads": r"(^|_)(n_)?heads?(_per_layer|_per_stage)?$",
     "frames": r"(num_frames|frames_per_clip)$",
@@ -223,6 +223,8 @@ class _Shrinking:
         shared = lcm(*counts)
         self.sizes = {n: self.unit * place if n > self.unit * place or n % shared else n
                       for place, n in enumerate(widths, 1)}  # fmt: skip
+        cells = {n for scope in scopes for n in numbers(scope.get("groups_width")) if n >= WIDE}
+        self.sizes |= {n: n // cell * self.head for cell in cells for n in widths if n % cell == 0}  # as many groups
         least = self.most.get("neurons")
         free = chain(_FREE, range(102, 10**6, 4)) if least is None else range(least, 10**6, 2)
         self.sizes |= dict(zip(neurons, free, strict=False))
