@@ -181,9 +181,13 @@ def _shuffle(held: Iterable[Tensor], seed: int) -> None:
             tensor.copy_(tensor.flatten()[order].view(tensor.shape))
 
 
+def _pattern(name: str) -> str:
+    """Return a name without its numbers."""
+    return re.sub(r"\d+", "{}", name)
+
+
 def _patterns(names: Iterable[str]) -> set[str]:
-    """Return names without their numbers."""
-    return {re.sub(r"\d+", "{}", name) for name in names}
+    return {_pattern(name) for name in names}
 
 
 def _held(model: nn.Module) -> dict[str, Tensor]:
@@ -263,6 +267,10 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         attempts.append((text, found, left, styles.pop(0)))
         try:
             departure, level = proved(text, found, larger)
+            if level == "invertible" and (still := _unmoved(text, found, larger)):
+                text = _with_note(text, still, "stays")
+                attempts[-1] = (text, *attempts[-1][1:])
+                departure, level = proved(text, found, larger)
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:
             reason = reason or one_line(error)
             if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
@@ -360,6 +368,20 @@ def _lowered(text: str, names: Mapping[str, float]) -> str:
             text = re.sub(r"(?m)^(types .*)$", rf"\1\nsize {name} = 1", text, count=1)
         text = re.sub(rf"(?m)^(    {name}) (?:pair signs|next signs|\w+)(?= |$)", r"\1 fixed", text)
     return text
+
+
+def _with_note(text: str, roles: Collection[str], note: str) -> str:
+    """Return a table in which the tensors of some names, their numbers aside, have one note more."""
+    lines, heading = [], ""
+    for line in text.split("\n"):
+        if line.startswith("layer "):
+            heading = line.removeprefix("layer ") + "."
+        elif line == "tensors":
+            heading = ""
+        elif line.startswith("    ") and _pattern(heading + line.split()[0].rstrip("?")) in roles:
+            line += f" ; {note}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def of_config(config: Mapping[str, Any]) -> Inferred:
@@ -726,9 +748,45 @@ def _blame(text: str, *found: Traced | None) -> dict[str, float]:
     return blame
 
 
+def _unmoved(text: str, *found: Traced | None) -> set[str]:
+    """Return the tensors, by name without numbers, that the canonical form takes something from that others cannot
+    take: without which it leaves the outputs of twins as they are, or none where others are to blame, too."""
+    wrong = set[str]()
+    for twin in found:
+        if twin is None:
+            continue
+        signature, values, change = _proof(text, twin)
+        names = sorted(_patterns(signature.tensors) - wrong)
+        wrong |= _blamed(partial(_canonical_change, signature, values, change), names).keys()
+    return wrong
+
+
+def _canonical_change(
+    signature: Signature, values: Mapping[str, Tensor], change: Callable[..., float], names: Collection[str]
+) -> float:
+    """Return by how much the canonical form changes the outputs where only tensors of these names give something up."""
+    tensors = {role: entry if _pattern(role) in names else replace(entry, notes={**entry.notes, "stays": ""})
+               for role, entry in signature.tensors.items()}  # fmt: skip
+    made = canonical(replace(signature, tensors=tensors), values)
+    return change(made.signature, made.tensors, "invertible", ())
+
+
 def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[[Collection[str] | None], float]]]:
     """Yield every level, the spaces that move there, and what tells by how much random elements in some of them, or
-    (None) in all, change the outputs of the twin.
+    (None) in all, change the outputs of the twin."""
+    signature, values, change = _proof(text, found)
+    for level in ("permutation", "paper", "invertible"):
+        form, numbers = signature, values
+        if level == "invertible":
+            made = canonical(signature, values)
+            form, numbers = made.signature, made.tensors
+        names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
+        yield level, names, partial(change, form, numbers, level)
+
+
+def _proof(text: str, found: Traced) -> tuple[Signature, dict[str, Tensor], Callable[..., float]]:
+    """Return the signature that a table gives a twin, its tensors by role, and what tells by how much the outputs
+    change when random elements act on given tensors.
 
     Tied tensors are one in its file, as in any that the class writes, and are given back to all who use them."""
     before = twins.outputs(found.model, found.inputs)
@@ -744,13 +802,7 @@ def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[
         role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces else disk[entry.name].clone()
         for role, entry in signature.tensors.items()
     }
-    for level in ("permutation", "paper", "invertible"):
-        form, numbers = signature, values
-        if level == "invertible":
-            made = canonical(signature, values)
-            form, numbers = made.signature, made.tensors
-        names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
-        yield level, names, partial(_departure, found, form, numbers, level, before, ids)
+    return signature, values, partial(_departure, found, before, ids)
 
 
 def _blamed(change: Callable[[Collection[str]], float], names: Sequence[str]) -> dict[str, float]:
@@ -766,11 +818,11 @@ def _blamed(change: Callable[[Collection[str]], float], names: Sequence[str]) ->
 
 def _departure(
     found: Traced,
+    before: list[Tensor],
+    ids: Mapping[str, Tensor],
     signature: Signature,
     values: Mapping[str, Tensor],
     level: str,
-    before: list[Tensor],
-    ids: Mapping[str, Tensor],
     only: Collection[str] | None,
 ) -> float:
     alignment = scrambling(signature, level, only)

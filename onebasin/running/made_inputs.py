@@ -248,7 +248,7 @@ def _makers(
     accepted = inspect.signature(model.forward).parameters
     packed = "image_grid_thw" in accepted or "grid_thw" in accepted
     flat: list[Maker] = [partial(normal, BATCH, side * side, n) for n in (*widths, channels * patch * patch)]
-    stacked = partial(normal, BATCH * side * side, channels, patch, patch)
+    stacked: Maker = partial(normal, BATCH * side * side, channels, patch, patch)
     plane: list[Maker] = [
         lambda: normal(BATCH, channels, height, width), lambda: normal(BATCH, 1, channels, height, width),
         lambda: normal(BATCH, frames, channels, height, width), lambda: normal(BATCH, 1, 1, channels, height, width),

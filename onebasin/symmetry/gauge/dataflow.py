@@ -79,6 +79,11 @@ def has(signature: Signature, role: str, leaf: Leaf) -> bool:
     return role in signature.having.get(leaf, ())
 
 
+def moves(signature: Signature, role: str) -> bool:
+    """Return whether what this tensor has that others can take may move there."""
+    return "stays" not in signature.tensors[role].notes
+
+
 def readers(signature: Signature, space: str) -> list[str]:
     """Return the roles of the tensors that read from exactly this space."""
     return list(signature.having.get(Leaf(space, dual=True), ()))
@@ -137,7 +142,7 @@ def outlet_of(signature: Signature, role: str) -> Outlet | None:
         return None
     target = signature.spaces[norm.target]
     unseen = stop is None and not added and not target.output and bool(MOVES[target.kind])
-    return Outlet(role, norm, own, reading, added, unseen and "bare" not in entry.notes)
+    return Outlet(role, norm, own, reading, added, unseen and "bare" not in entry.notes and moves(signature, role))
 
 
 def normalizes(signature: Signature, role: str, space: str) -> bool:
@@ -205,7 +210,8 @@ def beside(signature: Signature, role: str, space: str) -> list[str]:
 def traded(signature: Signature) -> Iterator[tuple[str, str]]:
     """Yield biases that enter the same sum as an earlier one, after that one."""
     for role, entry in signature.tensors.items():
-        if len(entry.axes) == 1 and isinstance(entry.axes[0], Leaf) and not tied(signature, role):
+        vector = len(entry.axes) == 1 and moves(signature, role) and not tied(signature, role)
+        if vector and isinstance(entry.axes[0], Leaf):
             summed = beside(signature, role, entry.axes[0].space)
             if role in summed[1:]:
                 yield summed[0], role
@@ -277,10 +283,21 @@ def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
     invisible."""
     for role, entry in signature.tensors.items():
         for leaf in signature.leaves(entry):
-            if not entry.diagonal and not leaf.dual and vanishes(signature, role, leaf.space):
+            if (
+                moves(signature, role)
+                and not entry.diagonal
+                and not leaf.dual
+                and vanishes(signature, role, leaf.space)
+            ):
                 yield role, (leaf,)
         norm = entry.norm
-        if norm and norm.kind == "layernorm" and norm.writes_back and norm.over == norm.parts:
+        if (
+            moves(signature, role)
+            and norm
+            and norm.kind == "layernorm"
+            and norm.writes_back
+            and norm.over == norm.parts
+        ):
             space = signature.spaces[norm.source]
             if space.layer is not None and (norm.beside or "ones" not in MOVES[space.kind]):  # queries or keys
                 for writer in branch(signature, role):
@@ -317,7 +334,8 @@ def noted(signature: Signature, note: str) -> Iterator[tuple[str, str | None]]:
     """Tensors with this note, and the space it speaks of. On a weight, `passes` and `invisible` speak of the constants
     that it makes of a norm's bias, not of its own numbers: see `audit`."""
     for role, entry in signature.tensors.items():
-        if note in entry.notes and not (note in ("passes", "invisible") and role.endswith("weight")):
+        constant = note in ("passes", "invisible")
+        if note in entry.notes and not (constant and (role.endswith("weight") or not moves(signature, role))):
             yield role, entry.notes[note] or None
 
 
@@ -333,7 +351,7 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     is added to the same sum before the next norm. None where part of it has no place to go.
     """
     source = tuple(dual(signature, leaf) for leaf in leaves)
-    if "padded" in signature.tensors[role].notes:
+    if "padded" in signature.tensors[role].notes or not moves(signature, role):
         return None
     before = (norm for norm in signature.tensors if norm.removesuffix("weight") + "bias" == role)
     outlet = next((found for norm in before if (found := outlet_of(signature, norm)) and found.bias == role), None)

@@ -37,6 +37,7 @@ from .dataflow import (
     cut,
     downstream,
     fed,
+    moves,
     noted,
     outlets,
     sharing,
@@ -65,7 +66,7 @@ def steps(signature: Signature) -> Iterator[Step]:
 
 def _scales(signature: Signature) -> Iterator[Step]:
     for role, entry in signature.tensors.items():
-        targets = [target for target in entry.scaled if target in signature.tensors]
+        targets = [target for target in entry.scaled if target in signature.tensors and moves(signature, role)]
         for target in targets:
             yield Step(target, (role,), partial(_multiply, signature, role, target))
         if targets:
@@ -78,7 +79,7 @@ def _multiply(signature: Signature, role: str, target: str, tensors: Mapping[str
 
 
 def _tables(signature: Signature) -> Iterator[Step]:
-    for role, _ in noted(signature, "into"):
+    for role in (role for role, _ in noted(signature, "into") if moves(signature, role)):
         rows, rest = summands(signature, signature.tensors[role])
         for i, target in enumerate(rows):
             yield Step(target, (role,), partial(_add_mean, signature, role, slice(i, i + 1), target))
@@ -113,7 +114,7 @@ def _norms(signature: Signature) -> Iterator[Step]:
             places = downstream(signature, bias, (leaf,))
             yield from _moved(signature, bias, None, (leaf,), places)
             bias = None if places else bias
-        if any(tied(signature, reader) for reader in outlet.readers):
+        if not moves(signature, role) or any(tied(signature, reader) for reader in outlet.readers):
             continue
         folds = outlet.free and (bias is None or layer_norm)
         for reader in outlet.readers if folds else ():
@@ -241,6 +242,8 @@ def _unseen(signature: Signature) -> Iterator[Step]:
             if speaks_of(signature, axes, word):
                 yield Step(role, (), partial(_clear, signature, role, number))
     for role, entry in signature.tensors.items():
+        if not moves(signature, role):
+            continue
         if "softmax" in entry.notes:
             yield Step(role, (), partial(_shift, signature, role))
         if "against" in entry.notes:
