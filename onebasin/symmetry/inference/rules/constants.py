@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What constants leave of the maps of an axis that they stand beside.
+
+A sum with equal constants commutes with the maps that leave the vector of ones, a sum with others with none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..atoms import Axis, fix, hold, restrict, unify
+from ..trace import ONES, Call, Trace, tensors
+
+
+def constant(tensor: Tensor, dim: int) -> bool:
+    return bool((tensor == tensor.narrow(dim, 0, 1)).all())
+
+
+def beside(axis: Axis, tensor: Tensor, dim: int, why: str) -> None:
+    """A constant stands beside an axis, in the same sum: the maps keep it where it is."""
+    if not bool(tensor.any()):
+        return
+    if constant(tensor, dim):
+        restrict(axis, ONES, why)
+    else:
+        fix(axis, f"a constant ({why})")
+
+
+def lined_up(tensor: Any, axes: list[Axis | None], dims: int) -> list[Axis | None]:
+    return [None] * (dims - len(axes)) + axes
+
+
+def entrywise(
+    trace: Trace, a: Any, b: Any, x: list[Axis | None], y: list[Axis | None], out: Tensor, why: str, sums: bool = True
+) -> list[Axis | None]:
+    """Return the axes of what combines two tensors entry by entry as a sum does."""
+    x, y = lined_up(a, x, out.dim()), lined_up(b, y, out.dim())
+    axes: list[Axis | None] = []
+    for d, (one, other) in enumerate(zip(x, y, strict=True)):
+        if one is not None and other is not None:
+            unify(one, other, why)
+            axes.append(one)
+        elif one is None and other is None:
+            axes.append(None)
+        else:
+            axis, tensor = (one, b) if one is not None else (other, a)
+            assert axis is not None
+            if tensor.dim() < out.dim() - d or tensor.shape[d - out.dim()] == 1:
+                if sums and bool(tensor.any()):
+                    restrict(axis, ONES, why)
+            elif sums:
+                beside(axis, tensor, d - out.dim(), why)
+            elif not constant(tensor, d - out.dim()):
+                fix(axis, f"a constant ({why})")
+            axes.append(axis)
+    return axes
+
+
+def through_view(trace: Trace, call: Call) -> bool:
+    """A change through a view of another tensor is not seen there: what enters it stays."""
+    if not call.name.endswith("_") or call.name.startswith("__"):
+        return False
+    target = call.get(0, "input")
+    if isinstance(target, Tensor) and target._is_view() and trace.label(target) is None:
+        for tensor in tensors((call.args[1:], call.kwargs)):
+            hold(trace.axes(tensor), f"{call.name} through a view")
+        return True
+    return False

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only moves numbers: the axes that come out are read off from where each number goes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..atoms import Axis, data, fix, flat, hold, index, pick
+from ..linear import Linear, once, settle
+from ..trace import Call, Label, Trace
+from .summands import as_biases, vectors_of
+
+
+def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) -> None:
+    """Give `out`, whose entry i is entry where[i] of `source`, its axes."""
+    label = trace.label(source)
+    assert label is not None
+    why = call.name
+    if label.square is not None or label.plus:
+        trace.axes(source, why)
+    if out.numel() == 0:
+        return
+    places: list[Tensor] = []
+    rest = where
+    for size in reversed(source.shape):
+        places.insert(0, rest % size)
+        rest = rest // size
+    depends = [
+        {j for j in range(out.dim()) if out.shape[j] > 1 and bool((each != each.narrow(j, 0, 1)).any())}
+        for each in places
+    ]
+    axes: list[Axis | None] = [None] * out.dim()
+    linear: Linear | None = None
+    dims: tuple[int, ...] = ()
+    if label.linear is not None:
+        mine = set().union(*(depends[d] for d in label.dims))
+        shared = any(depends[d] & mine for d in range(source.dim()) if d not in label.dims)
+        if shared:
+            trace.axes(source, why)
+        else:
+            images = _moved(label.linear.images, places, depends, out.shape)
+            single = {d for d in label.dims if out.dim() == source.dim() and out.shape[d] == 1}  # one entry, as a slice
+            linear, dims = Linear(label.linear.axis, images), tuple(sorted(mine | single))
+    done: set[int] = set()
+    for d in range(source.dim()):
+        axis = label.axes[d] if linear is None or d not in label.dims else None
+        if linear is not None and d in label.dims:
+            continue
+        if axis is None:
+            continue
+        mine = depends[d]
+        others = [e for e in range(source.dim()) if e != d and depends[e] & mine and source.shape[e] > 1]
+        whole = len(mine) == 1 and out.shape[next(iter(mine))] == axis.size
+        if not mine and axis.size > 1 and linear is None:  # one entry, which counts only where it is used
+            linear = Linear(axis, _entries(places[d], mine, axis.size))
+            dims = (d,) if out.dim() == source.dim() and out.shape[d] == 1 else ()
+        elif not mine:
+            if axis.size > 1:
+                found = pick(axis, int(places[d].flatten()[0]), [], why)
+                if found is None:
+                    fix(axis, why)
+        elif not others and whole and bool((line_of(places[d], next(iter(mine))) == torch.arange(axis.size)).all()):
+            axes[next(iter(mine))] = axis
+        elif others:
+            group = sorted({d, *others})
+            out_dims = set().union(*(depends[e] for e in group))
+            if out_dims & done:
+                continue
+            done |= out_dims
+            merged = _merged(source, label, group, places, out_dims, out)
+            if merged is None:
+                hold((label.axes[e] for e in group), why)
+                for e in group:
+                    label.axes[e] = None
+            else:
+                axes[next(iter(out_dims))] = merged
+        else:
+            stretched = _stretched(axis, places[d], mine, out) if len(mine) == 1 else None
+            if stretched is not None:
+                axes[next(iter(mine))] = stretched
+                continue
+            chosen = Linear(axis, _entries(places[d], mine, axis.size))
+            if linear is not None:
+                trace_axes = settle(chosen, sorted(mine), out.shape, why)
+                for j, one in zip(sorted(mine), trace_axes, strict=True):
+                    axes[j] = one
+            else:
+                linear, dims = chosen, tuple(sorted(mine))
+    labelled = linear is not None or any(axis is not None for axis in label.axes)
+    if labelled:
+        for j in range(out.dim()):  # what was repeated is told apart by its place alone
+            if out.shape[j] > 1 and axes[j] is None and j not in dims and not any(j in mine for mine in depends):
+                axes[j] = index(out.shape[j])
+    known: dict[str, Any] = {}
+    if label.indexes is not None:
+        known["indexes"] = label.indexes
+    if label.length is not None:
+        known["length"] = label.length
+    if linear is not None:
+        known |= {"linear": linear, "dims": dims}
+    trace.put(out, axes, source, **known)
+    kept = trace.label(out)
+    if (
+        linear is None
+        and kept is not None
+        and label.normed is not None
+        and axes
+        and axes[-1] is not None
+        and label.axes[-1] is axes[-1]
+    ):
+        kept.normed = label.normed
+    if kept is not None:
+        kept.made = label.made
+        kept.biases = label.biases or as_biases(label)
+        kept.vectors = vectors_of(source)
+        kept.side = label.side if out.shape == source.shape else ()
+    if kept is not None and label.name and source.dim() == out.dim():
+        kept.name = label.name
+
+
+def _moved(images: Tensor, places: list[Tensor], depends: list[set[int]], shape: torch.Size) -> Tensor:
+    """Return images whose entry i is the one at places[i]; what is repeated takes no memory before nor after."""
+    images = once(images)
+    varied = [d for d, size in enumerate(images.shape[1:]) if size > 1]
+    still = set(range(len(shape))) - set().union(*(depends[d] for d in varied))
+    chosen = [torch.zeros([1] * len(shape), dtype=torch.long)] * len(places)
+    for d in varied:
+        chosen[d] = places[d]
+        for dim in still:
+            chosen[d] = chosen[d].narrow(dim, 0, 1)
+    entries: tuple[Any, ...] = (slice(None), *chosen)
+    return images[entries].expand(-1, *shape)
+
+
+def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
+    """Return the images of the entries of an axis of which these are chosen; places vary along some dimensions."""
+    shape = places.shape
+    for dim in set(range(places.dim())) - varied:
+        places = places.narrow(dim, 0, 1)
+    return (places == torch.arange(size).view(-1, *[1] * places.dim())).double().expand(-1, *shape)
+
+
+def line_of(places: Tensor, dim: int) -> Tensor:
+    """Return the entries along one dimension, at the beginning of all others."""
+    return places.movedim(dim, 0).reshape(places.shape[dim], -1)[:, 0]
+
+
+def _merged(
+    source: Tensor, label: Label, group: list[int], places: list[Tensor], out_dims: set[int], out: Tensor
+) -> Axis | None:
+    """Return the axis of one dimension that several were flattened into, in whatever order."""
+    if len(out_dims) != 1:
+        return None
+    (j,) = out_dims
+    if out.shape[j] != prod(source.shape[e] for e in group):
+        return None
+    lines = {e: line_of(places[e], j) for e in group}
+
+    def run(e: int) -> int:  # how many entries pass before its number changes
+        line = lines[e]
+        changed = (line[1:] != line[:-1]).nonzero()
+        return int(changed[0]) + 1 if len(changed) else len(line)
+
+    order = sorted(group, key=run, reverse=True)
+    expected = torch.arange(out.shape[j])
+    for e in reversed(order):
+        if not bool((lines[e] == expected % source.shape[e]).all()):
+            return None
+        expected = expected // source.shape[e]
+    return flat([label.axes[e] or data(source.shape[e]) for e in order])
+
+
+def _stretched(axis: Axis, places: Tensor, mine: set[int], out: Tensor) -> Axis | None:
+    """Return the axis of entries that are repeated, each by itself or all in turn."""
+    (j,) = mine
+    line, n = line_of(places, j), axis.size
+    times, rest = divmod(out.shape[j], n)
+    if rest or times < 2:
+        return None
+    here = torch.arange(out.shape[j])
+    if bool((line == here // times).all()):
+        return flat([axis, index(times)])
+    if bool((line == here % n).all()):
+        return flat([index(times), axis])
+    return None

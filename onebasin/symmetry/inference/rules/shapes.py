@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views, transposes, slices and repeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..trace import Call, Trace
+from .indexing import by_index
+from .places import moved
+from .registry import rule
+
+
+@rule(
+    "view reshape flatten unflatten transpose permute movedim moveaxis swapaxes swapdims .T .mT .H t adjoint squeeze "
+    "unsqueeze __getitem__ select narrow chunk split unbind expand expand_as broadcast_to repeat "
+    "repeat_interleave tile roll flip view_as reshape_as ravel tensor_split split_with_sizes unfold diagonal "
+    "__iter__ index_select unsafe_chunk unsafe_split hsplit vsplit dsplit rot90 masked_select take_along_dim "
+    "gather broadcast_tensors slice_scatter_ pixel_shuffle pixel_unshuffle channel_shuffle atleast_1d atleast_2d "
+    "atleast_3d squeeze_ unsqueeze_ transpose_ t_ swapaxes_ resize_ as_strided"
+)
+def rearranged(trace: Trace, call: Call) -> Any:
+    source = call.get(0, "input", call.kwargs.get("self"))
+    if call.name == "broadcast_tensors":
+        source = call.args[0]
+    label = trace.label(source)
+    if call.name in ("__getitem__", "index_select", "gather", "take_along_dim"):
+        chosen = by_index(trace, call)
+        if chosen is not NotImplemented:
+            return chosen
+    if label is None or call.name == "broadcast_tensors":
+        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+    where = torch.arange(source.numel()).view(source.shape)
+    after = call.on({id(source): where})
+    out = call.run()
+    if isinstance(out, Tensor):
+        moved(trace, source, out, after, call)
+    else:
+        out = tuple(out)
+        for one, place in zip(out, after, strict=True):
+            moved(trace, source, one, place, call)
+    return out

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parameters are summands of what a tensor holds: rows of tables, tables of biases, and vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..atoms import Axis
+from ..trace import KEY, Label, Trace
+
+
+def vectors_of(tensor: Any) -> tuple[str, ...]:
+    """Return the parameters that are summands of every vector of a tensor (along its last axis), or its own."""
+    label: Label | None = getattr(tensor, KEY, None)
+    if label is None:
+        return ()
+    return (label.name,) if label.name and tensor.numel() == tensor.shape[-1] else label.vectors
+
+
+def whole_of(tensor: Any) -> str:
+    """Return the name of the table of whose rows the first ones stand in a tensor, one after another."""
+    label: Label | None = getattr(tensor, KEY, None)
+    if label is None or tensor.dim() < 2:
+        return ""
+    rows = tensor.shape[-2] * tensor.shape[-1]
+    return label.name if label.name and tensor.shape[-2] > 1 and tensor.numel() == rows else label.whole
+
+
+def as_biases(label: Label) -> tuple[tuple[str, Axis], ...]:
+    """Return a parameter with two axes as a table of biases."""
+    inner = label.axes[1] if len(label.axes) == 2 else None
+    return ((label.name, inner),) if label.name and inner is not None else ()
+
+
+def note_rows(trace: Trace, *tables: tuple[str, ...]) -> dict[str, Any]:
+    """Note that rows of tables were looked up, or summed."""
+    rows = tuple(sorted(name for each in tables for name in each))
+    trace.rows[rows] += 1
+    return {"rows": rows}
+
+
+def note_places(trace: Trace, a: Any, b: Any, out: Tensor) -> dict[str, Any]:
+    """Note a table of places whose rows are added to what stands there, and return what is a summand of all vectors."""
+    for one, other in ((a, b), (b, a)):
+        label, table = trace.label(one), whole_of(other)
+        if table and label is not None and one.dim() > 1 and out.shape == one.shape:
+            trace.placed[table] = label.side or ((one.shape[-2], vectors_of(one)),)
+    vectors = (*vectors_of(a), *vectors_of(b)) if isinstance(a, Tensor) and isinstance(b, Tensor) else ()
+    return {"vectors": vectors} if vectors and out.dim() > 1 else {}
