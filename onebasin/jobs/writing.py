@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from onebasin.engine import Placing, meanwhile
 from onebasin.models import (
@@ -45,7 +47,33 @@ ROUNDED = 1e-6
 def tensors_of(model: Model, opt: Options, dtype: torch.dtype | None = None) -> LazyTensors:
     """The model, tensor by tensor, computed in `dtype` (default: as the options say). A tensor that nothing moves keeps
     its exact bits."""
-    return LazyTensors.of_model(model, dtype or opt.dtype, opt.device, opt.workers, opt.ray)
+    made = LazyTensors.of_model(model, dtype or opt.dtype, opt.device, opt.workers, opt.ray)
+    return replace(made, make=partial(_made_whole, model, made.make))
+
+
+def _made_whole(
+    model: Model, make: Callable[[tuple[str, ...]], Mapping[str, Tensor]], roles: tuple[str, ...]
+) -> Mapping[str, Tensor]:
+    """Make tensors, and raise ModelError where the numbers of one are so small that storing them rounds them by more
+    than verification allows.
+
+    The types of 16 bits count as float32: rounding to them is not what a rewriting is held to.
+    """
+    made, origin = make(roles), model.origin
+    kind = max(origin.stored_dtype, torch.float32, key=lambda each: each.itemsize)
+    least = torch.finfo(kind).tiny * torch.finfo(kind).eps / tolerance_of(kind)
+    for role, tensor in made.items():
+        size = max(map(abs, map(float, tensor.aminmax()))) if tensor.is_floating_point() and tensor.numel() else 0.0
+        if not 0 < size < least:
+            continue
+        known = origin.signature is not None and role in origin.signature.tensors
+        if known and torch.equal(tensor.cpu().flatten().sort()[0], origin.read(role, tensor.dtype).flatten().sort()[0]):
+            continue  # in another order at most
+        raise ModelError(
+            f"the rewritten tensor '{model.signature.tensors[role].name}' of '{model.name}' has no number above "
+            f"{size:.3g}, of which {str(kind).removeprefix('torch.')} holds few digits; multiply the model first"
+        )
+    return made
 
 
 def refuse_unverifiable(checkpoint: Folder, how: bool | str, moves: bool = True) -> None:

@@ -93,10 +93,30 @@ def test_denormal_weights_are_refused_or_stay_as_they_are(pair, tmp_path, kind, 
     try:
         found = onebasin.match(*models, tmp_path / "out", symmetry=level, anchor_output=tmp_path / "anchor")
     except ModelError as error:
-        assert "too small" in str(error) or "differs from the original" in str(error)
+        assert re.search(r"too small|holds few digits|differs from the original", str(error))
         assert not (tmp_path / "out").exists()
     else:
         assert found["distance_after"] == found["distance_before"] > 0
+
+
+@pytest.mark.parametrize("verify", ["tensors", "outputs"])
+def test_a_faint_canonical_form_is_named(pair, tmp_path, verify):
+    """A norm's weight of 1e-42 that moves into a matrix of 1e-42 is nothing in float32, and something in float64."""
+    with pytest.raises(ModelError, match=r"holds few digits|differs from the original|too small"):
+        onebasin.canonical(pair(1e-42)[0], tmp_path / "out", verify=verify)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_faint_table_is_named(tmp_path):
+    """A table of 1e-42 that turns in the stream loses digits, though the model was run in float64 to verify it."""
+    model, anchor = (folder(tmp_path / str(seed), "GPT2LMHeadModel", seed) for seed in (0, 1))
+    tensors = load_file(model / "model.safetensors")
+    tensors["transformer.wte.weight"] *= 1e-42
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="holds few digits"):
+        onebasin.match(model, anchor, tmp_path / "out", symmetry="invertible")
+    assert not (tmp_path / "out").exists()
+    onebasin.match(model, anchor, tmp_path / "out", symmetry="permutation")  # in another order it has all of them
 
 
 def test_outputs_below_float32_are_compared_in_float64(pair):
