@@ -19,6 +19,9 @@ from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PretrainedConfig
 from onebasin.families import tables
 from onebasin.models import Folder, ModelError
 from onebasin.running import inference, twins
+from onebasin.running.inference import known, proof, search, tracing
+from onebasin.running.inference.sizes import key_of_size
+from onebasin.running.inference.text import table_text, with_fixed
 from onebasin.symmetry import acting_groups
 from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
@@ -180,7 +183,7 @@ def test_a_size_is_told_from_what_two_configurations_say(name: str, sizes: tuple
         {"width": 24, "heads": 4, "inner": {"few": 2}, "stages": [9, 8]},
         {"width": 60, "heads": 6, "inner": {"few": 3}, "stages": [9, 1]},
     ]
-    assert inference._key(name, sizes, configs) == key
+    assert key_of_size(name, sizes, configs) == key
 
 
 def test_experts_that_no_token_reached_are_found_in_another_run() -> None:
@@ -253,9 +256,9 @@ def test_spaces_to_blame_are_found_by_halves() -> None:
         asked.append(list(some))
         return max((wrong.get(name, 1e-15) for name in some), default=0.0)
 
-    assert inference._blamed(change, names) == wrong
+    assert proof._blamed(change, names) == wrong
     assert len(asked) < 32
-    assert inference._blamed(change, ["space1", "space2"]) == inference._blamed(change, []) == {}
+    assert proof._blamed(change, ["space1", "space2"]) == proof._blamed(change, []) == {}
 
 
 ODD = """family odd_one
@@ -320,18 +323,18 @@ def test_outputs_that_no_parameter_changes_prove_nothing() -> None:
 def test_a_table_is_written_in_several_ways_from_one_run() -> None:
     """What one way lowers, the next finds as it was."""
     texts = []
-    for order in (inference.STYLES, inference.STYLES[::-1]):
+    for order in (STYLES, STYLES[::-1]):
         found = inference.traced(*twins.build("marian"))
         for style in order:
-            with inference._as_before(found):
-                texts.append(inference._text(found, style))
+            with tracing.as_before(found):
+                texts.append(table_text(found, style))
     assert texts[:5] == texts[:4:-1] and len(set(texts)) > 1
 
 
 def test_what_is_wrongly_taken_stays() -> None:
     """A convolution over channels stands between the biases of two layers, and no axis tells that it reads the sum."""
     found = inference.infer("convnext")
-    assert found.style == inference.STYLES[0] and found.departure < 1e-9
+    assert found.style == STYLES[0] and found.departure < 1e-9
     assert re.findall(r"(?m)^ +\S*dwconv.bias .*; stays$", found.text)
     assert not re.findall(r"(?m)^ +\S*pwconv\d.weight .*; stays$", found.text)
 
@@ -342,18 +345,18 @@ def test_where_all_layers_are_too_many_what_differs_in_them_stays(monkeypatch: p
     monkeypatch.setattr(twins, "_FOUND", {})
     monkeypatch.setattr(twins, "_REFUSED", {})
     found = inference.infer("detr")
-    assert found.departure < 1e-9 and 0.5 < found.free < inference.LOSS
+    assert found.departure < 1e-9 and 0.5 < found.free < search.LOSS
 
 
 def test_a_factor_that_stays_has_a_size_still() -> None:
     text = "family a\ntypes a\n\nspaces\n    ffn permutation ffn\n    scale factor ffn\n\ntensors\n    x  (ffn scale)\n"
-    assert inference._lowered(text, {"ffn": 1.0, "scale": 1.0}).splitlines()[2:6] == [
+    assert with_fixed(text, {"ffn": 1.0, "scale": 1.0}).splitlines()[2:6] == [
         "size scale = 1", "", "spaces", "    ffn fixed ffn"]  # fmt: skip
 
 
 def inferred_again(folder: Path) -> inference.Inferred:
     """As another process would."""
-    inference._of_config.cache_clear()
+    known._of_config.cache_clear()
     return inference.of_config(Folder(folder).raw_config)
 
 
@@ -383,11 +386,11 @@ def test_a_table_is_inferred_once_and_kept_with_its_proof(tmp_path: Path, monkey
             with pytest.raises(AssertionError, match="a twin was made"):
                 inferred_again(folder)
         (folder / "config.json").write_text(json.dumps(config))
-        patched.setattr(inference.transformers, "__version__", "0.0")
-        inference._code.cache_clear()
+        patched.setattr(known.transformers, "__version__", "0.0")
+        known._code.cache_clear()
         with pytest.raises(AssertionError, match="a twin was made"):
             inferred_again(folder)
-    inference._code.cache_clear()
+    known._code.cache_clear()
     entry.write_bytes(whole[:-20])
     assert inferred_again(folder) == first  # made anew
     assert entry.read_bytes() == whole
@@ -395,7 +398,7 @@ def test_a_table_is_inferred_once_and_kept_with_its_proof(tmp_path: Path, monkey
 
 def test_what_was_not_proven_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(inference, "proved", lambda *_: (1.0, "permutation"))
+    monkeypatch.setattr(search, "proved", lambda *_: (1.0, "permutation"))
     with pytest.raises(ModelError, match="no exact table could be inferred"):
         inferred_again(saved("granite", tmp_path / "model"))
     assert not (tmp_path / "cache").exists()
@@ -445,7 +448,7 @@ def test_embeddings_that_a_file_holds_once_move_alike_in_encoder_and_decoder(tmp
 def test_the_proof_ties_what_a_file_holds_once() -> None:
     """The canonical form takes from the embedding what norms do not see; a head that is tied to it would."""
     found = inference.traced(*twins.build("bart"))
-    text = inference._text(found, STYLES[0])
+    text = table_text(found, STYLES[0])
     assert inference.proved(text, found)[0] < 1e-9
     alone = re.sub(r"; (tied|beside) .*", "", text)  # as if no other name had these numbers
     assert inference.proved(alone, found)[0] > 1e-3

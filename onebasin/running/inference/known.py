@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of configurations, each inferred once and kept with its proof."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from onebasin.engine import Cache
+from onebasin.models import ModelError
+from onebasin.symmetry import Table, TableError
+
+from .search import Inferred, infer
+
+UNSEEN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # by what a model computes
+
+
+def of_config(config: Mapping[str, Any]) -> Inferred:
+    """Infer the table of a configuration as it stands in config.json; each is inferred once, and kept with its proof in
+    the user's cache for later commands.
+
+    Raises:
+        ModelError: transformers does not know the type, or no exact table was found; the first reason is named.
+    """
+    stated = config.get("architectures")
+    named = next(filter(_is_class, stated if isinstance(stated, list) else ()), "")
+    seen = {key: value for key, value in config.items() if key not in UNSEEN}
+    return _of_config(json.dumps([named, seen], sort_keys=True))
+
+
+def _is_class(name: object) -> bool:
+    """Whether transformers has a model class of this name."""
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    return isinstance(found, type) and issubclass(found, PreTrainedModel)
+
+
+@cache
+def _of_config(unit: str) -> Inferred:
+    named, config = json.loads(unit)
+    kind = config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        raise ModelError(f"transformers {transformers.__version__} does not know the model type '{kind}'")
+    store = Cache(_code())
+    if known := store.find(unit):
+        return Inferred.of(**known)
+    found = infer(CONFIG_MAPPING[kind].from_dict(config), named or None)
+    store.put(unit, {"text": found.text, "facts": found.facts})
+    return found
+
+
+@cache
+def _code() -> str:
+    """What a table and its proof depend on besides the configuration: the code that infers, and what it runs."""
+    package = Path(__file__).parents[2]
+    ours = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        ours.update(path.read_bytes())
+    return json.dumps([ours.hexdigest(), str(torch.__version__), transformers.__version__])
+
+
+def table_of(config: Mapping[str, Any]) -> Table:
+    """Return the table inferred for a configuration as it stands in config.json.
+
+    Raises:
+        TableError: transformers does not know the type, or no exact table was found; the first reason is named.
+    """
+    try:
+        return of_config(config).table
+    except ModelError as error:
+        raise TableError(str(error)) from None

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a table holds: random elements and the canonical form must leave the outputs of twins as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+import torch
+from torch import Tensor
+
+from onebasin.running import twins
+from onebasin.running.trial import scrambling
+from onebasin.symmetry import Signature, acting_groups, read_table, resolve
+from onebasin.symmetry.gauge.canonical import canonical
+
+from .tracing import Traced, as_stored, kind_of, kinds, restored, shuffle, with_numbers
+
+TOLERANCE = 1e-9
+
+
+def proved(text: str, *found: Traced | None) -> tuple[float, str]:
+    """Return by how much the canonical form, and random elements in every space, change the outputs of twins, and the
+    first level at which that is too much, where no more is tried.
+
+    Raises:
+        ValueError: The outputs of a twin are the same whatever its parameters are, so that they prove nothing.
+    """
+    worst = 0.0
+    for twin in found:
+        for level, names, change in _levels(text, twin) if twin is not None else ():
+            worst = max(worst, departure := change(None))
+            if worst > TOLERANCE:
+                return worst, level
+            if names and departure == 0 and twin is not None and _deaf(twin):
+                raise ValueError("its outputs do not depend on its parameters")
+    return worst, ""
+
+
+def _deaf(found: Traced) -> bool:
+    """Whether a twin puts out the same with its numbers in another order."""
+    state = found.model.state_dict()
+    held = {name: state[name] for name in found.axes}
+    before = twins.outputs(found.model, found.inputs)
+    with restored(held):
+        shuffle(held.values(), 0)
+        return all(map(_alike, before, twins.outputs(found.model, found.inputs)))
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same, entries that are no numbers too."""
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def to_blame(text: str, *found: Traced | None) -> dict[str, float]:
+    """Return the spaces whose random elements change the outputs of twins, and by how much.
+
+    Raises:
+        ValueError: The canonical form changes them, whatever the elements.
+    """
+    blame: dict[str, float] = {}
+    for twin in found:
+        for level, names, change in _levels(text, twin) if twin is not None else ():
+            if level == "invertible" and change(()) > TOLERANCE:
+                raise ValueError("what is said of constants changes the outputs")
+            blame |= _blamed(change, sorted(names - blame.keys()))
+    return blame
+
+
+def unmoved(text: str, *found: Traced | None) -> set[str]:
+    """Return the tensors, by name without numbers, that the canonical form takes something from that others cannot
+    take: without which it leaves the outputs of twins as they are, or none where others are to blame, too."""
+    wrong = set[str]()
+    for twin in found:
+        if twin is None:
+            continue
+        signature, values, change = _proof(text, twin)
+        names = sorted(kinds(signature.tensors) - wrong)
+        wrong |= _blamed(partial(_canonical_change, signature, values, change), names).keys()
+    return wrong
+
+
+def _canonical_change(
+    signature: Signature, values: Mapping[str, Tensor], change: Callable[..., float], names: Collection[str]
+) -> float:
+    """Return by how much the canonical form changes the outputs where only tensors of these names give something up."""
+    tensors = {role: entry if kind_of(role) in names else replace(entry, notes={**entry.notes, "stays": ""})
+               for role, entry in signature.tensors.items()}  # fmt: skip
+    made = canonical(replace(signature, tensors=tensors), values)
+    return change(made.signature, made.tensors, "invertible", ())
+
+
+def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[[Collection[str] | None], float]]]:
+    """Yield every level, the spaces that move there, and what tells by how much random elements in some of them, or
+    (None) in all, change the outputs of the twin."""
+    signature, values, change = _proof(text, found)
+    for level in ("permutation", "paper", "invertible"):
+        form, numbers = signature, values
+        if level == "invertible":
+            made = canonical(signature, values)
+            form, numbers = made.signature, made.tensors
+        names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
+        yield level, names, partial(change, form, numbers, level)
+
+
+def _proof(text: str, found: Traced) -> tuple[Signature, dict[str, Tensor], Callable[..., float]]:
+    """Return the signature that a table gives a twin, its tensors by role, and what tells by how much the outputs
+    change when random elements act on given tensors.
+
+    Tied tensors are one in its file, as in any that the class writes, and are given back to all who use them."""
+    before = twins.outputs(found.model, found.inputs)
+    whole = found.model.state_dict()
+    state = {name: whole[name] for name in found.axes if name not in found.tied}
+    disk = as_stored(found.model, state)
+    ids = {name: tensor.long() for name, tensor in as_stored(found.model, with_numbers(found)).items()}
+    rest = as_stored(found.model, {name: tensor for name, tensor in whole.items() if name not in found.axes})
+    config = {**found.model.config.to_dict(), "architectures": [type(found.model).__name__]}
+    shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
+    signature = resolve(read_table(text, "inferred"), shapes, config)
+    values = {
+        role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces else disk[entry.name].clone()
+        for role, entry in signature.tensors.items()
+    }
+    return signature, values, partial(_departure, found, before, ids)
+
+
+def _blamed(change: Callable[[Collection[str]], float], names: Sequence[str]) -> dict[str, float]:
+    """Return the spaces whose random elements change the outputs, and by how much, found by halves: most change
+    nothing."""
+    if not names or (worst := change(names)) <= TOLERANCE:
+        return {}
+    if len(names) == 1:
+        return {names[0]: worst}
+    half = len(names) // 2
+    return _blamed(change, names[:half]) | _blamed(change, names[half:])
+
+
+def _departure(
+    found: Traced,
+    before: list[Tensor],
+    ids: Mapping[str, Tensor],
+    signature: Signature,
+    values: Mapping[str, Tensor],
+    level: str,
+    only: Collection[str] | None,
+) -> float:
+    alignment = scrambling(signature, level, only)
+    whole = found.model.state_dict()
+    state = {name: whole[name] for name in found.axes}
+    every = torch.cat([tensor.flatten() for tensor in state.values()])
+    given = torch.zeros(len(every), dtype=torch.bool)
+    for role, entry in signature.tensors.items():
+        for name, part in entry.split(alignment.apply(signature, role, values[role])):
+            every[ids[name].flatten()], given[ids[name].flatten()] = part.flatten(), True
+    lengths = [tensor.numel() for tensor in state.values()]
+    parts, own = (dict(zip(state, torch.split(one, lengths), strict=True)) for one in (every, given))
+    with restored(state), torch.no_grad():
+        for name, tensor in state.items():
+            home = name if own[name].any() else found.tied.get(name, name)
+            tensor.copy_(parts[home].view(tensor.shape))
+        after = twins.outputs(found.model, found.inputs)
+    return max(_difference(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _difference(before: Tensor, after: Tensor) -> float:
+    """Return the relative difference of two outputs; what is infinite or no number has to stay that."""
+    known = before.isfinite() & after.isfinite()
+    if not _alike(before[~known], after[~known]):
+        return inf
+    return float((before - after)[known].norm() / before[known].norm().clamp_min(1e-30))

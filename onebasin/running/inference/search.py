@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inferring the table of a model type from its own class, and proving it on twins of two sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from onebasin.models import ModelError
+from onebasin.models.folder import one_line
+from onebasin.running import twins
+from onebasin.running.shrinking import Scale
+from onebasin.symmetry import Table, TableError, read_table
+from onebasin.symmetry.inference.rules import RULES
+from onebasin.symmetry.inference.trace import Trace
+from onebasin.symmetry.inference.writing import STYLES, Style
+
+from .proof import TOLERANCE, proved, to_blame, unmoved
+from .text import table_text, with_fixed, with_note
+from .tracing import Traced, as_before, free_share, held_by, kinds, traced, untied
+
+LOSS = 0.9  # of the matrices that are free: what may stay, so that layers that differ a little are one block
+WIDE = 32  # numbers of a head, where some size is one in the smallest twin and more in another
+DEEPEST = 8  # layers of a twin, at most, until every kind of layer is there
+# Seconds of computing, after which no other way to write a table is tried, but to say less of constants.
+PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """A table with its proof. departure: the largest relative difference that random elements made to the outputs of
+    the twins, in float64. free: the share of matrices that something acts on. unknown: operations without a rule.
+    lowered: spaces that stay since an element changed the outputs, though the rules allow it."""
+
+    text: str
+    departure: float
+    free: float
+    unknown: dict[str, int]
+    style: Style
+    lowered: list[str]
+
+    @cached_property
+    def table(self) -> Table:
+        return read_table(self.text, "inferred")
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What there is to say of it, besides the table."""
+        return {"departure": self.departure, "free": self.free, "unknown": self.unknown, "lowered": self.lowered,
+                "style": STYLES.index(self.style)}  # fmt: skip
+
+    @classmethod
+    def of(cls, text: str, facts: Mapping[str, Any]) -> Inferred:
+        """Return what has this table and these facts."""
+        return cls(text, **{**facts, "style": STYLES[facts["style"]]})
+
+
+def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
+    """Infer the table of a model type, and prove it on tiny twins of two sizes.
+
+    Where random elements change what a twin puts out, less is said of constants, and then the spaces to blame stay.
+
+    Args:
+        config: A configuration, or a model type, whose default configuration is meant.
+        cls: The name of the class (default: what the configuration names, else that with most of the model).
+
+    Raises:
+        ModelError: No twin could be built, or no table was found that leaves its outputs as they are.
+    """
+    cls = type(twins.build(config, cls)[0]).__name__
+    reason, attempts, start = "", list[tuple[str, Traced, float, Style]](), time.process_time()
+    scale, depth = None, 2  # the smallest at which it runs
+    larger = _larger(config, cls)
+    styles = list(STYLES)
+    found, level = None, ""
+    while styles and (not attempts or level == "invertible" or time.process_time() - start < PATIENCE):
+        kept = scale.kept if scale else frozenset[str]()
+        try:
+            if found is None:
+                found = traced(*twins.build(config, cls, 0, scale))
+                other = cache(partial(_larger, config, cls, kept, True, depth + 1))
+            free = free_share(found)
+            few = larger is not None and bool(kinds(larger.axes) - kinds(found.axes))  # has more kinds of layers
+            if not kept and few and depth < DEEPEST:
+                depth += 2
+                scale, larger, found = Scale(layers=depth), _larger(config, cls, layers=depth + 1), None
+                continue
+            with as_before(found):
+                text = table_text(found, styles[0], other, bool(kept))
+                left = free_share(found)
+            if not kept and (few or left < LOSS * free):  # what differs stands by name: all layers must be there
+                with nullcontext() if few else suppress(ModelError):  # where that is too much, it stays
+                    whole = Scale(kept=frozenset({"layers"}))
+                    found = traced(*twins.build(config, cls, 0, whole))
+                    scale, larger = whole, _larger(config, cls, whole.kept)
+                    other = cache(partial(_larger, config, cls, whole.kept, True))
+                    continue
+        except (ValueError, RuntimeError, LookupError, AssertionError) as error:  # axes that contain themselves, say
+            reason = reason or one_line(error)
+            styles.pop(0)
+            continue
+        attempts.append((text, found, left, styles.pop(0)))
+        try:
+            departure, level = proved(text, found, larger)
+            if level == "invertible" and (still := unmoved(text, found, larger)):
+                text = with_note(text, still, "stays")
+                attempts[-1] = (text, *attempts[-1][1:])
+                departure, level = proved(text, found, larger)
+        except (ValueError, RuntimeError, LookupError, AssertionError) as error:
+            reason = reason or one_line(error)
+            if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
+                scale, found = replace(scale or Scale(), head=WIDE), None
+                styles, attempts = list(STYLES), []
+            elif not kept and isinstance(error, TableError):  # layers by name, of which the other twin has more
+                scale, found = Scale(kept=frozenset({"layers"})), None
+                larger = _larger(config, cls, scale.kept)
+                styles, attempts = list(STYLES), []
+            continue
+        if departure < TOLERANCE:
+            return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
+        reason = reason or f"random elements change the outputs by {departure:.2g}"
+    for text, found, left, style in attempts:
+        try:
+            lowered = to_blame(text, found, larger)
+            text = with_fixed(text, lowered)
+            departure, _ = proved(text, found, larger)
+        except (ValueError, RuntimeError, LookupError, AssertionError):
+            continue
+        if departure < TOLERANCE:
+            return Inferred(text, departure, left, found.trace.unknown, style, sorted(lowered))
+        if time.process_time() - start > 2 * PATIENCE:
+            break
+    raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
+
+
+def _single(found: Traced, larger: Traced | None) -> bool:
+    """Whether some dimension of one entry has more in the other twin."""
+    mine, other = (twin.model.state_dict() if twin else {} for twin in (found, larger))
+    return any(n == 1 < more for name in mine.keys() & other.keys()
+               for n, more in zip(mine[name].shape, other[name].shape, strict=False))  # fmt: skip
+
+
+def _larger(
+    config: PretrainedConfig | str,
+    cls: str,
+    kept: frozenset[str] = frozenset(),
+    run: bool = False,
+    layers: int = 3,
+) -> Traced | None:
+    """Return another twin, of other sizes, numbers of heads and one layer more, where one can be built: what agrees by
+    chance in the first does not in both.
+
+    Args:
+        config: A configuration, or a model type.
+        cls: The name of the class.
+        kept: Kinds of numbers that stay as they are.
+        run: Whether it is run, so that its tensors have axes.
+        layers: How many layers it has, where no list says which.
+    """
+    for heads in (3, 2):  # some classes want powers of two
+        try:
+            model, inputs = twins.build(config, cls, 1, Scale(14, layers, heads, kept))
+            break
+        except ModelError:
+            continue
+    else:
+        return None
+    if run:
+        return traced(model, inputs)
+    tied = untied(model)
+    names = held_by(model)
+    return Traced(model, inputs, Trace(rules=RULES), {name: [] for name in names}, tied)

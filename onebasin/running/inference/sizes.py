@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which keys of a configuration say how large a space is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+# Where a configuration may say how large a space is: what its keys are called.
+NAMED = {
+    "head": r"head", "group": r"group", "expert": r"expert|local", "ffn": r"inter|ffn|inner|mlp", "rope": r"rope|rot",
+    "vo": r"v_head|head_dim|head_size|d_kv", "qk": r"head_dim|head_size|d_kv|qk",
+}  # fmt: skip
+WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
+
+
+def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what configurations say of the size of a space that has these sizes under them.
+
+    A key that has the size in all of them, by its name if that tells, else a number that all share, else the simplest
+    product or quotient of keys.
+    """
+    flat = [dict(_numbers_of(config)) for config in configs]
+    numbers = {key: tuple(each[key] for each in flat) for key in flat[0] if all(key in each for each in flat)}
+    whole: dict[str, tuple[int, ...]] = {
+        key: values for key, values in numbers.items() if all(type(value) is int and value > 0 for value in values)
+    }
+    word = re.sub(r"\d+$", "", name)
+    wanted = NAMED.get(word, r".")
+    changing = len(set(sizes)) > 1
+    ranked = [key for key, values in whole.items() if values == sizes and (changing or re.search(wanted, key))]
+    ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
+                                 "." in key))  # fmt: skip
+    shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []
+    if ranked and (not shared or re.search(wanted, ranked[0])):
+        return ranked[0]
+    if shared:
+        return min(shared, key=len)
+    found = []
+    for a, n in whole.items():
+        for b, m in whole.items():
+            if a != b and all(x == y * size for x, y, size in zip(n, m, sizes, strict=True)):
+                found.append(f"{a} / {b}")
+            if a < b and changing and all(x * y == size for x, y, size in zip(n, m, sizes, strict=True)):
+                found.append(f"{a} * {b}")
+        ratios = {Fraction(size, x) for x, size in zip(n, sizes, strict=True)}
+        if len(ratios) == 1 and changing:
+            ratio = ratios.pop()
+            if min(ratio.numerator, ratio.denominator) == 1 and max(ratio.numerator, ratio.denominator) < 9:
+                found.append(f"{a} * {ratio.numerator}" if ratio > 1 else f"{a} / {ratio.denominator}")
+    words = {"head": "head", "group": "head|group", "vo": WIDTHS, "qk": WIDTHS, "rope": WIDTHS}.get(word, ".")
+    found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]), len(text)))
+    if not changing and len(sizes) > 1 and not (found and re.search("head", found[0])):
+        return str(sizes[0])
+    return found[0] if found else None
+
+
+def _shares_of(
+    sizes: tuple[int, ...], numbers: Mapping[str, tuple[Any, ...]], whole: Mapping[str, tuple[int, ...]]
+) -> Iterator[str]:
+    """Yield the shares of a head that rotary embeddings turn which have these sizes."""
+    for share, parts in numbers.items():
+        if not re.search(r"rotary|rope", share) or not all(type(part) is float for part in parts):
+            continue
+        for a, n in whole.items():
+            bodies = [(a, n)]
+            bodies += [(f"{a} / {b}", tuple(x // y for x, y in zip(n, m, strict=True))) for b, m in whole.items()
+                       if re.search("head", b) and all(x % y == 0 for x, y in zip(n, m, strict=True))]  # fmt: skip
+            for body, each in bodies:
+                turned = [(int(x * y) + 1) // 2 * 2 for x, y in zip(each, parts, strict=True)]
+                if turned == list(sizes) and re.search("head", body):
+                    yield f"even {body} * {share}"
+
+
+def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield keys and what they hold, `outer.inner` for a configuration or a list inside."""
+    for key, value in config.items():
+        if isinstance(value, (Mapping, list, tuple)):
+            inner = value if isinstance(value, Mapping) else {str(place): each for place, each in enumerate(value)}
+            yield from ((f"{key}.{name}", each) for name, each in _numbers_of(inner))
+        else:
+            yield key, value

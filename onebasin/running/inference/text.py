@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of a traced twin, as a person would write it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+from onebasin.symmetry.inference.writing import Style, Writer
+
+from .disk import on_disk
+from .sizes import key_of_size
+from .tracing import Traced, as_before, as_stored, kind_of
+
+
+def table_text(
+    found: Traced,
+    style: Style,
+    larger: Callable[[], Traced | None] = lambda: None,
+    by_name: bool = False,
+    still: tuple[frozenset[str], ...] = (),
+) -> str:
+    """Return the table of what was found.
+
+    larger: another twin, traced, for sizes that shapes do not tell. by_name: whether layers that differ stand by name.
+    still: spaces that stay, since nothing tells their sizes; each set as they were called without those before.
+    """
+    writer, ignored = _writer(found, style, by_name, still[-1:])
+    model = found.model
+    lines = writer.spaces()  # before the other twin is looked at
+
+    @cache
+    def sizes() -> tuple[list[Mapping[str, int]], list[Mapping[str, Any]]]:
+        twin = larger()
+        with as_before(twin) if twin is not None else nullcontext():
+            other = None if twin is None else _writer(twin, style, by_name, still)[0]
+            unlike = other is None or [line[1:] for line in other.spaces()] != [line[1:] for line in lines]
+        if twin is None or other is None or unlike:
+            return [writer.sizes], [model.config.to_dict()]
+        return [writer.sizes, other.sizes], [model.config.to_dict(), twin.model.config.to_dict()]
+
+    def key_of(name: str) -> str | None:
+        known, configs = sizes()
+        return key_of_size(name, tuple(each[name] for each in known), configs)
+
+    text = writer.text(model.config.model_type, [model.config.model_type], key_of, ignored)
+    if any(place.moves for place in writer.places if place.name in writer.unsized):
+        return table_text(found, style, larger, by_name, (*still, writer.unsized))
+    return text
+
+
+def _writer(
+    found: Traced, style: Style, by_name: bool = False, still: tuple[frozenset[str], ...] = ()
+) -> tuple[Writer, list[str]]:
+    """Return what writes the table of a traced model, and patterns of what its files hold beside parameters."""
+    model = found.model
+    entries, disk = on_disk(found)
+    prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
+    outside = [name for name in disk if not name.startswith(prefix)]
+    layers = {match[1]: match[2] for name in outside if (match := re.match(r"((.*?)\.\d+)\.", name))}
+    blocks = Counter(layers.values())
+    if not outside or len(outside) == len(disk) or any(count > 1 for count in blocks.values()):
+        prefix = ""
+    others = {name: tensor for name, tensor in model.state_dict().items() if name not in found.axes}
+    ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in as_stored(model, others)})
+    writer = Writer(found.trace, entries, prefix, style, by_name)
+    for names in still:
+        writer.spaces()
+        writer.hold(names)
+        writer = Writer(found.trace, entries, prefix, style, by_name)
+    return writer, ignored
+
+
+def with_fixed(text: str, names: Mapping[str, float]) -> str:
+    """Return a table in which nothing acts on these spaces; the size of a factor is told, as for any other."""
+    for name in names:
+        if re.search(rf"(?m)^    {name} factor(?= |$)", text):
+            text = re.sub(r"(?m)^(types .*)$", rf"\1\nsize {name} = 1", text, count=1)
+        text = re.sub(rf"(?m)^(    {name}) (?:pair signs|next signs|\w+)(?= |$)", r"\1 fixed", text)
+    return text
+
+
+def with_note(text: str, roles: Collection[str], note: str) -> str:
+    """Return a table in which the tensors of some names, their numbers aside, have one note more."""
+    lines, heading = [], ""
+    for line in text.split("\n"):
+        if line.startswith("layer "):
+            heading = line.removeprefix("layer ") + "."
+        elif line == "tensors":
+            heading = ""
+        elif line.startswith("    ") and kind_of(heading + line.split()[0].rstrip("?")) in roles:
+            line += f" ; {note}"
+        lines.append(line)
+    return "\n".join(lines)

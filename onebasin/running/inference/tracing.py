@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A twin after its one run on tensors that carry axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function, FunctionCtx
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from onebasin.running import twins
+from onebasin.symmetry.inference.atoms import Atom, Axis, hold, new, unify
+from onebasin.symmetry.inference.rules import RULES, SILENT
+from onebasin.symmetry.inference.trace import KEY, Label, Trace, tensors
+
+RUNS = 6  # of a twin, at most, until every parameter was seen
+
+
+@dataclass
+class Traced:
+    """A twin after its one run: labels on its tensors."""
+
+    model: PreTrainedModel
+    inputs: Mapping[str, Any]
+    trace: Trace
+    axes: dict[str, list[Axis | None]]
+    tied: dict[str, str]
+
+
+def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
+    """Run a twin once on tensors that carry axes."""
+    tied = untied(model)
+    held = held_by(model)
+    trace = Trace(rules=RULES, silent=SILENT)
+    for name, tensor in held.items():
+        setattr(tensor, KEY, Label([new(n) if n > 1 else None for n in tensor.shape], name=name, made=False))
+        trace.met(getattr(tensor, KEY))
+    try:
+        with restored(held):
+            for run in range(RUNS):  # several, since routing may reach other experts in another
+                before = len(trace.seen)
+                _run(model, inputs, trace)
+                if len(trace.seen) == before or not kinds(trace.seen) & kinds(held.keys() - trace.seen.keys()):
+                    break
+                shuffle(held.values(), run)
+        axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
+        for name in held.keys() - trace.seen.keys():
+            copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
+            for copy in (
+                copies[1:] or copies
+            ):  # only these are looked up, but a file holds their numbers under this name
+                for one, other in zip(axes[name], axes[copy], strict=True):
+                    if one is not None and other is not None:
+                        unify(one, other, "tied")
+            if not copies:
+                hold(axes[name], "unused")
+    finally:
+        for tensor in held.values():
+            if hasattr(tensor, KEY):
+                delattr(tensor, KEY)
+    return Traced(model, inputs, trace, axes, tied)
+
+
+def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> None:
+    """Run a model whose tensors carry axes; what it puts out stays."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _forward_alone():
+        torch.manual_seed(0)
+        with trace, twins.in_float64():  # in this order, so that what rules compute is not widened in vain
+            out = model(**inputs)
+    trace.normed.append("")
+    for value in tensors(twins.outward(out)):
+        hold(trace.axes(value), "output")
+
+
+@contextmanager
+def _forward_alone() -> Iterator[None]:
+    """Run the forward pass of functions that bring their own gradient as any other code: torch hands them copies of
+    tensors, which carry no axes."""
+    own, plain = vars(Function)["apply"], Function.setup_context
+
+    def forward(cls: type[Function], *given: Any) -> Any:
+        return cls.forward(FunctionCtx(), *given) if cls.setup_context is plain else cls.forward(*given)
+
+    setattr(Function, "apply", classmethod(forward))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(Function, "apply", own)  # noqa: B010
+
+
+def held_by(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a file of the model holds that is computed with: parameters, and buffers (running statistics)."""
+    state = model.state_dict()
+    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # tables that the class makes anew: constants
+    held: dict[str, Tensor] = dict(model.named_parameters())
+    held |= {name: one for name, one in model.named_buffers() if one.is_floating_point() and name in state}
+    return {name: one for name, one in held.items() if name not in unsaved and one.numel()}
+
+
+def untied(model: nn.Module) -> dict[str, str]:
+    """Give every name a parameter of its own: name -> the name that it was tied to, under which a file holds it."""
+    uses: dict[int, list[tuple[str, nn.Module, str]]] = {}
+    for name, module in model.named_modules(remove_duplicate=True):
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                uses.setdefault(id(parameter), []).append((f"{name}.{key}".lstrip("."), module, key))
+    left_out = getattr(model, "all_tied_weights_keys", None) or {}
+    tied: dict[str, str] = {}
+    for users in uses.values():
+        home = next((full for full, _, _ in users if full not in left_out), users[0][0])
+        for full, module, key in users:
+            parameter = module._parameters[key]
+            if full != home and parameter is not None:
+                tied[full] = home
+                module._parameters[key] = nn.Parameter(parameter.detach().clone())
+    return tied
+
+
+@torch.no_grad()
+def shuffle(held: Iterable[Tensor], seed: int) -> None:
+    """Put the numbers of every matrix in another order."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in held:
+        if tensor.dim() > 1:
+            order = torch.randperm(tensor.numel(), generator=generator)
+            tensor.copy_(tensor.flatten()[order].view(tensor.shape))
+
+
+@contextmanager
+def restored(held: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give tensors back the numbers that they had."""
+    before = {name: tensor.detach().clone() for name, tensor in held.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in held.items():
+                tensor.copy_(before[name])
+
+
+@contextmanager
+def as_before(found: Traced) -> Iterator[None]:
+    """Let axes be after this what they were before, since writing a table lowers what may act on them."""
+    trace = found.trace
+    kept = {name: copy(value) for name, value in vars(trace).items() if isinstance(value, list | dict | set)}
+    given = [axis for axes in found.axes.values() for axis in axes]
+    given += [axis for axes in chain(trace.occurrences, *trace.apart) for axis in axes]
+    given += [*(axis for norm in trace.norms for axis in (norm.source, norm.target)), *trace.padded]
+    given += [axis for axis, _ in trace.passes]
+    waiting = [axis.atom for axis in given if axis is not None]
+    before: dict[int, tuple[Atom, dict[str, Any]]] = {}
+    while waiting:
+        atom = waiting.pop()
+        if id(atom) not in before:
+            before[id(atom)] = atom, {**vars(atom), "why": list(atom.why)}
+            waiting += [axis.atom for axis in (*atom.parts, atom.link) if axis is not None]
+    try:
+        yield
+    finally:
+        vars(trace).update(kept)
+        for atom, values in before.values():
+            vars(atom).update(values)
+
+
+def as_stored(model: PreTrainedModel, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as `save_pretrained` names and cuts them: name in a file -> tensor."""
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(values))
+    return found
+
+
+def with_numbers(found: Traced) -> dict[str, Tensor]:
+    """Return the model's tensors with a number of its own in every place."""
+    state, start, numbered = found.model.state_dict(), 0, {}
+    for name in found.axes:
+        numbered[name] = torch.arange(start, start + state[name].numel(), dtype=torch.float64).view(state[name].shape)
+        start += state[name].numel()
+    return numbered
+
+
+def free_share(found: Traced) -> float:
+    """The share of matrices that something acts on."""
+    matrices = [axes for axes in found.axes.values() if len(axes) > 1]
+    free = [axes for axes in matrices if any(leaf.moves for axis in axes if axis is not None for leaf in axis.leaves)]
+    return len(free) / max(len(matrices), 1)
+
+
+def kind_of(name: str) -> str:
+    """Return a name without its numbers."""
+    return re.sub(r"\d+", "{}", name)
+
+
+def kinds(names: Iterable[str]) -> set[str]:
+    return {kind_of(name) for name in names}
