@@ -155,6 +155,13 @@ def hold(axes: Iterable[Axis | None], why: str) -> None:
     lower(axes, frozenset(), why)
 
 
+def write(axes: Iterable[Axis | None]) -> None:
+    """Note that something was written into these axes."""
+    for axis in axes:
+        for leaf in axis.leaves if axis is not None else ():
+            leaf.atom.written = True
+
+
 def _of_parts(moves: frozenset[str]) -> frozenset[str]:
     """Return what may act on the parts of an axis, if these moves may act on it: its pairs are not theirs."""
     if moves == LINEAR:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..tables.signature import MOVES
-from .atoms import Axis, fix, hold, is_data, lower, restrict
+from .atoms import Axis, hold, is_data, lower, restrict
 from .linear import Linear, settle
 
 KEY = "_axes"
@@ -126,10 +126,11 @@ class Trace(TorchFunctionMode):
         if not any(hasattr(tensor, KEY) for tensor in given):
             return func(*args, **kwargs)
         rule = self.rules.get(name)
+        call = Call(name, func, args, kwargs)
         if rule is None or out_given is not None:
-            return self._unruled(name, func, args, kwargs)
+            return self.unruled(call)
         try:
-            return rule(self, Call(name, func, args, kwargs))
+            return rule(self, call)
         except (
             ArithmeticError,
             AssertionError,
@@ -140,19 +141,16 @@ class Trace(TorchFunctionMode):
             TypeError,
             ValueError,
         ):
-            return self._unruled(name, func, args, kwargs)  # a use of the function that the rule does not know
+            return self.unruled(call)  # a use of the function that the rule does not know
 
-    def _unruled(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        out = func(*args, **kwargs)
-        if any(isinstance(each, Tensor) for each in flattened(out)) or name in READS:
-            for tensor in tensors((args, kwargs)):
-                if hasattr(tensor, KEY):
-                    self.unknown[name] = self.unknown.get(name, 0) + 1
-                    hold(self.axes(tensor), f"{name} has no rule")
-                    if not hasattr(tensor, KEY):
-                        continue
-                    if (indexes := getattr(tensor, KEY).indexes) is not None:
-                        fix(indexes, f"{name} has no rule")
+    def unruled(self, call: Call) -> Any:
+        """Run a call, and let nothing act on any axis that enters it."""
+        out = call.run()
+        if any(isinstance(each, Tensor) for each in flattened(out)) or call.name in READS:
+            for tensor in call.tensors:
+                if (label := self.label(tensor)) is not None:
+                    self.unknown[call.name] = self.unknown.get(call.name, 0) + 1
+                    hold((*self.axes(tensor), label.indexes), f"{call.name} has no rule")
         return out
 
     # What rules use.
@@ -184,7 +182,7 @@ class Trace(TorchFunctionMode):
         return tuple(dict.fromkeys(axis for one in given if (label := self.label(one)) for axis in label.within))
 
     def put(self, tensor: Any, axes: Sequence[Axis | None], *sources: Any, **known: Any) -> Any:
-        """Give a tensor its axes; entries alone and data carry none."""
+        """Give a tensor its axes, and what is `known` of it besides; entries alone and data carry none."""
         if not isinstance(tensor, Tensor):
             return tensor
         if len(axes) != tensor.dim():
@@ -194,8 +192,9 @@ class Trace(TorchFunctionMode):
             None if axis is None or size == 1 or is_data(axis) else axis
             for axis, size in zip(axes, tensor.shape, strict=True)
         ]
+        known = {key: value for key, value in known.items() if value is not None}
         label = Label(kept, within=self.within(*sources), **known)
-        if any(axis is not None for axis in kept) or known.get("indexes") is not None or known:
+        if known or any(axis is not None for axis in kept):
             setattr(tensor, KEY, label)
             self.met(label)
         elif hasattr(tensor, KEY):
@@ -228,8 +227,16 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        return tensors((self.args, self.kwargs))
+
     def run(self) -> Any:
         return self.func(*self.args, **self.kwargs)
+
+    def ran(self, out: Any) -> Call:
+        """Return this call as one that has run already, with this result."""
+        return replace(self, func=lambda *_, **__: out)
 
     def get(self, place: int, word: str, default: Any = None) -> Any:
         """Return an argument given by place or by name."""

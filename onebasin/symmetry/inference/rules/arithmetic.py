@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from ..atoms import PERMUTE, Axis, fix, lower, product, restrict, unify
-from ..linear import Linear, once
+from ..linear import once
 from ..trace import KEY, ONES, Call, Label, Trace
-from .constants import constant, entrywise, lined_up, through_view
-from .maps import sum_of_maps, times_constants
+from .constants import constant, entrywise, is_number, lined_up, through_view
+from .maps import remapped, sum_of_maps, times_constants
 from .norms import bias_of_norm, gain_of, over_length, squared, weight_of_norm
 from .pointwise import pointwise
 from .registry import rule
@@ -27,26 +27,20 @@ from .summands import note_places, note_rows
 def summed(trace: Trace, call: Call) -> Any:
     a, b = call.get(0, "input"), call.get(1, "other")
     if call.kwargs.get("alpha", 1) != 1 and len(call.args) > 3:
-        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+        return trace.unruled(call)
     before = a.clone() if isinstance(a, Tensor) and call.name.endswith("_") and not call.name.startswith("__") else a
     la, lb = trace.label(a), trace.label(b)
     view = through_view(trace, call)
-    scalar = None if isinstance(b, Tensor) and isinstance(a, Tensor) else (a if isinstance(b, Tensor) else b)
-    if (
-        scalar is not None
-        or (isinstance(b, Tensor) and b.numel() == 1 and lb is None)
-        or (isinstance(a, Tensor) and a.numel() == 1 and la is None)
-    ):
-        tensor, label = (a, la) if la is not None else (b, lb)
-        value = scalar if scalar is not None else (b if la is not None else a)
+    if is_number(trace, a) or is_number(trace, b):
+        tensor, label, value = (a, la, b) if la is not None else (b, lb, a)
         out = call.run()
         assert label is not None
-        if label.length is not None or (label.indexes is not None and float(value) == 0):
-            return _inherit(trace, out, tensor, label)
+        if label.length is not None or float(value) == 0:
+            if out is not tensor:
+                setattr(out, KEY, replace(label, axes=list(label.axes), name="", made=True))
+            return out
         if label.indexes is not None:
             fix(label.indexes, call.name)
-        if float(value) == 0:
-            return _inherit(trace, out, tensor, label)
         if float(value) == 1 and label.name and "sub" not in call.name:
             setattr(out, KEY, Label(list(label.axes), name=label.name, plus=1.0, within=label.within))
             return out
@@ -56,38 +50,30 @@ def summed(trace: Trace, call: Call) -> Any:
     out = call.run()
     if view:
         return out
-    linear = sum_of_maps(trace, a, b, out, call)
-    if linear is not None:
-        return linear
-    bias = bias_of_norm(trace, a, b, out)
-    if bias is not None:
-        return bias
+    if (added := sum_of_maps(trace, a, b, out, call)) is not None:
+        return added
+    if (added := bias_of_norm(trace, a, b, out)) is not None:
+        return added
     x, y = trace.axes(a, call.name), trace.axes(b, call.name)
     mean = getattr(b, "_mean_of", None)
     centred = "sub" in call.name and mean is not None and bool(x) and x[-1] is not None and mean.top == x[-1].top
-    axes = entrywise(trace, before, b, x, y, out, call.name, sums=not centred)
-    known: dict[str, Any] = {}
-    for label in (la, lb):
-        if label is not None and label.length is not None:
-            known["length"] = label.length
-    if la is not None and lb is not None and la.rows and lb.rows and "sub" not in call.name:
-        known |= note_rows(trace, la.rows, lb.rows)
-    if biases := tuple(bias for label in (la, lb) if label is not None for bias in label.biases):
-        known["biases"] = biases
+    axes = entrywise(before, b, x, y, out, call.name, sums=not centred)
+    labels = [label for label in (la, lb) if label is not None]
+    known: dict[str, Any] = {
+        "length": next((label.length for label in reversed(labels) if label.length is not None), None),
+        "biases": tuple(bias for label in labels for bias in label.biases) or None,
+    }
     if "sub" not in call.name:
-        known |= note_places(trace, a, b, out)
-    for one, other in ((la, lb), (lb, la)):
-        if one is not None and other is not None and len(one.by) == 1 and other.name and "sub" not in call.name:
-            trace.biases[other.name] = one.by[0]
+        known["vectors"] = note_places(trace, a, b, out)
+        if la is not None and lb is not None:
+            if la.rows and lb.rows:
+                known["rows"] = note_rows(trace, la.rows, lb.rows)
+            for one, other in ((la, lb), (lb, la)):
+                if len(one.by) == 1 and other.name:
+                    trace.biases[other.name] = one.by[0]
     if centred:
         out._centred = True
     return trace.put(out, axes, a, b, **known)
-
-
-def _inherit(trace: Trace, out: Tensor, source: Tensor, label: Label) -> Tensor:
-    if out is not source:
-        setattr(out, KEY, replace(label, axes=list(label.axes), name="", made=True))
-    return out
 
 
 @rule(
@@ -96,61 +82,46 @@ def _inherit(trace: Trace, out: Tensor, source: Tensor, label: Label) -> Tensor:
 )
 def scaled(trace: Trace, call: Call) -> Any:
     a, b = call.get(0, "input"), call.get(1, "other")
-    if call.kwargs.get("rounding_mode"):
+    if call.kwargs.get("rounding_mode") or call.name == "__rtruediv__":
         return pointwise(trace, call)
     la, lb = trace.label(a), trace.label(b)
     divides = "div" in call.name
-    if call.name == "__rtruediv__":
-        return pointwise(trace, call)
     if through_view(trace, call):
         return call.run()
     if a is b and la is not None and not divides:
-        out = call.run()
-        return squared(trace, a, out)
-    one_number = not isinstance(b, Tensor) or (b.numel() == 1 and lb is None)
-    other_number = not isinstance(a, Tensor) or (a.numel() == 1 and la is None)
-    if (one_number and la is not None) or (other_number and lb is not None and not divides):
-        tensor, label = (a, la) if one_number and la is not None else (b, lb)
-        assert label is not None
-        value = b if one_number and la is not None else a
+        return squared(trace, a, call.run())
+    for tensor, label, value in ((a, la, b), (b, lb, a)):
+        if label is None or not is_number(trace, value) or (divides and value is a):
+            continue
         if isinstance(value, Tensor) and value.is_complex():
-            return trace._unruled(call.name, call.func, call.args, call.kwargs)
+            return trace.unruled(call)
         if float(value) == 1 and tensor.is_floating_point():
             return same(trace, call)
         out = call.run()
         if label.indexes is not None and float(value) != 1:
             fix(label.indexes, call.name)
         if label.linear is not None and out is not tensor:
-            factor = 1 / value if divides else value
-            images = (once(label.linear.images) * factor).expand(-1, *out.shape)
-            linear = Linear(label.linear.axis, images)
-            setattr(out, KEY, Label(list(label.axes), linear, label.dims, label.within))
-            return out
+            return remapped(out, label, once(label.linear.images) * (1 / value if divides else value))
         if label.plus:
             trace.axes(tensor, call.name)
         if out is not tensor:
-            setattr(out, KEY, Label(list(label.axes), within=label.within, normed=label.normed, square=label.square,
-                                    length=label.length, name=""))  # fmt: skip
+            kept = Label(list(label.axes), within=label.within)
+            kept.normed, kept.square, kept.length = label.normed, label.square, label.length
+            setattr(out, KEY, kept)
         return out
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return pointwise(trace, call)
     out = call.run()
-    normed = over_length(trace, a, b, out, divides)
-    if normed is not None:
-        return normed
-    weighted = None if divides else weight_of_norm(trace, a, b, out)
-    if weighted is not None:
-        return weighted
-    gained = None if divides else gain_of(trace, a, b, out)
-    if gained is not None:
-        return gained
-    for one, other in ((a, b), (b, a)):
-        diagonal = (
-            times_constants(trace, one, other, out, divides and other is b) if not (divides and other is a) else None
-        )
-        if diagonal is not None:
-            return diagonal
-    x, y = lined_up(a, trace.axes(a, call.name), out.dim()), lined_up(b, trace.axes(b, call.name), out.dim())
+    if (made := over_length(trace, a, b, out, divides)) is not None:
+        return made
+    if not divides and (made := weight_of_norm(trace, a, b, out)) is not None:
+        return made
+    if not divides and (made := gain_of(trace, a, b, out)) is not None:
+        return made
+    for one, other in ((a, b),) if divides else ((a, b), (b, a)):
+        if (made := times_constants(trace, one, other, out, divides)) is not None:
+            return made
+    x, y = lined_up(trace.axes(a, call.name), out.dim()), lined_up(trace.axes(b, call.name), out.dim())
     axes: list[Axis | None] = []
     for d, (p, q) in enumerate(zip(x, y, strict=True)):
         if p is not None and q is not None:
@@ -189,7 +160,5 @@ def negative(trace: Trace, call: Call) -> Any:
     out = call.run()
     assert label is not None
     if label.linear is not None and out is not source:
-        linear = Linear(label.linear.axis, (-once(label.linear.images)).expand(-1, *out.shape))
-        setattr(out, KEY, Label(list(label.axes), linear, label.dims, label.within))
-        return out
+        return remapped(out, label, -once(label.linear.images))
     return trace.put(out, trace.axes(source), source)

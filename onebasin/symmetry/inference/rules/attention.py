@@ -42,10 +42,10 @@ def attention(trace: Trace, call: Call) -> Any:
     outer = string.ascii_lowercase[: q.dim() - 2]
     logits = q.new_empty((*q.shape[:-1], k.shape[-2]))
     if q.shape[:-2] != k.shape[:-2]:
-        return trace._unruled(call.name, lambda *_, **__: out, call.args, call.kwargs)
+        return trace.unruled(call.ran(out))
     scores = contract(trace, f"{outer}SX,{outer}TX->{outer}ST", [q, k], logits, "attention")
     if isinstance(mask, Tensor):
-        scores = entrywise(trace, logits, mask, scores, trace.axes(mask), logits, "attention mask", sums=False)
+        scores = entrywise(logits, mask, scores, trace.axes(mask), logits, "attention mask", sums=False)
     trace.put(logits, scores, q, k)
     lower(scores, PERMUTE, "softmax")
     axes = contract(trace, f"{outer}ST,{outer}TX->{outer}SX", [logits, v], out, "attention")

@@ -28,15 +28,21 @@ def beside(axis: Axis, tensor: Tensor, dim: int, why: str) -> None:
         fix(axis, f"a constant ({why})")
 
 
-def lined_up(tensor: Any, axes: list[Axis | None], dims: int) -> list[Axis | None]:
+def is_number(trace: Trace, value: Any) -> bool:
+    """Whether this is one number that depends on no parameter."""
+    return not isinstance(value, Tensor) or (value.numel() == 1 and trace.label(value) is None)
+
+
+def lined_up(axes: list[Axis | None], dims: int) -> list[Axis | None]:
+    """Return the axes of a tensor beside one of so many dimensions: the last ones stand below each other."""
     return [None] * (dims - len(axes)) + axes
 
 
 def entrywise(
-    trace: Trace, a: Any, b: Any, x: list[Axis | None], y: list[Axis | None], out: Tensor, why: str, sums: bool = True
+    a: Any, b: Any, x: list[Axis | None], y: list[Axis | None], out: Tensor, why: str, sums: bool = True
 ) -> list[Axis | None]:
     """Return the axes of what combines two tensors entry by entry as a sum does."""
-    x, y = lined_up(a, x, out.dim()), lined_up(b, y, out.dim())
+    x, y = lined_up(x, out.dim()), lined_up(y, out.dim())
     axes: list[Axis | None] = []
     for d, (one, other) in enumerate(zip(x, y, strict=True)):
         if one is not None and other is not None:

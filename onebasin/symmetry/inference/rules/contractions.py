@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, restrict, unify
+from ..atoms import PERMUTE, Axis, fix, restrict, unify, write
 from ..trace import ONES, Call, Trace
 from .constants import constant, entrywise
 from .registry import rule
@@ -66,10 +66,7 @@ def contract(trace: Trace, spec: str, given: Sequence[Tensor], out: Tensor, why:
                 gone.append(axis)
     trace.mixed(list(kept.values()), gone)
     axes = [kept.get(letter) for letter in result]
-    for axis in axes:
-        if axis is not None:
-            for leaf in axis.leaves:
-                leaf.atom.written = True
+    write(axes)
     return axes
 
 
@@ -80,7 +77,7 @@ def linear(trace: Trace, call: Call) -> Any:
     outer = string.ascii_lowercase[: x.dim() - 1]
     axes = contract(trace, f"{outer}X,YX->{outer}Y", [x, weight], out, "linear")
     if isinstance(bias, Tensor):
-        axes = entrywise(trace, out, bias, axes, trace.axes(bias), out, "linear")
+        axes = entrywise(out, bias, axes, trace.axes(bias), out, "linear")
     by = tuple(label.name for label in map(trace.label, (weight, bias)) if label is not None and label.name)
     by = by if (its := trace.label(weight)) is not None and its.name else ()
     return trace.put(out, axes, x, weight, by=by, vectors=vectors_of(bias))
@@ -140,11 +137,10 @@ def added_product(trace: Trace, call: Call) -> Any:
         call.get(1, "batch1", call.kwargs.get("mat1")),
         call.get(2, "batch2", call.kwargs.get("mat2")),
     )
-    made = torch.matmul(a, b)
-    matmul(trace, Call("matmul", lambda *_: made, (a, b), {}))
+    made = matmul(trace, Call("matmul", torch.matmul, (a, b), {}))
     out = call.run()
     axes = (
-        entrywise(trace, made, base, trace.axes(made), trace.axes(base), out, call.name)
+        entrywise(made, base, trace.axes(made), trace.axes(base), out, call.name)
         if call.kwargs.get("beta", 1)
         else trace.axes(made)
     )
@@ -159,7 +155,7 @@ def einsum(trace: Trace, call: Call) -> Any:
     out = call.run()
     spec = spec.replace(" ", "")
     if "->" not in spec or any(len(set(term)) < len(term) for term in spec.replace("->", ",").split(",")):
-        return trace._unruled(call.name, lambda *_: out, call.args, call.kwargs)
+        return trace.unruled(call.ran(out))
     free = [c for c in string.ascii_letters if c not in spec]
     if "..." in spec:
         terms, result = spec.split("->")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, flat, hold, product, restrict, split, unify
+from ..atoms import PERMUTE, Axis, fix, flat, hold, product, restrict, split, unify, write
 from ..trace import ONES, Call, Trace
 from .registry import rule
 from .summands import vectors_of
@@ -58,9 +58,7 @@ def convolution(trace: Trace, call: Call) -> Any:
     else:
         hold((channels, *its), "grouped conv")
         written = None
-    if written is not None:
-        for leaf in written.leaves:
-            leaf.atom.written = True
+    write([written])
     axes: list[Axis | None] = [None] * out.dim()
     axes[:here] = rest[:here]
     axes[here] = written
@@ -69,10 +67,10 @@ def convolution(trace: Trace, call: Call) -> Any:
             fix(its_bias, "conv")
         else:
             unify(written, its_bias, "conv")
-    made = trace.put(out, axes, x, weight)
-    if (label := trace.label(made)) is not None:
+    trace.put(out, axes, x, weight)
+    if (label := trace.label(out)) is not None:
         label.vectors = vectors_of(bias)
-    return made
+    return out
 
 
 @rule(
@@ -84,7 +82,7 @@ def along(trace: Trace, call: Call) -> Any:
     """What works along time or pixels: channels stay as they are, as long as it is linear."""
     source = call.get(0, "input")
     if trace.label(source) is None:
-        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+        return trace.unruled(call)
     axes = trace.axes(source, call.name)
     out = call.run()
     if call.name in ("cumsum", "cumprod", "logcumsumexp"):
@@ -106,5 +104,5 @@ def along(trace: Trace, call: Call) -> Any:
         elif axis is not None and "pad" in call.name and call.get(3, "value", 0):
             restrict(axis, ONES, call.name)
     if out.dim() != len(axes):
-        return trace._unruled(call.name, lambda *_, **__: out, call.args, call.kwargs)
+        return trace.unruled(call.ran(out))
     return trace.put(out, [None if d in touched else a for d, a in enumerate(axes)], source)

@@ -6,6 +6,7 @@ A rotation by position (rotary embeddings) is computed in such steps; only when 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,16 +33,19 @@ def as_complex(trace: Trace, call: Call) -> Any:
             hold(trace.axes(tensor), call.name)
             return out
         real, imaginary = (once(part.double()) for part in label.linear.images.unbind(-1))
-        images = torch.complex(real, imaginary).expand(-1, *out.shape)
         dims = tuple(dim for dim in label.dims if dim != last)
-        setattr(out, KEY, Label(label.axes[:last], Linear(label.linear.axis, images), dims, label.within))
-        return out
+        return remapped(out, replace(label, axes=label.axes[:last], dims=dims), torch.complex(real, imaginary))
     if label.linear is None or not label.linear.images.is_complex():
         return trace.put(out, [*trace.axes(tensor), None], tensor)
-    images = torch.view_as_real(once(label.linear.images)).expand(-1, *out.shape)
-    setattr(
-        out, KEY, Label([*label.axes, None], Linear(label.linear.axis, images), (*label.dims, last + 1), label.within)
-    )
+    wider = replace(label, axes=[*label.axes, None], dims=(*label.dims, last + 1))
+    return remapped(out, wider, torch.view_as_real(once(label.linear.images)))
+
+
+def remapped(out: Tensor, label: Label, images: Tensor) -> Tensor:
+    """Give `out` the map of a label with other images."""
+    assert label.linear is not None
+    linear = Linear(label.linear.axis, images.expand(-1, *out.shape))
+    setattr(out, KEY, Label(list(label.axes), linear, label.dims, label.within))
     return out
 
 

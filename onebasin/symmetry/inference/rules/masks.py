@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..atoms import PERMUTE, Axis, hold, lower
 from ..trace import ONES, Call, Trace
-from .constants import entrywise, lined_up, through_view
+from .constants import entrywise, is_number, lined_up, through_view
 from .registry import rule
 from .routing import named
 
@@ -39,12 +39,12 @@ def filled_in(trace: Trace, call: Call) -> Any:
     shown = mask.expand(x.shape)
     whole = bool((shown == shown[..., :1]).all()) and source.shape[-1] == x.shape[-1]
     if not whole or trace.label(mask) is not None or through_view(trace, call):
-        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+        return trace.unruled(call)
     out = call.run()
     mine, theirs = trace.axes(x, call.name), trace.axes(source, call.name)
     hold(mine[:-1], "vectors in other places")
     hold(theirs[:-1], "vectors in other places")
-    last = entrywise(trace, x.flatten(0, -2), source.flatten(0, -2), [None, mine[-1]], [None, theirs[-1]],
+    last = entrywise(x.flatten(0, -2), source.flatten(0, -2), [None, mine[-1]], [None, theirs[-1]],
                      out.flatten(0, -2), call.name)  # fmt: skip
     return trace.put(out, [*[None] * (out.dim() - 1), last[-1]], x, source)
 
@@ -54,24 +54,16 @@ def _either(trace: Trace, call: Call, condition: Any, a: Any, b: Any) -> Any:
     axes: list[Axis | None] = [None] * out.dim()
     so_far: Tensor | None = None
     for one in (a, b):
-        if not isinstance(one, Tensor) or (trace.label(one) is None and one.numel() == 1):
+        if is_number(trace, one):
             continue
         if so_far is None:
-            axes, so_far = (
-                lined_up(one, trace.axes(one, call.name), out.dim()),
-                one.expand(out.shape) if one.dim() else one,
-            )
+            axes, so_far = lined_up(trace.axes(one, call.name), out.dim()), one.expand(out.shape) if one.dim() else one
         else:
-            axes = entrywise(trace, so_far, one, axes, trace.axes(one, call.name), out, call.name)
-    for one in (a, b):  # one number everywhere
-        number = not isinstance(one, Tensor) or (one.numel() == 1 and trace.label(one) is None)
-        if number and float(one) != 0:
-            lower(axes, ONES, call.name)
-    choosing = lined_up(condition, trace.axes(condition, call.name), out.dim())
+            axes = entrywise(so_far, one, axes, trace.axes(one, call.name), out, call.name)
+    if any(is_number(trace, one) and float(one) != 0 for one in (a, b)):
+        lower(axes, ONES, call.name)
+    choosing = lined_up(trace.axes(condition, call.name), out.dim())
     lower(choosing, PERMUTE, call.name)
-    axes = entrywise(trace, out, condition, axes, choosing, out, call.name, sums=False)
-    known: dict[str, Any] = {}
-    named_axes = [label.indexes for one in (a, b) if (label := trace.label(one)) and label.indexes is not None]
-    if named_axes:
-        known["indexes"] = named_axes[0]
-    return trace.put(out, axes, a, b, condition, **known)
+    axes = entrywise(out, condition, axes, choosing, out, call.name, sums=False)
+    indexes = (label.indexes for one in (a, b) if (label := trace.label(one)) and label.indexes is not None)
+    return trace.put(out, axes, a, b, condition, indexes=next(indexes, None))

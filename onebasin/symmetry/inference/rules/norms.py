@@ -73,8 +73,8 @@ def unit(trace: Trace, call: Call) -> Any:
         if axis is not None:
             restrict(axis, MOVES["orthogonal"] if d == place and order in (2, 2.0) else PERMUTE, call.name)
     trace.mixed([a for d, a in enumerate(axes) if d != place], [axes[place]])
-    known = {"normed": Normed("rmsnorm", axes[place])} if place == source.dim() - 1 and axes[place] is not None else {}
-    return trace.put(out, axes, source, **known)
+    last = axes[place] if place == source.dim() - 1 else None
+    return trace.put(out, axes, source, normed=None if last is None else Normed("rmsnorm", last))
 
 
 @rule("batch_norm")
@@ -134,7 +134,7 @@ def over_length(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bool) 
         mine = trace.axes(x, "norm") if label is not None else []
         if not mine or mine[-1] is None or mine[-1].top != axis.top:
             continue
-        others = entrywise(trace, x, scale, mine, trace.axes(scale), out, "norm", sums=False)
+        others = entrywise(x, scale, mine, trace.axes(scale), out, "norm", sums=False)
         kind = "layernorm" if centred else "rmsnorm"
         trace.mixed(others[:-1], [mine[-1]])
         return trace.put(out, others, x, scale, normed=Normed(kind, mine[-1]))  # type: ignore[no-any-return]
@@ -166,8 +166,7 @@ def bias_of_norm(trace: Trace, a: Any, b: Any, out: Tensor) -> Tensor | None:
                 and x.normed.target is not None and not x.normed.bias and y.axes[0] is not None):  # fmt: skip
             x.normed.bias = y.name
             unify(y.axes[0], x.normed.target, "the bias of a norm")
-            out_label = Label(list(x.axes), within=x.within, normed=x.normed)
-            setattr(out, KEY, out_label)
+            setattr(out, KEY, Label(list(x.axes), within=x.within, normed=x.normed))
             return out
     return None
 

@@ -24,11 +24,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         trace.axes(source, why)
     if out.numel() == 0:
         return
-    places: list[Tensor] = []
-    rest = where
-    for size in reversed(source.shape):
-        places.insert(0, rest % size)
-        rest = rest // size
+    places = coordinates(where, source.shape)
     depends = [
         {j for j in range(out.dim()) if out.shape[j] > 1 and bool((each != each.narrow(j, 0, 1)).any())}
         for each in places
@@ -95,25 +91,12 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         for j in range(out.dim()):  # what was repeated is told apart by its place alone
             if out.shape[j] > 1 and axes[j] is None and j not in dims and not any(j in mine for mine in depends):
                 axes[j] = index(out.shape[j])
-    known: dict[str, Any] = {}
-    if label.indexes is not None:
-        known["indexes"] = label.indexes
-    if label.length is not None:
-        known["length"] = label.length
-    if linear is not None:
-        known |= {"linear": linear, "dims": dims}
-    trace.put(out, axes, source, **known)
+    maps = {} if linear is None else {"linear": linear, "dims": dims}
+    trace.put(out, axes, source, indexes=label.indexes, length=label.length, **maps)
     kept = trace.label(out)
-    if (
-        linear is None
-        and kept is not None
-        and label.normed is not None
-        and axes
-        and axes[-1] is not None
-        and label.axes[-1] is axes[-1]
-    ):
-        kept.normed = label.normed
     if kept is not None:
+        if linear is None and axes and axes[-1] is not None and label.axes[-1] is axes[-1]:
+            kept.normed = label.normed
         kept.made = label.made
         kept.biases = label.biases or as_biases(label)
         kept.vectors = vectors_of(source)
@@ -142,6 +125,15 @@ def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
     for dim in set(range(places.dim())) - varied:
         places = places.narrow(dim, 0, 1)
     return (places == torch.arange(size).view(-1, *[1] * places.dim())).double().expand(-1, *shape)
+
+
+def coordinates(where: Tensor, shape: torch.Size) -> list[Tensor]:
+    """Return where the entries of these numbers stand in a tensor, one coordinate per dimension."""
+    places: list[Tensor] = []
+    for size in reversed(shape):
+        places.insert(0, where % size)
+        where = where // size
+    return places
 
 
 def line_of(places: Tensor, dim: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...tables.signature import MOVES
 from ..atoms import PERMUTE, fix, lower
-from ..trace import Call, Trace, tensors
+from ..trace import Call, Trace
 from .constants import entrywise
 from .norms import squared
 from .registry import RULES, rule
@@ -18,29 +18,24 @@ from .silent import same
 
 
 def _point(trace: Trace, call: Call, moves: frozenset[str]) -> Any:
-    given = [tensor for tensor in tensors((call.args, call.kwargs)) if trace.label(tensor) is not None]
+    given = [tensor for tensor in call.tensors if trace.label(tensor) is not None]
+    rest = [tensor for tensor in call.tensors if trace.label(tensor) is None]
     out = call.run()
     first = given[0]
     axes = trace.axes(first, call.name)
     lower(axes, moves, call.name)
-    for other in given[1:]:
+    for other in (*given[1:], *rest):
         theirs = trace.axes(other, call.name)
         lower(theirs, moves, call.name)
         if isinstance(out, Tensor):
-            axes = entrywise(trace, first, other, axes, theirs, out, call.name, sums=False)
-    rest = [t for t in tensors((call.args, call.kwargs)) if trace.label(t) is None]
-    for other in rest:
-        if isinstance(out, Tensor):
-            axes = entrywise(trace, first, other, axes, [None] * other.dim(), out, call.name, sums=False)
-    known: dict[str, Any] = {}
+            axes = entrywise(first, other, axes, theirs, out, call.name, sums=False)
     label = trace.label(first)
-    if label is not None and label.length is not None:
-        known["length"] = label.length
-    if label is not None and label.indexes is not None:
+    assert label is not None
+    if label.indexes is not None and len(given) == 1:
         alike = isinstance(out, Tensor) and out.dtype == torch.bool and (bool(out.all()) or not bool(out.any()))
-        if not alike and len(given) == 1:
+        if not alike:
             fix(label.indexes, call.name)
-    return trace.put(out, axes, *given, **known)
+    return trace.put(out, axes, *given, length=label.length)
 
 
 @rule(
@@ -82,8 +77,7 @@ def power(trace: Trace, call: Call) -> Any:
         return squared(trace, source, out)
     axes = trace.axes(source, call.name)
     lower(axes, PERMUTE, call.name)
-    known = {"length": label.length} if label.length is not None else {}
-    return trace.put(out, axes, source, **known)
+    return trace.put(out, axes, source, length=label.length)
 
 
 @rule("glu")

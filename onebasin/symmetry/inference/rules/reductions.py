@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ...tables.signature import MOVES
-from ..atoms import PERMUTE, Axis, fix, lower, restrict
+from ..atoms import PERMUTE, Axis, hold, lower, restrict
 from ..trace import KEY, ONES, Call, Label, Trace
 from .pointwise import pointwise
 from .registry import rule
@@ -63,27 +63,17 @@ def spread(trace: Trace, call: Call) -> Any:
     source = call.get(0, "input", call.kwargs.get("x"))
     named = call.name in ("norm", "vector_norm", "linalg_norm", "linalg_vector_norm")
     dims = _dims(call, source, 2 if named else 1)
-    order = call.get(1, "p" if call.name == "norm" else "ord", 2) if named else 2
+    euclidean = not named or call.get(1, "p" if call.name == "norm" else "ord", 2) in (2, 2.0, None, "fro")
     axes = trace.axes(source, call.name)
     made = call.run()
     out = made[0] if isinstance(made, tuple) else made
     gone = [axes[d] for d in dims]
-    single = len(dims) == 1 and gone[0] is not None and order in (2, 2.0, None, "fro")
-    for axis in gone:
-        if axis is not None:
-            restrict(
-                axis,
-                MOVES["orthogonal"]
-                if named and order in (2, 2.0, None, "fro")
-                else MOVES["ones"]
-                if not named
-                else PERMUTE,
-                call.name,
-            )
+    single = len(dims) == 1 and gone[0] is not None and euclidean
+    lower(gone, ONES if not named else MOVES["orthogonal"] if euclidean else PERMUTE, call.name)
     left = _left(axes, dims, out)
     lower(left, PERMUTE, call.name)
     trace.mixed(left, gone)
-    trace.put(out, left, source, **({"length": (gone[0], not named)} if single and dims[0] == source.dim() - 1 else {}))
+    trace.put(out, left, source, length=(gone[0], not named) if single and dims[0] == source.dim() - 1 else None)
     if isinstance(made, tuple):
         trace.put(made[1], left, source)
         if single:
@@ -111,9 +101,7 @@ def extreme(trace: Trace, call: Call) -> Any:
         places = None if isinstance(made, Tensor) else made[1]
     if places is not None:
         which = axes[dims[0]] if len(dims) == 1 else None
-        if len(dims) > 1 and any(axes[d] is not None for d in dims):
-            for d in dims:
-                if axes[d] is not None:
-                    fix(axes[d], call.name)  # type: ignore[arg-type]
-        trace.put(places, left, source, **({"indexes": which} if which is not None else {}))
+        if len(dims) > 1:
+            hold((axes[d] for d in dims), call.name)
+        trace.put(places, left, source, indexes=which)
     return made

@@ -22,11 +22,9 @@ def ranked(trace: Trace, call: Call) -> Any:
     values, places = (None, made) if call.name == "argsort" else made
     if values is not None:
         label = trace.label(source)
-        by = (
-            label.by if label is not None and place == source.dim() - 1 else ()
-        )  # one number more in all chooses the same
-        trace.put(values, left, source, **({"by": by} if by else {}))
-    trace.put(places, left, source, **({"indexes": axes[place]} if axes[place] is not None else {}))
+        by = label.by if label is not None and place == source.dim() - 1 else ()  # one number more chooses the same
+        trace.put(values, left, source, by=by or None)
+    trace.put(places, left, source, indexes=axes[place])
     return made
 
 
@@ -54,7 +52,7 @@ def named(trace: Trace, call: Call) -> Any:
     lower(axes, PERMUTE, call.name)
     if isinstance(made, tuple):
         for one, axis in zip(made, axes, strict=True):
-            trace.put(one, [None], source, **({"indexes": axis} if axis is not None else {}))
+            trace.put(one, [None], source, indexes=axis)
         return made
     if source.dim() == 1 and axes[0] is not None:
         return trace.put(made, [None, None], source, indexes=axes[0])

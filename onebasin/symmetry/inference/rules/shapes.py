@@ -32,7 +32,7 @@ def rearranged(trace: Trace, call: Call) -> Any:
         if chosen is not NotImplemented:
             return chosen
     if label is None or call.name == "broadcast_tensors":
-        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+        return trace.unruled(call)
     where = torch.arange(source.numel()).view(source.shape)
     after = call.on({id(source): where})
     out = call.run()

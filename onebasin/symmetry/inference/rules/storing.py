@@ -11,7 +11,7 @@ from torch import Tensor
 from ..atoms import PERMUTE, Axis, fix, hold, lower, restrict, unify
 from ..trace import Call, Trace, tensors
 from .constants import beside, lined_up
-from .places import line_of
+from .places import coordinates, line_of
 from .registry import rule
 
 
@@ -23,7 +23,7 @@ def scattered(trace: Trace, call: Call) -> Any:
     target, dim, places = call.get(0, "input"), call.get(1, "dim"), call.get(2, "index")
     value = call.get(3, "src", call.kwargs.get("source", call.kwargs.get("value")))
     if "put" in call.name or "fill" in call.name:
-        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+        return trace.unruled(call)
     empty = trace.label(target) is None and not bool(target.any())
     mine = trace.axes(target, call.name)
     if trace.label(target) is None and not empty and trace.label(value) is None and trace.label(places) is None:
@@ -31,7 +31,7 @@ def scattered(trace: Trace, call: Call) -> Any:
     if target._is_view() and trace.label(target) is None and call.name.endswith("_"):
         base = target._base
         if base is None or base.numel() != target.numel():
-            return trace._unruled(call.name, call.func, call.args, call.kwargs)
+            return trace.unruled(call)
     out = call.run()
     dim = dim % target.dim()
     label = trace.label(places)
@@ -71,7 +71,7 @@ def stored(trace: Trace, call: Call) -> Any:
     target = call.args[0]
     value = call.args[-1]
     if call.name == "fill_" or (call.name == "copy_" and trace.label(target) is None and target._is_view()):
-        return trace._unruled(call.name, call.func, call.args, call.kwargs)
+        return trace.unruled(call)
     empty = trace.label(target) is None and not bool(target.any())
     mine = list(trace.axes(target, call.name))
     where = torch.arange(target.numel()).view(target.shape)
@@ -80,7 +80,7 @@ def stored(trace: Trace, call: Call) -> Any:
     else:
         what = call.args[1]
         if any(trace.label(one) is not None for one in tensors(what)):
-            return trace._unruled(call.name, call.func, call.args, call.kwargs)
+            return trace.unruled(call)
         slot = where[what]
     out = call.run()
     if not isinstance(value, Tensor) or (trace.label(value) is None and value.numel() == 1):
@@ -90,13 +90,9 @@ def stored(trace: Trace, call: Call) -> Any:
     if value.dim() > slot.dim() or any(
         a not in (1, b) for a, b in zip(value.shape[::-1], slot.shape[::-1], strict=False)
     ):
-        return trace._unruled(call.name, lambda *_, **__: out, call.args, call.kwargs)
-    theirs = lined_up(value, trace.axes(value, call.name), slot.dim())
-    places: list[Tensor] = []
-    rest = slot
-    for size in reversed(target.shape):
-        places.insert(0, rest % size)
-        rest = rest // size
+        return trace.unruled(call.ran(out))
+    theirs = lined_up(trace.axes(value, call.name), slot.dim())
+    places = coordinates(slot, target.shape)
     for j in range(slot.dim()):
         if slot.shape[j] == 1:
             continue

@@ -34,18 +34,18 @@ def as_biases(label: Label) -> tuple[tuple[str, Axis], ...]:
     return ((label.name, inner),) if label.name and inner is not None else ()
 
 
-def note_rows(trace: Trace, *tables: tuple[str, ...]) -> dict[str, Any]:
-    """Note that rows of tables were looked up, or summed."""
+def note_rows(trace: Trace, *tables: tuple[str, ...]) -> tuple[str, ...]:
+    """Note that rows of tables were looked up, or summed, and return the tables."""
     rows = tuple(sorted(name for each in tables for name in each))
     trace.rows[rows] += 1
-    return {"rows": rows}
+    return rows
 
 
-def note_places(trace: Trace, a: Any, b: Any, out: Tensor) -> dict[str, Any]:
+def note_places(trace: Trace, a: Any, b: Any, out: Tensor) -> tuple[str, ...] | None:
     """Note a table of places whose rows are added to what stands there, and return what is a summand of all vectors."""
     for one, other in ((a, b), (b, a)):
         label, table = trace.label(one), whole_of(other)
         if table and label is not None and one.dim() > 1 and out.shape == one.shape:
             trace.placed[table] = label.side or ((one.shape[-2], vectors_of(one)),)
     vectors = (*vectors_of(a), *vectors_of(b)) if isinstance(a, Tensor) and isinstance(b, Tensor) else ()
-    return {"vectors": vectors} if vectors and out.dim() > 1 else {}
+    return vectors if vectors and out.dim() > 1 else None
