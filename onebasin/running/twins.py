@@ -217,7 +217,7 @@ def _like(asked: Scale, known: tuple[Scale, Way] | None, only: bool) -> Iterator
         yield replace(ran, layers=asked.layers), how
         return
     larger = [ran.head] if asked.head == Scale.head else [2 * ran.head, 3 * ran.head]
-    for head in [asked.head, *(n for n in larger if n > asked.head)]:
+    for head in dict.fromkeys([asked.head, *larger]):
         yield replace(asked, head=head, divisor=ran.divisor, filled=ran.filled, kept=ran.kept | asked.kept), how
 
 

@@ -586,7 +586,8 @@ class Writer:
             optional = "??" if heading and present[heading, rest] < len(layers[heading]) else ""
             notes = " ; ".join(self._notes(one))
             head = bool(self.prefix) and not one.name.startswith(self.prefix)
-            head = head or (bool(one.tied) and not self._looked_up(one))
+            read = one.parameter in self.trace.seen
+            head = head or (bool(one.tied) and read and not self._looked_up(one))
             norm, bias = self.norm_of.get(one.parameter), self.bias_of.get(one.parameter)
             if (heading, rest) in self.loose:
                 text = show(tuple(Leaf(self._kept(n) if n > 1 else "1") for n in one.shape))
