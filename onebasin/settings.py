@@ -209,6 +209,18 @@ class Examples(Reading, Seeded):
         super().__post_init__()
 
 
+@dataclass(frozen=True)
+class Written(Settings):
+    """How the output looks. files: name -> text, written beside the weights."""
+
+    section: ClassVar[str] = "Output"
+
+    shard_size: int | str = setting("5GB", "Most that one weight file holds: 5GB, 500MB, 5B.", flag="out-shard-size")
+    copy_tokenizer: bool = setting(True, "Copy the tokenizer's files to the output.")
+    write_model_card: bool = setting(True, "Write README.md, and with --config mergekit_config.yml.")
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
 class ExampleKeywords(TypedDict, total=False):
     """The fields of `Examples`, as keyword arguments."""
 

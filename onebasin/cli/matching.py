@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from onebasin.data.calibration import Calibration
-from onebasin.jobs.options import Options, Written
+from onebasin.jobs.options import Options
+from onebasin.settings import Written
 
 from . import common as c
 from .fields import options_of, typed

@@ -125,7 +125,7 @@ def merge(
     """
     import onebasin
     from onebasin.jobs.merge import seconds_of
-    from onebasin.jobs.mergekit.merge_file import merge_in_words
+    from onebasin.jobs.mergekit.merge_file import in_words, merge_in_words
 
     given = c.given_options(context_)
     ends = {"verdict": not no_verdict, "require": require, "command": c.command_line(), **written}
@@ -137,10 +137,9 @@ def merge(
         job = job if "seed" in given else partial(job, seed=None)
     elif method is not None and method not in KINDS:
         _refuse_idle(given, IN_WORDS, f"--method {method}, which runs in mergekit")
-        job = partial(
-            merge_in_words, models or [], output, method, base=base, weights=c.weights(weights), match=match,
-            dtype=matching["dtype"], parameters=c.scalars(set_, "--set"), **means, **ends,
-        )  # fmt: skip
+        words = in_words(models or [], method, base=base, weights=c.weights(weights), match=match,
+                         dtype=matching["dtype"], parameters=c.scalars(set_, "--set"))  # fmt: skip
+        job = partial(merge_in_words, words, output, **means, **ends)
     else:
         if base is not None or set_:
             raise ValueError("--base and --set are for methods of mergekit's, such as --method ties")

@@ -87,7 +87,9 @@ def made(
         mask = how.mask_id if how.mask_id is not None else own
         mask = hidden_token(stock, generator) if mask is None else mask
         first = None if tokenizer is not None else likely(stock, mask)
-        whole = gibbs(stock, count, how.context or _longest(stock, LENGTH), mask, before, after, generator, first)
+        whole = framed(count, how.context or _longest(stock, LENGTH), mask, before, after)
+        free = torch.arange(len(before), whole.shape[1] - len(after))
+        gibbs(stock, whole, free, mask, generator, first)
         special = [1] * len(before) + [0] * (whole.shape[1] - len(before) - len(after)) + [1] * len(after)
         features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
         met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else None
@@ -280,18 +282,24 @@ def likely(models: Sequence[PreTrainedModel], mask: int) -> Tensor:
     return chances
 
 
+def framed(count: int, length: int, mask: int, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Return hidden sequences between tokens that stay, (count, length)."""
+    ids = torch.full((count, length), mask)
+    ids[:, : len(before)] = torch.tensor(before, dtype=torch.long)
+    ids[:, length - len(after) :] = torch.tensor(after, dtype=torch.long)
+    return ids
+
+
 @torch.no_grad()
 def gibbs(
     models: Sequence[PreTrainedModel],
-    count: int,
-    length: int,
+    ids: Tensor,
+    free: Tensor,
     mask: int,
-    before: Sequence[int],
-    after: Sequence[int],
     generator: torch.Generator,
     first: Tensor | None = None,
-) -> Tensor:
-    """Return sequences that masked language models write, (count, length): token ids.
+) -> None:
+    """Let masked language models write sequences, in place.
 
     All tokens are hidden at first and drawn from the models' predictions in random order, a share of them in every
     pass; then some are hidden and drawn again (Wang and Cho, 2019). Models that were trained to predict a few kinds of
@@ -299,16 +307,13 @@ def gibbs(
 
     Args:
         models: they take turns.
-        count, length: of the sequences.
+        ids: the sequences, (count, length): token ids.
+        free: the places to write in.
         mask: the token that hides.
-        before, after: tokens that stay.
         generator: of the draws.
         first: chances of the tokens that are there first, (vocabulary,), instead of hidden ones.
     """
-    ids = torch.full((count, length), mask)
-    ids[:, : len(before)] = torch.tensor(before, dtype=torch.long)
-    ids[:, length - len(after) :] = torch.tensor(after, dtype=torch.long)
-    free = torch.arange(len(before), length - len(after))
+    count = len(ids)
     order = torch.rand(count, len(free), generator=generator).argsort(1)
     revealed, again = (REVEALED, 1 / REVEALED) if first is None else (0, REDRAWN)
     if first is not None:
@@ -324,7 +329,6 @@ def gibbs(
             logits[..., mask] = -torch.inf
             drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
             ids[rows[:, None], free] = torch.where(chosen[rows], drawn.view(len(rows), -1), ids[rows][:, free])
-    return ids
 
 
 @torch.no_grad()

@@ -82,28 +82,32 @@ class Progressive:
 
 @dataclass(frozen=True)
 class ProgressiveMerge(Method):
-    """The average, whose linear layers are then fitted to calibration data one after another."""
+    """The average, whose linear layers are then fitted to calibration data one after another.
+
+    spread: whether targets inside attention and feed-forward layers keep the models' spread, as above. ridge: one
+    value, or several, of which each layer takes its best on data held out. settle: whether to walk again where layers
+    are called several times, which takes up to seven times as long.
+    """
 
     fitted: ClassVar[bool] = True
 
     spread: bool = setting(False, "Let queries, keys and neurons vary as much as the models' do.")
+    ridge: float | Sequence[float] = RIDGES
+    settle: bool = True
 
     @property
     def needs_data(self) -> bool:
         return True
 
     def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
-        return merge_progressively(sources, *data.split, spread=self.spread, means=means, tell=tell).merged(sources)
+        return merge_progressively(sources, *data.split, self, means, tell).merged(sources)
 
 
 def merge_progressively(
     sources: Sources,
     batches: Sequence[Batch],
     held_out: Sequence[Batch] | None = None,
-    *,
-    ridge: float | Sequence[float] = RIDGES,
-    spread: bool = False,
-    settle: bool = True,
+    how: ProgressiveMerge | None = None,
     means: Means | None = None,
     tell: Tell | None = None,
 ) -> Progressive:
@@ -118,9 +122,7 @@ def merge_progressively(
         batches: their inputs; padding is left out where there is an attention_mask.
         held_out: those that ridges are chosen by (default: a sixteenth of the batches, at least one, which then fit
             nothing).
-        ridge: one value, or several, of which each layer takes its best on `held_out`.
-        spread: whether targets inside attention and feed-forward layers keep the models' spread, as above.
-        settle: whether to walk again where layers are called several times, which takes up to seven times as long.
+        how: the settings (default: those of `ProgressiveMerge()`).
         means: the type and device of the arithmetic.
         tell: called with a sentence for every layer.
 
@@ -128,16 +130,16 @@ def merge_progressively(
         ValueError: for too few batches.
         ModelError: for a model whose layers cannot be followed.
     """
-    means, weights = means or Means(), sources.weights
-    how: dict[str, Any] = {"dtype": means.dtype, "device": means.device}
-    ridges = [float(ridge)] if isinstance(ridge, (int, float)) else sorted(map(float, ridge))
+    how, means, weights = how or ProgressiveMerge(), means or Means(), sources.weights
+    place: dict[str, Any] = {"dtype": means.dtype, "device": means.device}
+    ridges = [float(how.ridge)] if isinstance(how.ridge, (int, float)) else sorted(map(float, how.ridge))
     if not ridges or min(ridges) <= 0:
         raise ValueError("the ridge of progressive merging must be positive")
     if not batches:
         raise ValueError("progressive merging needs calibration data")
     fit, held = split_held_out(batches, held_out) if len(ridges) > 1 else (list(batches), [])
-    teachers = [loaded_model(model, **how) for model in sources.models]
-    student = loaded_model(sources.models[sources.template], **how)
+    teachers = [loaded_model(model, **place) for model in sources.models]
+    student = loaded_model(sources.models[sources.template], **place)
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     plain = merged_tensors(sources, average, replace(means, workers=1, ray=None))
     mean = {by_name[name]: tensor for name, tensor in plain}
@@ -152,9 +154,9 @@ def merge_progressively(
 
     losses = {AVERAGE: held_out_loss()} if held else {}
     fitted = [call for call in calls if call.weight in sources.shared and not student.shared(call.weight)]
-    fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, spread, tell)
+    fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, how.spread, tell)
     fitting.walk()
-    if fitting.repeated and settle:
+    if fitting.repeated and how.settle:
         _settle(fitting, held_out_loss)
     skipped = [call.weight for call in calls if call not in fitted]
     if held:

@@ -4,7 +4,7 @@ settings' dataclasses, with which a test compares these."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -108,6 +108,10 @@ class LayersKeywords(MergeKeywords, total=False):
     soft: float | None
     tokenizer_source: str | None
     dtype: str | None
+    overwrite: bool
+    verify: bool | str
     verdict: bool
     require: float | None
     report: bool
+    tell: Callable[[str], None] | None
+    command: str | None

@@ -18,11 +18,11 @@ from onebasin.data.calibration import task_of
 from onebasin.data.files import split_off
 from onebasin.engine import refuse_device
 from onebasin.models.outputs import Output, refuse_outputs
-from onebasin.settings import Reading, refuses_unknown
+from onebasin.settings import Reading, Written, refuses_unknown
 
 from .folders import opened
 from .merge import known_settings, merge
-from .options import ModelSource, Options, Tell, Written
+from .options import ModelSource, Options
 from .report import place_of
 from .results import MergeResult
 
@@ -56,10 +56,6 @@ def merge_best_layers(
     *,
     validation: str | None,
     metric: str = "loss",
-    overwrite: bool = False,
-    verify: bool | str = "outputs",
-    tell: Tell | None = None,
-    command: str | None = None,
     **options: Unpack[LayersKeywords],
 ) -> MergeResult:
     """`merge` with the set of layers matched that scores best on `validation`.
@@ -82,23 +78,23 @@ def merge_best_layers(
     with opened(models, how.get("family")) as given:
         if output is not None:
             beside = [Output("the report", page, "")] if page else []
-            refuse_outputs([Output("the output", output), *beside], given, overwrite)
+            refuse_outputs([Output("the output", output), *beside], given, how.get("overwrite", False))
         told = {key: how[key] for key in Reading.names() if how.get(key) is not None}
         task = load_task(how.get("task") or task_of(given[0]), data, given[0].folder, split=split, **told)
         layers = given[0].signature.layers
 
+    quick = {"verify": False, "verdict": False, "require": None, "report": False, "tell": None}
+
     def measure(some: list[int]) -> float:
-        if tell:
+        if tell := how.get("tell"):
             tell(f"matching layers {', '.join(map(str, some))}")
-        quick = {"layers": some, "verify": False, "verdict": False, "require": None, "report": False}
-        model = merge(models, **{**how, **quick})["model"]
+        model = merge(models, **{**how, **quick, "layers": some})["model"]
         model.to(device)
         found: float = getattr(evaluate(model, task), metric.replace("-", "_"))
         return found
 
     chosen, tried = best_layers(layers, measure, metric)
-    how["layers"] = chosen
-    result = merge(models, output, overwrite=overwrite, verify=verify, tell=tell, command=command, **how)
+    result = merge(models, output, **{**how, "layers": chosen})
     names = ",".join(map(str, chosen))
     note = f"matched layers {names}: {metric} {tried[names]:.4g} on '{validation}', the best of {len(tried)} sets"
     result.update(layers=chosen, tried=tried, notes=[note, *result.notes])

@@ -24,7 +24,7 @@ from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.trace import Batch
-from onebasin.settings import Factor, Temperature, checked, duration, refuse_left, refuses_unknown, taken
+from onebasin.settings import Factor, Temperature, Written, checked, duration, refuse_left, refuses_unknown, taken
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
@@ -38,7 +38,6 @@ from .options import (
     ModelSource,
     Options,
     Tell,
-    Written,
     level_named,
     refuse_out_of_range,
     shares_of,
@@ -171,7 +170,11 @@ def merge(
         template = frame.centre if heads_from is None else heads_from
         if verdict or frame.how == "outputs":
             refuse_incomplete(sized[template].origin)  # what only the others lack is copied from it
-        chosen = aligned(frame, plan, opt, data, template, kin, started, report, earlier)
+        if plan.searches and kin is not None:
+            search = Search(frame.models, frame.centre, template, plan.shares, kin, opt, plan.budget, started, tell)
+            chosen = choose(replace(search, draws=report, earlier=earlier))
+        else:
+            chosen = aligned(frame, plan, opt, data)
         mixed = softly(plan, frame, chosen.aligned, opt)
         sources = Sources(mixed if unified is None else unified.filled(mixed, opt.dtype), plan.shares, frame.centre,
                           template)  # fmt: skip
@@ -202,8 +205,8 @@ def merge(
             tell("writing")
         with together(opt) as placing:
             result: dict[str, Any] = write_model(
-                target, merged.tensors, sources.models[template], overwrite=replaces(target), dtype=stored,
-                check=complete, placing=placing, **look.to_writer,
+                target, merged.tensors, sources.models[template], look, overwrite=replaces(target), dtype=stored,
+                check=complete, placing=placing,
             )  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
@@ -297,27 +300,8 @@ def seconds_of(budget: str | float | None, quality: str | None, said: Sequence[s
     return QUALITIES[quality] if quality is not None else duration(budget or "")
 
 
-def aligned(
-    frame: Frame, plan: Plan, opt: Options, data: Data, template: int, kin: Kinship | None, started: float,
-    draws: bool = False, earlier: Earlier | None = None,
-) -> Chosen:  # fmt: skip
-    """Return the models of a frame, aligned; merged already where several ways were tried."""
-    if plan.searches and kin is not None:
-        return choose(
-            Search(
-                frame.models,
-                frame.centre,
-                template,
-                plan.shares,
-                kin,
-                opt,
-                plan.budget,
-                started,
-                data.tell,
-                draws,
-                earlier,
-            )
-        )
+def aligned(frame: Frame, plan: Plan, opt: Options, data: Data) -> Chosen:
+    """Return the models of a frame, aligned as planned."""
     if plan.method.needs_data:
         data.refuse_none()
     batches, held = data.split if plan.match != "none" and opt.measures else (None, None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -121,23 +121,6 @@ def level_named(given: dict[str, Any], own: str) -> None:
         raise ValueError(f"{names[0]} and {names[1]} are two names for one argument; leave one of them out")
     for name in names:
         given[own] = given.pop(name)
-
-
-@dataclass(frozen=True)
-class Written(Settings):
-    """How the output looks. files: name -> text, written beside the weights."""
-
-    section: ClassVar[str] = "Output"
-
-    shard_size: int | str = setting("5GB", "Most that one weight file holds: 5GB, 500MB, 5B.", flag="out-shard-size")
-    copy_tokenizer: bool = setting(True, "Copy the tokenizer's files to the output.")
-    write_model_card: bool = setting(True, "Write README.md, and with --config mergekit_config.yml.")
-    files: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def to_writer(self) -> dict[str, Any]:
-        """The keyword arguments of `write_model`."""
-        return {"shard_size": self.shard_size, "tokenizer": self.copy_tokenizer, "files": self.files}
 
 
 VERIFY = ("outputs", "tensors", "none")

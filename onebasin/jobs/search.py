@@ -242,9 +242,8 @@ class Search:
 
     def closed(self, name: str, aligned: Aligned, spread: bool = False) -> Candidate:
         """The average of aligned models, or their progressive merge where that is better."""
-        found = merge_progressively(
-            self.sources(aligned), *self.split, spread=spread, settle=False, means=self.opt, tell=self.tell
-        )
+        how = ProgressiveMerge(spread=spread, settle=False)
+        found = merge_progressively(self.sources(aligned), *self.split, how, self.opt, self.tell)
         method = ProgressiveMerge(spread=spread) if found.fitted else Average()
         facts = {"ridges": found.ridges, "held_out_losses": found.losses}
         name = f"{name}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from onebasin.engine import Placing
+from onebasin.settings import Written
 
 from .companions import copy_companions
 from .folder import ModelError
@@ -30,14 +31,11 @@ def write_model(
     out: str | Path,
     tensors: Iterable[tuple[str, Tensor]],
     like: Model,
+    look: Written | None = None,
     *,
     overwrite: bool = False,
     dtype: torch.dtype | None = None,
-    shard_size: int | str = "5GB",
-    files: Mapping[str, str] | None = None,
     check: Callable[[Path], Any] | None = None,
-    inputs: Iterable[str | Path] = (),
-    tokenizer: bool = True,
     placing: Placing | None = None,
 ) -> Any:
     """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
@@ -50,13 +48,10 @@ def write_model(
         tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. `LazyTensors` with
             a cluster are made and written by its tasks, a file each, with the same bytes.
         like: The model whose config and other files are copied.
+        look: The size of its files, and what stands beside the weights.
         overwrite: Replace a model folder that stands there.
         dtype: Of all floating-point tensors; None keeps what `like` stores under each name.
-        shard_size: Bytes of a file, as a number or as text such as 5GB.
-        files: Name -> text, written beside the weights.
         check: Called with the finished folder before anyone sees it; an error refuses the folder.
-        inputs: Folders that must not be overwritten, besides `like`.
-        tokenizer: Whether its files are copied, too.
         placing: Gives the folder its name later, together with others that the caller has checked, see `refuse_outputs`
             (default: checked here, and named at the end of this call).
 
@@ -67,13 +62,14 @@ def write_model(
         ModelError: The output exists, is no model folder or is an input; a tensor is not finite in its dtype; the disk
             is full.
     """
-    limit = bytes_of(shard_size)
-    with appearing(out, overwrite, [like.origin.folder, *map(Path, inputs)], placing) as temporary:
+    look = look or Written()
+    limit = bytes_of(look.shard_size)
+    with appearing(out, overwrite, [like.origin.folder], placing) as temporary:
         with clearly(Path(out)):
-            _companions(temporary, like, dtype, tokenizer)
+            _companions(temporary, like, dtype, look.copy_tokenizer)
         write_weights(Target(temporary, Path(out), like, dtype), tensors, limit)
         with clearly(Path(out)):
-            for name, text in (files or {}).items():
+            for name, text in look.files.items():
                 (temporary / name).write_text(text, "utf-8")
         return None if check is None else check(temporary)
 

@@ -15,7 +15,7 @@ from zoo import VOCAB
 from onebasin.engine import Means
 from onebasin.fusion.couplings import OptimalTransport, transport
 from onebasin.fusion.method import Sources
-from onebasin.fusion.progressive import merge_progressively
+from onebasin.fusion.progressive import ProgressiveMerge, merge_progressively
 from onebasin.fusion.regmean import input_grams
 from onebasin.models import Folder
 from onebasin.running.loaded import loaded_model
@@ -50,7 +50,7 @@ def test_measures_do_not_see_padding(models: list[Folder], length: int) -> None:
     for role, found in grams.items():
         assert torch.allclose(found, same[role]), role
 
-    how = {"ridge": 0.1, "means": Means(precision="float64")}
+    how = {"how": ProgressiveMerge(ridge=0.1), "means": Means(precision="float64")}
     fits = [merge_progressively(Sources(models, [0.5, 0.5]), some, **how).tensors for some in (plain, other)]
     for role, tensor in fits[0].items():
         assert torch.allclose(tensor, fits[1][role]), role

@@ -12,7 +12,7 @@ from zoo import CASES, inputs, named_outputs
 from onebasin.engine import Means
 from onebasin.fusion.average import average
 from onebasin.fusion.method import Sources
-from onebasin.fusion.progressive import Fitting, Progressive, merge_progressively
+from onebasin.fusion.progressive import Fitting, Progressive, ProgressiveMerge, merge_progressively
 from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
 from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Folder
@@ -40,7 +40,9 @@ def pair(case: str, folder: Path) -> tuple[list[Folder], list[dict[str, Tensor]]
 def merge(
     models: list[Folder], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = False
 ) -> Progressive:
-    return merge_progressively(Sources(models, weights), batches, ridge=ridge, spread=spread, means=FLOAT64)
+    return merge_progressively(
+        Sources(models, weights), batches, how=ProgressiveMerge(spread=spread, ridge=ridge), means=FLOAT64
+    )
 
 
 def outputs(
@@ -224,7 +226,7 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
     """Of the first layer that is fitted: its inputs and targets depend on no other choice."""
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     fit, held, ridges = batches[:12], batches[12:], (10.0, 0.1, 1e-3)
-    merged = merge_progressively(Sources(models, [0.5, 0.5]), fit, held, ridge=ridges, means=FLOAT64)
+    merged = merge_progressively(Sources(models, [0.5, 0.5]), fit, held, ProgressiveMerge(ridge=ridges), FLOAT64)
     a, b, student = (loaded_model(model, dtype=torch.float64) for model in (*models, models[0]))
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     pairs = merged_tensors(Sources(models, [0.5, 0.5]), average, FLOAT64)
@@ -269,4 +271,4 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         (batches[:1], (0.1, 0.01), "at least two batches"),
     ):
         with pytest.raises(ValueError, match=words):
-            merge_progressively(Sources(models, [0.5, 0.5]), some, ridge=ridge)
+            merge_progressively(Sources(models, [0.5, 0.5]), some, how=ProgressiveMerge(ridge=ridge))

@@ -16,7 +16,8 @@ from zoo import inputs, outputs
 import onebasin
 from onebasin.fusion import loadable
 from onebasin.jobs import keywords
-from onebasin.jobs.options import Options, Written
+from onebasin.jobs.options import Options
+from onebasin.settings import Written
 
 FAMILIES = {"GPT2LMHeadModel": ("paper", "permutation", "full"), "LlamaForCausalLM": ("paper", "full")}
 LEVELS = [(kind, level) for kind, levels in FAMILIES.items() for level in levels]

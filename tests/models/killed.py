@@ -12,6 +12,7 @@ from typing import Any
 
 import onebasin
 from onebasin.models import Folder, write_model
+from onebasin.settings import Written
 
 
 def die(*_: object) -> None:
@@ -57,7 +58,7 @@ def overwrite(new: Path, out: Path, moment: str) -> None:
         try:
             MOMENTS[moment]()
             pairs = ((name, like.read_name(name)) for name in like.files)
-            write_model(out, pairs, like, overwrite=True, shard_size=2000)
+            write_model(out, pairs, like, overwrite=True, look=Written(shard_size=2000))
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -25,6 +25,7 @@ from onebasin.engine import placing
 from onebasin.models import Folder, ModelError, View, write_model, writer
 from onebasin.models.shards import Shard, room_for
 from onebasin.running import compare
+from onebasin.settings import Written
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -67,7 +68,7 @@ def test_dtypes_in_and_out(make, tmp_path: Path, stored: torch.dtype, asked: tor
 def test_sharded_equals_single(bert: Path, tmp_path: Path) -> None:
     like = Folder(bert)
     write_model(tmp_path / "one", pairs(like), like)
-    write_model(tmp_path / "many", pairs(like), like, shard_size=2000)
+    write_model(tmp_path / "many", pairs(like), like, look=Written(shard_size=2000))
     one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
     assert one.keys() == many.keys() and all(torch.equal(one[name], many[name]) for name in one)
     assert compare(tmp_path / "one", tmp_path / "many").max_difference == 0
@@ -184,7 +185,7 @@ def test_shard_sizes(size: str | int, count: int) -> None:
 @pytest.mark.parametrize("size", ["", "big", "-1", 0, "5 bananas", "0GB"])
 def test_no_shard_size(bert: Path, tmp_path: Path, size: str | int) -> None:
     with pytest.raises(ModelError, match="is no shard size"):
-        write_model(tmp_path / "out", pairs(Folder(bert)), Folder(bert), shard_size=size)
+        write_model(tmp_path / "out", pairs(Folder(bert)), Folder(bert), look=Written(shard_size=size))
     nothing_but(bert)
 
 
@@ -217,7 +218,9 @@ def test_companions_are_copied_and_code_is_not(bert: Path, tmp_path: Path) -> No
         (bert / name).parent.mkdir(exist_ok=True)
         (bert / name).write_text(f"this is {name}")
     like = Folder(bert)
-    write_model(tmp_path / "out", pairs(like), like, files={"README.md": "# A model\n", "onebasin.json": "{}"})
+    write_model(
+        tmp_path / "out", pairs(like), like, look=Written(files={"README.md": "# A model\n", "onebasin.json": "{}"})
+    )
     found = contents(tmp_path / "out")
     assert set(found) == {*kept, "config.json", "model.safetensors", "README.md", "onebasin.json"}
     assert all(found[name] == f"this is {name}".encode() for name in kept)
@@ -249,7 +252,7 @@ def test_permissions_follow_the_umask(bert: Path, tmp_path: Path) -> None:
     like = Folder(bert)
     old = os.umask(0o027)
     try:
-        write_model(tmp_path / "out", pairs(like), like, shard_size=3000, files={"README.md": ""})
+        write_model(tmp_path / "out", pairs(like), like, look=Written(shard_size=3000, files={"README.md": ""}))
     finally:
         os.umask(old)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
@@ -315,8 +318,9 @@ def test_inputs_are_not_overwritten(make, tmp_path: Path) -> None:
     source_copy = Folder(source)
     (tmp_path / "link").symlink_to(source)
     for out, inputs in ((source, []), (tmp_path / "link", []), (other, [source, other]), (other, [inside])):
-        with pytest.raises(ModelError, match=r"holds an input|is one of the inputs"):
-            write_model(out, never(), source_copy, overwrite=True, inputs=inputs)
+        refused = pytest.raises(ModelError, match=r"holds an input|is one of the inputs")
+        with refused, writer.appearing(out, True, [source_copy.folder, *inputs]):
+            pytest.fail("it began to write")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("stop"), KeyboardInterrupt(), ModelError("no")])
@@ -341,7 +345,7 @@ def test_an_interrupted_write_leaves_nothing(
             raise error
 
     with pytest.raises(type(error)):
-        write_model(out, broken(), like, overwrite=overwrite, shard_size=2000, check=check)
+        write_model(out, broken(), like, overwrite=overwrite, check=check, look=Written(shard_size=2000))
     assert contents(old) == before
     nothing_but(source, old)
 
@@ -361,7 +365,7 @@ def test_a_full_disk(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Shard, "close", close)
     with pytest.raises(ModelError, match="the disk is full") as caught:
-        write_model(tmp_path / "a" / "out", pairs(like), like, shard_size=2000)
+        write_model(tmp_path / "a" / "out", pairs(like), like, look=Written(shard_size=2000))
     assert "\n" not in str(caught.value)
     nothing_but(bert)
 
@@ -378,7 +382,7 @@ def test_a_disk_that_is_really_full(bert: Path, tmp_path: Path) -> None:
         like = Folder(bert)
         for shard_size in ("5GB", 2000):
             with pytest.raises(ModelError, match="the disk is full"):
-                write_model(disk / "out", pairs(like), like, shard_size=shard_size)
+                write_model(disk / "out", pairs(like), like, look=Written(shard_size=shard_size))
             assert not list(disk.iterdir())
     finally:
         subprocess.run(["umount", disk], check=True)

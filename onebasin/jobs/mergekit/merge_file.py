@@ -21,17 +21,18 @@ from onebasin.models.card import paths_of
 from onebasin.models.folder import locate
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.published import without_paths
+from onebasin.models.writer import appearing
 from onebasin.running import load_model
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
-from onebasin.settings import refuse_unknown, refuses_unknown
+from onebasin.settings import Written, refuse_unknown, refuses_unknown
 
 from ..aligning import AlignedPair, align_all
 from ..apply import alignments_of
 from ..folders import one_vocabulary, opened, refuse_damaged, together, workplace
 from ..frame import in_one_frame
 from ..merge import merge
-from ..options import Options, Tell, Written
+from ..options import Options, Tell
 from ..results import MergeResult
 from ..search import judged_on
 from ..verdict import verdict_on
@@ -170,27 +171,35 @@ def merge_config(
 
                 dtype = recipe.out_dtype or recipe.dtype
                 view = View(layout, updates=config_of(recipe, by_name, layout))
-                write_model(target, stacked(recipe, by_name, layout, opt, left), view, overwrite=overwrite,
-                            dtype=DTYPES[dtype] if dtype else None, check=complete, placing=placing,
-                            **look.to_writer)  # fmt: skip
+                write_model(target, stacked(recipe, by_name, layout, opt, left), view, look, overwrite=overwrite,
+                            dtype=DTYPES[dtype] if dtype else None, check=complete, placing=placing)  # fmt: skip
             else:
                 places = [model.origin.folder for model in models]
                 for number, model in enumerate(models if align else []):
                     places[number] = scratch / f"matched-{number}"
                     write_model(places[number], tensors_of(model, opt), model)
-                merge_in_mergekit(recipe, dict(zip(names, places, strict=True)), target, layout=places[base],
-                                  device=device, seed=seed, unified=unified is not None, overwrite=overwrite,
-                                  look=look, placing=placing,
-                                  complete=finish)  # fmt: skip
+                if unified is not None:  # the folders share their vocabulary already
+                    recipe = recipe.model_copy(update={"tokenizer_source": None})
+                by_place = dict(zip(names, places, strict=True))
+                with appearing(target, overwrite, placing=placing) as folder:
+                    merge_in_mergekit(recipe, by_place, folder, places[base], opt, look)
+                    finish(folder)
         if output is None:
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
     return result
 
 
-def merge_in_words(
+def merge_in_words(words: Mapping[str, Any], output: str | Path | None, **options: Any) -> MergeResult:
+    """Merge as a mapping in mergekit's words says, which is saved with the result; otherwise as `merge_config`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "mergekit_config.yml"
+        file.write_text(yaml.safe_dump(dict(words), sort_keys=False), "utf-8")
+        return merge_config(file, output, **options)
+
+
+def in_words(
     models: Sequence[str],
-    output: str | Path | None,
     method: str,
     *,
     base: str | None = None,
@@ -198,26 +207,23 @@ def merge_in_words(
     parameters: Mapping[str, Any] | None = None,
     match: str | None = None,
     dtype: str | None = None,
-    **options: Any,
-) -> MergeResult:
-    """Merge by a method of mergekit's without a file: it is written from the arguments, and saved with the result.
+) -> dict[str, Any]:
+    """Return a merge by a method of mergekit's in its words.
 
     Args:
         models: folders or hub ids, each with an adapter after a plus sign where it has one.
-        output: the folder to write, or None.
         method: such as `ties`, `slerp` or `dare_ties`.
         base: the base model, where the method needs one; the first model where that is None and the method is `slerp`.
         weights: one per model.
         parameters: the method's, such as `density`.
         match: match the models first, at this level.
         dtype: of the weights written.
-        options: those of `merge_config`.
 
     Returns:
-        As `merge`.
+        What a file in mergekit's schema holds.
 
     Raises:
-        ValueError: as `merge_config` does, and for weights that are not one per model.
+        ValueError: for weights that are not one per model.
     """
     parts = dict(parameters or {})
     if method == "slerp":
@@ -229,7 +235,7 @@ def merge_in_words(
         shares = [1.0] * len(models)
     sources = [{"model": model, **({"parameters": {"weight": shares[i]}} if shares else {})}
                for i, model in enumerate(models)]  # fmt: skip
-    told = {
+    return {
         "merge_method": method,
         "models": sources,
         **({"base_model": base} if base else {}),
@@ -237,10 +243,6 @@ def merge_in_words(
         **({"align": {"symmetry": match}} if match not in (None, "none") else {}),
         **({"dtype": dtype} if dtype else {}),
     }
-    with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / "mergekit_config.yml"
-        file.write_text(yaml.safe_dump(told, sort_keys=False), "utf-8")
-        return merge_config(file, output, **options)
 
 
 NEED_WEIGHTS = ("linear", "ties", "dare_ties", "dare_linear", "della", "della_linear", "breadcrumbs",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import Any
 import numpy
 import torch
 
-from onebasin.engine import Placing
 from onebasin.models import Folder, ModelError
 from onebasin.models.companions import copy_companions
 from onebasin.models.folder import one_line
-from onebasin.models.writer import appearing, bytes_of
-from onebasin.settings import refuse_unknown
+from onebasin.models.writer import bytes_of
+from onebasin.settings import Written, refuse_unknown
 
-from ..options import Written
+from ..options import Options
 from .schema import Recipe
 
 
@@ -45,45 +44,34 @@ def parameters_of(method: str, own: Sequence[str]) -> list[str]:
 def merge_in_mergekit(
     recipe: Recipe,
     places: Mapping[str, Path],
-    out: Path,
-    *,
+    folder: Path,
     layout: Path,
-    device: str,
-    seed: int,
-    unified: bool,
+    opt: Options,
     look: Written,
-    overwrite: bool,
-    placing: Placing,
-    complete: Callable[[Path], object],
 ) -> None:
-    """Write the folder `out`, whole or not at all, by mergekit's `run_merge`.
+    """Fill a folder by mergekit's `run_merge`; the caller's generators of random numbers are left as they were.
 
-    places: name in the file -> folder of that model. layout: the folder whose other files are copied. seed: of methods
-    that draw random numbers; the caller's generators are left as they were. unified: whether the folders share their
-    vocabulary already. placing: gives the folder its name, later. complete: called with the folder at the end. Raises
-    ModelError for what mergekit refuses, and where its output lacks a tensor.
+    places: name in the file -> folder of that model. layout: the folder whose other files are copied. opt: of which the
+    device and the seed count. Raises ModelError for what mergekit refuses, and where its output lacks a tensor.
     """
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
     from mergekit.options import MergeOptions
 
-    told = recipe.model_dump(
-        exclude={"align", "random_seed", *(("tokenizer_source",) if unified else ())}, exclude_none=True
-    )
-    with appearing(out, overwrite, placing=placing) as folder, own_random_numbers(device):
+    told = recipe.model_dump(exclude={"align", "random_seed"}, exclude_none=True)
+    with own_random_numbers(opt.device):
         try:
             # The tokenizer's files are copied below; mergekit changes one, but says a traceback where there is none.
             templated = look.copy_tokenizer and recipe.chat_template is not None
-            options = MergeOptions(device=device, out_shard_size=bytes_of(look.shard_size), random_seed=seed,
+            options = MergeOptions(device=opt.device, out_shard_size=bytes_of(look.shard_size), random_seed=opt.seed,
                                    copy_tokenizer=templated, write_model_card=False, quiet=True)  # fmt: skip
             run_merge(MergeConfiguration.model_validate(_placed(told, places)), str(folder), options)
         except Exception as error:  # it raises whatever comes
             raise ModelError(f"mergekit, {recipe.merge_method}: {one_line(error)}") from None
-        copy_companions(layout, folder, look.copy_tokenizer)
-        _refuse_missing(folder, layout, recipe)
-        for name, text in look.files.items():
-            (folder / name).write_text(text, "utf-8")
-        complete(folder)
+    copy_companions(layout, folder, look.copy_tokenizer)
+    _refuse_missing(folder, layout, recipe)
+    for name, text in look.files.items():
+        (folder / name).write_text(text, "utf-8")
 
 
 @contextmanager
