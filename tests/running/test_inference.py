@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PretrainedConfig, PreTrainedModel
 
+import onebasin
 from onebasin.families import tables
 from onebasin.models import Folder, ModelError
 from onebasin.running import inference, twins
@@ -329,6 +330,26 @@ def test_a_table_is_written_in_several_ways_from_one_run() -> None:
             with tracing.as_before(found):
                 texts.append(table_text(found, style))
     assert texts[:5] == texts[:4:-1] and len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("kind", ["blenderbot", "pegasus"])
+def test_a_tensor_that_is_no_longer_tied_has_its_name_in_the_class(tmp_path: Path, kind: str) -> None:
+    """The canonical form gives the encoder's embedding numbers of its own, under a name that the file left out."""
+    model, _ = twins.build(kind)
+    model.to(torch.float32).save_pretrained(tmp_path / "model")
+    onebasin.canonical(tmp_path / "model", tmp_path / "form")
+    made = Folder(tmp_path / "form").shapes
+    assert made.keys() - Folder(tmp_path / "model").shapes.keys()
+    assert made.keys() <= model.state_dict().keys()
+
+
+def test_what_acts_only_beside_another_is_found() -> None:
+    def change(some: Collection[str]) -> float:
+        return 1.0 if {"a3", "a9"} <= set(some) or "a5" in some else 0.0
+
+    names = [f"a{n}" for n in range(12)]
+    assert proof._blamed(change, names) == {"a5": 1.0}
+    assert proof._blamed(change, [n for n in names if n != "a5"]) == {"a3": 1.0}
 
 
 def test_what_is_wrongly_taken_stays() -> None:

@@ -126,15 +126,21 @@ def _proof(text: str, found: Traced) -> tuple[Signature, dict[str, Tensor], Call
     return signature, values, partial(_departure, found, before, ids)
 
 
-def _blamed(change: Callable[[Collection[str]], float], names: Sequence[str]) -> dict[str, float]:
-    """Return the spaces whose random elements change the outputs, and by how much, found by halves: most change
-    nothing."""
-    if not names or (worst := change(names)) <= TOLERANCE:
+def _blamed(
+    change: Callable[[Collection[str]], float], names: Sequence[str], beside: Sequence[str] = ()
+) -> dict[str, float]:
+    """Return which of some names change the outputs, and by how much, found by halves: most change nothing.
+
+    Where neither half does alone, one does beside the other (Zeller and Hildebrandt, Simplifying and isolating
+    failure-inducing input, 2002).
+    """
+    if not names or (worst := change([*beside, *names])) <= TOLERANCE:
         return {}
     if len(names) == 1:
         return {names[0]: worst}
-    half = len(names) // 2
-    return _blamed(change, names[:half]) | _blamed(change, names[half:])
+    one, other = names[: len(names) // 2], names[len(names) // 2 :]
+    alone = _blamed(change, one, beside) | _blamed(change, other, beside)
+    return alone or _blamed(change, one, [*beside, *other]) or _blamed(change, other, [*beside, *one])
 
 
 def _departure(

@@ -656,15 +656,10 @@ class Writer:
         return alone and one.name != matrix.name.removesuffix("weight") + "bias" and matrix.name.endswith("weight")
 
     def _copies(self, one: Found) -> list[Found]:
-        """Return what a file may leave out since it is tied to this, and does not tell by itself: tables, looked up, in
-        spaces of their own, and heads that read what others read."""
-        mine = [axis and axis.top for axis in one.axes]
-
-        def apart(other: Found) -> bool:
-            looked_up = mine != [axis and axis.top for axis in other.axes]
-            return looked_up if self._looked_up(other) else self._read_by_others(other)
-
-        return [other for other in self.found if other.tied == one.name and apart(other)]
+        """Return what a file may leave out since it is tied to this, and does not tell by itself: tables, looked up, and
+        heads that read what others read."""
+        return [other for other in self.found
+                if other.tied == one.name and (self._looked_up(other) or self._read_by_others(other))]  # fmt: skip
 
     def _read_by_others(self, one: Found) -> bool:
         """Whether nothing that this tensor reads is read by it alone."""

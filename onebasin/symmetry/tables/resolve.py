@@ -255,7 +255,8 @@ def _absent(
             or sibling in found
             or (ties and reads and (reads <= unread or role in beside))
         ):
-            found[role] = Entry(role, role, other.shape, axes, None, None, other.role, line.head, line.notes, False)
+            name = role if line.head else prefix + role
+            found[role] = Entry(role, name, other.shape, axes, None, None, other.role, line.head, line.notes, False)
     return found
 
 
