@@ -656,7 +656,7 @@ class Writer:
         return alone and one.name != matrix.name.removesuffix("weight") + "bias" and matrix.name.endswith("weight")
 
     def _copies(self, one: Found) -> list[Found]:
-        """Return what a file may leave out since it is tied to this, and does not tell by itself: tables, looked up, and
+        """Return what a file may leave out since it is tied to this, and does not tell by itself: tables looked up, and
         heads that read what others read."""
         return [other for other in self.found
                 if other.tied == one.name and (self._looked_up(other) or self._read_by_others(other))]  # fmt: skip

@@ -16,7 +16,7 @@ from .maps import remapped, sum_of_maps, times_constants
 from .norms import bias_of_norm, gain_of, over_length, squared, weight_of_norm
 from .pointwise import pointwise
 from .registry import rule
-from .silent import same
+from .silent import as_it_was
 from .summands import note_places, note_rows
 
 
@@ -96,7 +96,7 @@ def scaled(trace: Trace, call: Call) -> Any:
         if isinstance(value, Tensor) and value.is_complex():
             return trace.unruled(call)
         if float(value) == 1 and tensor.is_floating_point():
-            return same(trace, call)
+            return as_it_was(trace, call, tensor)
         out = call.run()
         if label.indexes is not None and float(value) != 1:
             fix(label.indexes, call.name)

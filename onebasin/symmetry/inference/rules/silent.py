@@ -18,9 +18,12 @@ from .registry import RULES, rule
     "requires_grad_ __deepcopy__ dropout2d dropout1d feature_dropout _to_copy .real identity .grad_fn"
 )
 def same(trace: Trace, call: Call) -> Any:
+    return as_it_was(trace, call, call.get(0, "input"))
+
+
+def as_it_was(trace: Trace, call: Call, source: Any) -> Any:
+    """Run a call whose output is a tensor that went in, or a copy of it."""
     out = call.run()
-    source = call.get(0, "input")
-    source = source if trace.label(source) is not None else call.get(1, "other")
     label = trace.label(source)
     if not isinstance(out, Tensor) or label is None or out is source:
         return out
