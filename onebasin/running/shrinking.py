@@ -14,7 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from itertools import chain
+from itertools import chain, count
 from math import lcm
 from typing import Any, TypeGuard
 
@@ -35,6 +35,9 @@ RULES = {
     "first": r"(first_k|num_dense_layers)",
     "shared": r"shared_layers$",
     "upscaling": r"^encoder_stride$",
+    "patches": r"^num_patches$",
+    "bins": r"mel_bins$",
+    "ratio": r"mlp_ratio$",
     "shared experts": r"shared_experts$",
     "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|mel_bins|"
              r"layer_norm|_fft|chunk|ngram|temperature|merge|pos_emb|seconds|per_token|layer_freq|max_window|feature_layer)",
@@ -205,7 +208,9 @@ class _Shrinking:
         self.text = getattr(whole.get_text_config(), "hidden_size", 0) if len(scopes) > 1 else 0
         shares = {share for scope in scopes for share in _shares(scope)}
         sight = any(kind_of_number(key) == "patch" for scope in scopes for key in scope)
-        self.head = max(scale.head, 8) if sight else scale.head  # of which half may turn by rows, half by columns
+        self.head = scale.head
+        if sight and scale.head > 4:  # half may turn by rows, half by columns
+            self.head = max(scale.head, 8)
         while any(int(self.head * share) < 2 or int(self.head * share) % 2 for share in shares) and self.head < 32:
             self.head += 2
 
@@ -223,6 +228,13 @@ class _Shrinking:
         shared = lcm(*counts)
         self.sizes = {n: self.unit * place if n > self.unit * place or n % shared else n
                       for place, n in enumerate(widths, 1)}  # fmt: skip
+        if "width" in self.most:  # only streams are cut into heads
+            streams = {n for scope in scopes for key in _HIDDEN for n in numbers(scope.get(key))} & set(widths)
+            self.sizes = {n: self.unit * place for place, n in enumerate(sorted(streams), 1)}
+            narrow = count(self.most["width"], 2)
+            for n in widths:
+                wider = [m for m in streams if n % m == 0]
+                self.sizes.setdefault(n, n // max(wider) * self.sizes[max(wider)] if wider else next(narrow))
         cells = {n for scope in scopes for n in numbers(scope.get("groups_width")) if n >= WIDE}
         self.sizes |= {n: n // cell * self.head for cell in cells for n in widths if n % cell == 0}  # as many groups
         least = self.most.get("neurons")
@@ -230,6 +242,8 @@ class _Shrinking:
         self.sizes |= dict(zip(neurons, free, strict=False))
         self.inner = {n: self.head * place for place, n in enumerate(of("in head"), 1)}
         smallest = self.most.get("vocabulary", VOCABULARY)
+        if "vocabulary" in self.most:  # more tokens than any stream is wide
+            smallest = max(smallest, *self.sizes.values(), 0) + 1
         primes = [n for n in _PRIMES if n >= smallest]
         self.vocabularies = dict(zip([n for n in of("vocabulary") if n > smallest], primes, strict=False))
         tokens = sorted({n for scope in scopes for key, value in settings(scope) if kind_of_number(key) == "token"
@@ -394,6 +408,8 @@ class _Shrinking:
                     return [number(key, n) for n in value]  # as in a file
             if isinstance(value, float) and re.search(r"depth_(coefficient|mult)", key):
                 return min(value, 1.0)
+            if isinstance(value, float) and kind_of_number(key) == "ratio":
+                return min(value, float(self.most.get("ratio", value)))
             return deepcopy(value)
 
         small = {key: value_of(key, value) for key, value in own.items() if key != "_out_indices"}
@@ -406,10 +422,11 @@ class _Shrinking:
             sizes: dict[str, int] = {
                 **_MOST, "in head": width // number_of, "key heads": max(1, number_of // 2), "vocabulary": VOCABULARY,
                 "width": width, "neurons": _FREE[0], "layers": 2, "groups": 1, "shared experts": 1,
+                **self.most,
             }  # fmt: skip
             typed = {each.name: str(each.type) for each in fields(cls)} if is_dataclass(cls) else {}
             named = scale.filled
-            ids = iter(range(1, VOCABULARY))
+            ids = iter(range(1, sizes["vocabulary"]))
             for key, value in small.items():
                 kind = kind_of_number(key)
                 if value is None and (kind in {*sizes, "token"} or key in named) and "int" in typed.get(key, "int"):

@@ -339,7 +339,7 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int) -> list[T
     with torch.random.fork_rng(devices=[]), in_float64():
         torch.manual_seed(seed)
         found = model(**inputs)
-    return list(_told(outward(found)))
+    return told(found)
 
 
 def outward(found: Any) -> dict[str, Any]:
@@ -350,6 +350,15 @@ def outward(found: Any) -> dict[str, Any]:
     """
     named = dict(found.items()) if isinstance(found, Mapping) else {"": found}
     return {name: value for name, value in named.items() if not any(word in name for word in INTERNAL)}
+
+
+def told(found: Any) -> list[Tensor]:
+    """Return all floating-point tensors that a model puts out that say what it computes.
+
+    Args:
+        found: What its `forward` returned.
+    """
+    return list(_told(outward(found)))
 
 
 def _told(value: Any) -> Iterator[Tensor]:

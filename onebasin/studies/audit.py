@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,24 +21,25 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import UnknownFamily, named_table, table_for, tables
-from onebasin.models import Folder
+from onebasin.models import Folder, ModelError
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.float64 import Float64
 from onebasin.running.inference import of_config
 from onebasin.running.loaded import _load
 from onebasin.running.made_inputs import BATCH
-from onebasin.running.shrinking import Scale, default_config
-from onebasin.running.twins import build
+from onebasin.running.shrinking import Scale, configs, default_config, kind_of_number, numbers, settings
+from onebasin.running.twins import build, told
 from onebasin.running.verification import _quietly, outward
 from onebasin.settings import Seed, checked
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.audit.null_space import Audit
 from onebasin.symmetry.audit.null_space import audit as audit_signature
 
-LARGEST = 3000  # parameters; the Jacobian has a column for each of them
+LARGEST = 6000  # parameters; the Jacobian has a column for each of them
 LENGTH = 8  # tokens of a text, or the most that the model takes
 ROWS = 96  # inputs, at least: every token should meet every other
+FEW = 12  # inputs at a time
 SPREAD = 0.3  # of the random parameters
 LARGE = 1.0  # of convolutions of sound, whose GELUs would be nearly linear: seven of them, one after another
 SMALL = 0.1  # of biases, which then leave no ReLU neuron dead or always on
@@ -64,7 +65,12 @@ TOWERS = ("text_config", "vision_config")  # configurations inside a configurati
 END = dict(eos_token_id=2)  # CLIP then compares what stands at the largest token, else at the first
 
 # Of the twin of a type whose table is inferred.
-SMALLEST = Scale(head=4, heads=1, most=dict(vocabulary=23, positions=4, experts=2, labels=12, grid=2, neurons=5))
+SMALLEST = Scale(
+    head=4, heads=1,
+    most=dict(width=6, neurons=5, vocabulary=22, positions=6, experts=2, labels=12, grid=2, patches=16, bins=10,
+              ratio=1),
+)  # fmt: skip
+Function = Callable[[dict[str, Tensor]], Tensor]
 TEXTS = {"input_ids", "attention_mask", "decoder_input_ids", "token_type_ids"}
 
 # The heads that show most of a model, one output per token or class.
@@ -107,14 +113,29 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
     Raises:
         ValueError: No exact table is inferred for it, or its smallest twin is too large.
     """
+    table = of_config(default_config(kind).to_dict()).table
+    cls = type(build(kind)[0])  # and how it runs is known to the next
     with tempfile.TemporaryDirectory() as folder:
-        model, given = build(kind, None, seed, SMALLEST)
+        model, given = _small(kind, cls, seed)
         with _quietly():
             model.save_pretrained(folder)
         checkpoint = Folder(folder)
-        checkpoint.read_by(of_config(default_config(kind).to_dict()).table)
         checkpoint.name = f"tiny {kind}"
+        try:
+            checkpoint.read_by(table)
+            assert checkpoint.signature
+        except ModelError:  # it names layers that the twin does not have
+            checkpoint.read_by(of_config(checkpoint.raw_config).table)
         return audit_checkpoint(checkpoint, seed, given)
+
+
+def _small(kind: str, cls: type[PreTrainedModel], seed: int) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """The smallest twin that runs, and its inputs."""
+    try:
+        return build(kind, cls, seed, SMALLEST)
+    except ModelError:
+        wider = {name: n for name, n in (SMALLEST.most or {}).items() if name != "width"}
+        return build(kind, cls, seed, replace(SMALLEST, most=wider))
 
 
 def verdict(kind: str, seed: int = 0) -> dict[str, Any]:
@@ -169,9 +190,14 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
     generator = torch.Generator().manual_seed(seed)
     signature, tensors = random_point(checkpoint, generator)
     count = sum(tensors[role].numel() for role, entry in signature.tensors.items() if entry.alias is None)
-    function = as_function(checkpoint, 4 * count, generator, partial(alike, given) if given else None)
+    how = (partial(alike, given), told) if given else ()
+    functions = as_functions(checkpoint, 4 * count, generator, *how)
     counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - signature.tensors.keys()}
-    return audit_signature(signature, tensors, lambda given: function(counters | given))
+    return audit_signature(signature, tensors, [partial(_given, one, counters) for one in functions])
+
+
+def _given(function: Function, counters: dict[str, Tensor], tensors: dict[str, Tensor]) -> Tensor:
+    return function(counters | tensors)
 
 
 def random_point(checkpoint: Folder, generator: torch.Generator) -> tuple[Signature, dict[str, Tensor]]:
@@ -195,10 +221,15 @@ def random_point(checkpoint: Folder, generator: torch.Generator) -> tuple[Signat
     return signature, tensors
 
 
-def as_function(
-    checkpoint: Folder, least: int, generator: torch.Generator, draw: Draw | None = None
-) -> Callable[[dict[str, Tensor]], Tensor]:
-    """All outputs, at `least` so many, on random inputs, as a function of the tensors by role; norms lose their eps."""
+def as_functions(
+    checkpoint: Folder,
+    least: int,
+    generator: torch.Generator,
+    draw: Draw | None = None,
+    says: Callable[[Any], Iterable[Tensor]] = lambda found: outward(found).values(),
+) -> list[Function]:
+    """All outputs, at `least` so many, on random inputs, a few in each of these functions of the tensors by role; norms
+    lose their eps."""
     model, places = _numbered(checkpoint)
     for module in model.modules():
         for name in ("eps", "variance_epsilon"):
@@ -212,15 +243,15 @@ def as_function(
         values = {name: flat[place] for name, place in places.items()}
         with Float64():
             found = [torch.func.functional_call(model, values, (), each, tie_weights=True) for each in ways(given)]
-        return torch.cat([value.reshape(-1) for each in found for value in outward(each).values()])
+        return torch.cat([value.reshape(-1) for each in found for value in says(each)])
 
     with torch.no_grad():
         entries = stored(checkpoint.signature).values()
         some = {entry.role: torch.randn(entry.shape, generator=generator, dtype=torch.float64) for entry in entries}
         draw = draw or random_inputs
-        count = len(run(some, draw(checkpoint, model, ROWS, generator)))  # CLIP compares all with all
-    given = draw(checkpoint, model, max(ROWS, -(-ROWS * least // count)), generator)
-    return lambda tensors: run(tensors, given)
+        count = len(run(some, draw(checkpoint, model, FEW, generator)))
+    times = max(ROWS // FEW, -(-least // count))
+    return [partial(run, given=draw(checkpoint, model, FEW, generator)) for _ in range(times)]
 
 
 def ways(given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -263,6 +294,8 @@ def alike(
     """Inputs of the same kinds and shapes with at least so many rows; every token may stand in every place, but for
     those that stand for an image."""
     times = -(-rows // BATCH)
+    special = {n for each in configs(model.config) for key, value in settings(each) if kind_of_number(key) == "token"
+               for n in numbers(value)}  # fmt: skip
 
     def drawn(name: str, value: Tensor) -> Tensor:
         if not value.dim() or len(value) % BATCH:
@@ -272,9 +305,10 @@ def alike(
             return torch.randn(many.shape, generator=generator, dtype=value.dtype)
         if not name.endswith("input_ids"):
             return many
-        tokens = torch.randint(model.config.get_text_config().vocab_size, many.shape, generator=generator)
-        held = many == many[:, :1] if len(given.keys() - TEXTS) else torch.zeros_like(many, dtype=torch.bool)
-        return torch.where(held, many, tokens)
+        vocabulary, mixed = model.config.get_text_config().vocab_size, given.keys() - TEXTS
+        plain = torch.tensor([n for n in range(vocabulary) if not mixed or n not in special])
+        tokens = plain[torch.randint(len(plain), many.shape, generator=generator)]
+        return torch.where(many == many[:, :1], many, tokens) if mixed else tokens
 
     return {name: drawn(name, value) for name, value in given.items()}
 

@@ -502,5 +502,19 @@ def test_a_gain_whose_product_is_used_twice_stays() -> None:
     assert moves == [True, False]
 
 
+def test_fused_attention_has_the_axes_of_its_parts() -> None:
+    """Heads permute, and any invertible map acts inside them."""
+    module = nn.MultiheadAttention(6, 2)
+    trace = Trace(rules=RULES, silent=SILENT)
+    for name, parameter in module.named_parameters():
+        setattr(parameter, KEY, Label([new(n) for n in parameter.shape], name=name))
+    with torch.no_grad(), trace:
+        x = torch.randn(5, 3, 6)
+        module(x, x, x)
+    axis = trace.axes(module.in_proj_weight)[0]
+    assert axis is not None and not trace.unknown
+    assert [("shear" in leaf.moves, leaf.size) for leaf in axis.leaves] == [(False, 2), (True, 3)] * 3
+
+
 def test_a_softmax_over_the_largest_entries_does_not_see_what_a_router_adds_to_all() -> None:
     assert re.search(r"router\.layer\.weight .*; softmax", inference.infer("granitemoe").text)

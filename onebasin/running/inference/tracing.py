@@ -189,7 +189,10 @@ def with_numbers(found: Traced) -> dict[str, Tensor]:
 def free_share(found: Traced) -> float:
     """The share of matrices that something acts on."""
     matrices = [axes for axes in found.axes.values() if len(axes) > 1]
-    free = [axes for axes in matrices if any(leaf.moves for axis in axes if axis is not None for leaf in axis.leaves)]
+    norms = (norm for norm in found.trace.norms if norm.target is not None and not norm.target.moves)
+    still = {id(norm.source.top.atom) for norm in norms}
+    free = [axes for axes in matrices if any(leaf.moves and id(leaf.top.atom) not in still
+                                             for axis in axes if axis is not None for leaf in axis.leaves)]  # fmt: skip
     return len(free) / max(len(matrices), 1)
 
 

@@ -100,7 +100,8 @@ def left_by(norm: Normed, free: bool) -> frozenset[str]:
 
 
 def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
-    """Decide which norms' weights can move on: weight -> whether only parameters read what the norm puts out.
+    """Decide which norms have an output space of their own: weight -> whether only parameters read what the norm puts
+    out, so that the weight can move on, or that stays (it leaves the model, say), and with it what the norm takes.
 
     All others write back into their own space, which leaves it permutations (and signs, under an RMSNorm).
     """
@@ -114,7 +115,8 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
             assert norm.target is not None
             source, target = norm.source.top, norm.target.top
             alone = (
-                not target.atom.parts and not source.atom.parts and target.moves == LINEAR and not target.atom.written
+                not target.atom.parts and not source.atom.parts
+                and ((target.moves == LINEAR and not target.atom.written) or not target.moves)
                 and target.atom is not source.atom and tops.count(target.atom) == 1
             )  # fmt: skip
             alike = all(free[other] for other in free if kin[other] == kin[norm.weight])
@@ -150,7 +152,8 @@ class Writer:
         if not style.norms:
             for norm in trace.norms:
                 if norm.kind == "layernorm":
-                    restrict(norm.source, PERMUTE, "not written as a norm")
+                    stays = norm.target is not None and not norm.target.moves
+                    restrict(norm.source, frozenset() if stays else PERMUTE, "not written as a norm")
         order = {name: float(place) for place, name in enumerate(trace.seen)}
         for one in reversed(self.found):
             if one.tied and self._looked_up(one) and (home := self._home(one)).parameter not in trace.seen:
@@ -726,7 +729,7 @@ class Writer:
         out += ["", "spaces"]
         used = set(re.findall(r"[A-Za-z_]\w*", " ".join(line[3] for line in lines)))
         targets = {id(n.target.top.atom) for n in self.trace.norms if n.target is not None and self.free[n.weight]
-                   and (self.style.norms or n.kind != "layernorm")}  # fmt: skip
+                   and (self.style.norms or n.kind != "layernorm") and n.target.moves}  # fmt: skip
         for number, place in enumerate(self.places):
             if place.name not in used or any(id(axis.atom) in targets for axis in place.atoms):
                 continue

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import inspect
 import string
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from ..atoms import PERMUTE, lower
 from ..trace import Call, Trace
@@ -52,3 +54,23 @@ def attention(trace: Trace, call: Call) -> Any:
     if axes[-1] is not None:
         trace.passes.append((axes[-1], "passes"))
     return trace.put(out, axes, q, k, v)
+
+
+@rule("multi_head_attention_forward")
+def fused(trace: Trace, call: Call) -> Any:
+    """Projections that one matrix holds, attention, and a projection back, each by its own rule."""
+    given = inspect.signature(functional.multi_head_attention_forward).bind(*call.args, **call.kwargs).arguments
+    apart = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "use_separate_proj_weight", "static_k", "static_v")
+    if given["query"].dim() != 3 or given.get("add_zero_attn") or any(given.get(name) is not None and given[name] is not
+                                                                     False for name in apart):  # fmt: skip
+        return trace.unruled(call)
+    _, weights = call.run()
+    number, bias = given["num_heads"], given["in_proj_bias"]
+    with trace:
+        rows = given["in_proj_weight"].chunk(3)
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        made = [functional.linear(given[name], w, b)
+                for name, w, b in zip(("query", "key", "value"), rows, biases, strict=True)]  # fmt: skip
+        q, k, v = [each.view(*each.shape[:2], number, -1).permute(1, 2, 0, 3) for each in made]
+        joined = functional.scaled_dot_product_attention(q, k, v).permute(2, 0, 1, 3).flatten(2)
+        return functional.linear(joined, given["out_proj_weight"], given["out_proj_bias"]), weights
