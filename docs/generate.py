@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write what the code already knows into the documentation: `python docs/generate.py`.
 
-docs/commands.md comes from the command line's own definitions and the text below, docs/families.md from the tables,
-from the audits that `python docs/audits.py` has recorded, from what `make families` has found, docs/images/results.svg
-from the table of docs/results.md. A test fails when one of them is not current.
+docs/commands.md comes from the command line's own definitions and the text below, onebasin/cli/help.json from those of
+the commands that take long to import, docs/families.md from the tables, from the audits that `python docs/audits.py`
+has recorded, from what `make families` has found, docs/images/results.svg from the table of docs/results.md. A test
+fails when one of them is not current.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import typer
 
-from onebasin.cli import LATE, app, loaded
+from onebasin.cli import HELP, LATE, app, described, loaded
 from onebasin.families import tables
 
 ROOT = Path(__file__).parents[1]
@@ -370,7 +371,13 @@ def results_chart() -> str:
     return CHART.format(height=y, body="\n".join(drawn))
 
 
+def help_texts() -> str:
+    """The text of onebasin/cli/help.json."""
+    return json.dumps({name: described(name) for name in LATE}, indent=1) + "\n"
+
+
 if __name__ == "__main__":
+    HELP.write_text(help_texts(), "utf-8")
     (ROOT / "docs" / "images" / "results.svg").write_text(results_chart(), "utf-8")
     (ROOT / "docs" / "commands.md").write_text(commands(), "utf-8")
     (ROOT / "docs" / "families.md").write_text(family_page(), "utf-8")

@@ -131,6 +131,7 @@ def generator() -> ModuleType:
 
 def test_generated_pages_are_current() -> None:
     generate = generator()
+    assert generate.HELP.read_text("utf-8") == generate.help_texts(), "run python docs/generate.py"
     assert (ROOT / "docs" / "commands.md").read_text("utf-8") == generate.commands(), "run python docs/generate.py"
     assert (ROOT / "docs" / "families.md").read_text("utf-8") == generate.family_page(), "run python docs/generate.py"
     chart = (ROOT / "docs" / "images" / "results.svg").read_text("utf-8")

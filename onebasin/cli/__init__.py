@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 import os
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from onebasin.fusion import installed
 
 # Read when transformers is imported, which no command does before it has something to do.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -28,14 +32,10 @@ from .common import console, exits_with_2
 from .switches import translated
 
 # Commands whose options are the fields of settings, which stand beside the code that takes them: torch is imported
-# with them, and only when the command is asked for. Name -> what `onebasin --help` says of it; a test compares.
-LATE = {
-    "match": "Bring SOURCE as close to ANCHOR as it gets with its function unchanged.",
-    "merge": "Merge models into one, matched first where that helps, and say whether the result works.",
-    "refine": "Distil a merged model for some steps from the models that it was made of. This is training, not "
-    "alignment.",
-    "statistics": "Measure on data what fisher and regmean need to know of a model, and keep it in a file.",
-}
+# with them, and only when one of these commands runs. Name -> what its help says, see `described`, which
+# docs/generate.py has written down; a test compares.
+HELP = Path(__file__).with_name("help.json")
+LATE: dict[str, dict[str, Any]] = json.loads(HELP.read_text("utf-8"))
 
 
 def callback_of(name: str) -> Callable[..., None]:
@@ -50,6 +50,7 @@ def loaded(name: str) -> Any:
     return typer.main.get_command(single)
 
 
+CONTEXT = {"help_option_names": ["-h", "--help"]}
 FIRST = {"merge": ("output", "data", "budget", "method", "match", "weights", "base", "require", "report", "overwrite")}
 
 
@@ -59,7 +60,13 @@ class Sections(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, section by section."""
-        found: dict[str, list[tuple[str, str]]] = {}
+        for section, records in self.sections(ctx).items():
+            with formatter.section(section):
+                formatter.write_dl(list(records.items()))
+
+    def sections(self, ctx: Any) -> dict[str, dict[str, str]]:
+        """Return section -> what an option is called, and what it does."""
+        found: dict[str, dict[str, str]] = {}
         first = FIRST.get(str(self.name), ())
         params = self.get_params(ctx)
         named = {str(param.name): param for param in params}
@@ -73,10 +80,29 @@ class Sections(TyperCommand):
                     kind = "Options"
                 else:
                     kind = getattr(param, "rich_help_panel", None) or ("More options" if first else "Options")
-                found.setdefault(kind, []).append(record)
-        for section, records in found.items():
-            with formatter.section(section):
-                formatter.write_dl(records)
+                found.setdefault(kind, {}).update([record])
+        return found
+
+
+class Described(Sections):
+    """A command in `LATE` that was only asked for its help, which stands there."""
+
+    def __init__(self, name: str) -> None:
+        told = {"ignore_unknown_options": True, "allow_extra_args": True}
+        super().__init__(name, help=LATE[name]["help"], context_settings=told, rich_markup_mode=None)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return list(LATE[str(self.name)]["usage"])
+
+    def sections(self, ctx: Any) -> dict[str, dict[str, str]]:
+        return dict(LATE[str(self.name)]["sections"])
+
+
+def described(name: str) -> dict[str, Any]:
+    """Return what the help of a command in `LATE` says: its text, its usage, and its options by sections."""
+    command = loaded(name)
+    context = command.make_context(name, [], resilient_parsing=True, **CONTEXT)
+    return {"help": command.help, "usage": command.collect_usage_pieces(context), "sections": command.sections(context)}
 
 
 class Commands(TyperGroup):
@@ -85,6 +111,11 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # whose types moved between versions of typer
         """Return the command that is named, and the words after its name."""
         name, command, rest = super().resolve_command(ctx, args)
+        words = rest[: rest.index("--")] if "--" in rest else rest
+        if (
+            name in LATE and set(CONTEXT["help_option_names"]) & set(words) and not installed()
+        ):  # methods of others have options, too
+            return name, Described(name), rest
         if name == "merge":
             rest, notes = exits_with_2(translated)(rest)
             for note in notes if "--quiet" not in rest and "-q" not in rest else []:
@@ -97,7 +128,7 @@ app = typer.Typer(
     help="Put transformers that were trained apart into one loss basin, and merge them there. "
     "A MODEL is a Hugging Face model folder or a hub id (owner/name).",
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -140,7 +171,7 @@ for command in (
     demo.demo,
 ):
     if isinstance(command, str):
-        app.command(command, help=LATE[command])(lambda: None)
+        app.command(command, help=LATE[command]["help"])(lambda: None)
     else:
         app.command()(exits_with_2(command))  # type: ignore[arg-type]
 app.add_typer(study.app, name="study")

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import typer
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
 from zoo import CASES, save
 
 import onebasin
-from onebasin.cli import LATE, callback_of
+from onebasin.cli import LATE, app, described
 from onebasin.families import tables
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment
@@ -382,9 +383,20 @@ def test_help_and_version(run: Any) -> None:
     assert not hasattr(onebasin, "no_such_name")
 
 
+def test_help_needs_no_torch() -> None:
+    program = "import sys; from onebasin.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
+    names = [name for name, command in typer.main.get_command(app).commands.items() if not hasattr(command, "commands")]
+    assert {*LATE, "verify"} < set(names)
+    for words in ([], *([name] for name in names), ["study", "levels"]):
+        ran = [sys.executable, "-c", program, *words, "--help"]
+        modules = subprocess.check_output(ran, text=True, env=_environment()).splitlines()[-1].split()
+        assert "onebasin.cli" in modules and not {"torch", "transformers", "numpy"} & set(modules), words
+
+
 @pytest.mark.parametrize("name", LATE)
-def test_the_list_of_commands_says_what_a_command_says_of_itself(name: str) -> None:
-    assert " ".join(str(callback_of(name).__doc__).split("\n\n")[0].split()) == LATE[name]
+def test_help_that_was_written_down_is_what_the_command_says(name: str, run: Any) -> None:
+    assert LATE[name] == described(name)
+    assert run(name, "A", "-o", "B", "--help").stdout == run(name, "--help").stdout != ""
 
 
 @pytest.mark.parametrize("word", ["--match", "--symmetry", "--level"])
