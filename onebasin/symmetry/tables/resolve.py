@@ -237,8 +237,8 @@ def _absent(
     """Tied tensors that the file leaves out, since it holds their numbers under another name: of a head, or `beside`
     what they are tied to (the encoder's embedding beside the decoder's).
 
-    A weight is there where its bias is stored, and a bias where its weight is. A weight without either is there
-    where the model has a head (its names carry a prefix, or its architecture says so), the config ties, and
+    A weight is there where its bias is stored, under this or another name, and a bias where its weight is. A weight
+    without either is there where the model has a head (its names carry a prefix, or its architecture says so), the config ties, and
     nothing else reads the space that it would read, or only what stands `beside` it.
     """
     architectures = [str(item) for item in config.get("architectures") or ()]
@@ -247,6 +247,8 @@ def _absent(
     unread = set(declared) - {leaf.space for entry in entries.values() for leaf in leaves(entry.axes) if leaf.dual}
     beside = {role for entry in entries.values() for note in ("beside", "biases")
               for role in entry.notes.get(note, "").split()}  # fmt: skip
+    biases = {line.full for line in table.lines
+              if line.full.endswith("bias") and line.notes.get("tied", "") in entries}  # fmt: skip
     found: dict[str, Entry] = {}
     for line in table.lines:
         other = entries.get(line.notes.get("tied", ""))
@@ -261,6 +263,7 @@ def _absent(
             not line.head
             or sibling in entries
             or sibling in found
+            or {role, sibling} & biases
             or (ties and reads and (reads <= unread or role in beside))
         ):
             name = role if line.head else prefix + role
