@@ -238,8 +238,8 @@ def _absent(
     what they are tied to (the encoder's embedding beside the decoder's).
 
     A weight is there where its bias is stored, under this or another name, and a bias where its weight is. A weight
-    without either is there where the model has a head (its names carry a prefix, or its architecture says so), the config ties, and
-    nothing else reads the space that it would read, or only what stands `beside` it.
+    without either is there where the model has a head (its names carry a prefix, or its architecture says so), the
+    config ties, and nothing else reads the space that it would read, or only what stands `beside` it.
     """
     architectures = [str(item) for item in config.get("architectures") or ()]
     headed = bool(prefix) or any("For" in item or "Head" in item for item in architectures)
