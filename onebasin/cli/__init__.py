@@ -110,6 +110,9 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # whose types moved between versions of typer
         """Return the command that is named, and the words after its name."""
+        # Importing torch and transformers makes a million objects that stay: looking through them for garbage, again
+        # and again, takes about a tenth of the time that starting takes.
+        gc.set_threshold(100_000)
         name, command, rest = super().resolve_command(ctx, args)
         words = rest[: rest.index("--")] if "--" in rest else rest
         if (
@@ -149,10 +152,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    # Importing torch and transformers makes a million objects that stay: looking through them for garbage, again and
-    # again, takes about a tenth of the time that starting takes.
-    gc.set_threshold(100_000)
-    atexit.register(gc.freeze)  # nor once more at the end, when all memory is given back anyway
+    atexit.register(gc.freeze)  # no search for garbage at the end, when all memory is given back anyway
 
 
 for command in (

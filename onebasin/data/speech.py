@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.io import wavfile
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ LONGEST = 64  # tokens of a transcript
 
 def recording(file: str | Path, rate: int) -> Samples:
     """A WAV file as samples in [-1, 1], `rate` of them a second, its channels averaged. Raises ValueError."""
+    from scipy.io import wavfile  # slow to load, and nothing else needs it
+
     try:
         own, samples = wavfile.read(file)
     except (OSError, ValueError) as error:

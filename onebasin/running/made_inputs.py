@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from .shrinking import configs, kind_of_number, numbers, settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BATCH, LENGTH, FRAMES, SIDE, SAMPLES, WAYS = 3, 13, 2, 64, 3840, 10
 Given = dict[str, Any]

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Collection
 from copy import deepcopy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING
 
 from onebasin.models import Canonical, Folder, Model, ModelError, Rewritten
 from onebasin.models.folder import one_line
@@ -26,6 +27,9 @@ from onebasin.symmetry.groups.elements import Element
 from .probes import probe
 from .twins import build
 from .verification import _class, _quietly, compare_rewritten
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TOLERANCE = 1e-8  # relative difference of outputs in float64; a wrong table changes them by about one
 LAYERS = (2, 4, 8)  # of a twin, until every kind of layer is there

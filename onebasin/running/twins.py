@@ -17,12 +17,12 @@ from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
 from math import prod, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from onebasin.models import ModelError
@@ -33,6 +33,9 @@ from .float64 import OnlyFloat64
 from .made_inputs import LENGTH, Way, made_inputs, senses
 from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
 from .verification import _quietly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 LARGEST = 30_000_000  # parameters of a twin that some number keeps large
 INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router", "cache")

@@ -356,6 +356,13 @@ def test_in_a_process_of_its_own(a: Path, b: Path, tmp_path: Path) -> None:
     assert subprocess.check_output([sys.executable, "-c", bare], text=True, env=_environment()) == "set()\n"
 
 
+def test_jobs_are_there_before_what_runs_models() -> None:
+    """The classes of models, and solvers of scipy, are imported by what needs them."""
+    program = "import onebasin.jobs.match, onebasin.jobs.merge, sys; print(*sys.modules)"
+    modules = subprocess.check_output([sys.executable, "-c", program], text=True, env=_environment()).split()
+    assert "transformers" in modules and not {"transformers.modeling_utils", "scipy"} & set(modules)
+
+
 def _environment() -> dict[str, str]:
     import os
 

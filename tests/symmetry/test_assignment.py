@@ -226,7 +226,7 @@ def test_planted_neurons_need_few_entries(monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError("the dense solver was asked")
 
     monkeypatch.setattr(module, "CERTIFIED_FROM", 1)
-    monkeypatch.setattr(module, "linear_sum_assignment", refuse)
+    monkeypatch.setattr("scipy.optimize.linear_sum_assignment", refuse)
     g = torch.Generator().manual_seed(3)
     a = torch.randn(600, 300, generator=g)
     score = a @ (a + 6 * torch.randn(600, 300, generator=g)).T

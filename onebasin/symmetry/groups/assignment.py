@@ -10,7 +10,6 @@ permutation alike, so the maximiser stays; annealed Sinkhorn scaling (Kosowsky a
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 
 from .sparse_lap import assign_certified
 
@@ -60,6 +59,8 @@ def _solve(score: torch.Tensor) -> torch.Tensor:
     # Copied first: arithmetic on mixed dtypes would make a third n x n array.
     cost = torch.empty(n, n, dtype=torch.float64)
     cost.copy_(score).neg_().add_(shift)
+    from scipy.optimize import linear_sum_assignment  # slow to load
+
     matched = linear_sum_assignment(cost.numpy())[1]
     return torch.from_numpy(matched.astype(np.int64)).to(home)
 

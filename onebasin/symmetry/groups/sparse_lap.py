@@ -13,8 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 from torch import Tensor
 
 BLOCK = 1 << 20  # entries looked at together
@@ -80,6 +78,9 @@ def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int) -> Tensor:
     """Return the best assignment over the given entries, ordered by row."""
     cost = value.max() - value
     cost = 1 + cost / cost.max().clamp_min(torch.finfo(torch.float64).tiny)  # a zero would be no entry
+    from scipy.sparse import csr_array  # slow to load
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+
     matrix = csr_array((cost.numpy(), (row.numpy(), column.numpy())), shape=(n, n))
     columns = min_weight_full_bipartite_matching(matrix)[1]
     return torch.from_numpy(columns.astype(np.int64))
