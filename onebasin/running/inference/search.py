@@ -107,11 +107,8 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             continue
         attempts.append((text, found, left, styles.pop(0)))
         try:
-            departure, level = proved(text, found, larger)
-            if level == "invertible" and (still := unmoved(text, found, larger)):
-                text = with_note(text, still, "stays")
-                attempts[-1] = (text, *attempts[-1][1:])
-                departure, level = proved(text, found, larger)
+            text, departure, level = _with_constants(text, found, larger)
+            attempts[-1] = (text, *attempts[-1][1:])
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:
             reason = reason or one_line(error)
             if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
@@ -128,8 +125,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     for text, found, left, style in attempts:
         try:
             lowered = to_blame(text, found, larger)
-            text = with_fixed(text, lowered)
-            departure, _ = proved(text, found, larger)
+            text, departure, _ = _with_constants(with_fixed(text, lowered), found, larger)
         except (ValueError, RuntimeError, LookupError, AssertionError):
             continue
         if departure < TOLERANCE:
@@ -137,6 +133,15 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         if time.process_time() - start > 2 * PATIENCE:
             break
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
+
+
+def _with_constants(text: str, *found: Traced | None) -> tuple[str, float, str]:
+    """Return a table and how it was `proved`; what the canonical form wrongly takes from a tensor stays there."""
+    departure, level = proved(text, *found)
+    if level == "invertible" and (still := unmoved(text, *found)):
+        text = with_note(text, still, "stays")
+        departure, level = proved(text, *found)
+    return text, departure, level
 
 
 def _single(found: Traced, larger: Traced | None) -> bool:

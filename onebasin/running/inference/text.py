@@ -86,13 +86,13 @@ def with_fixed(text: str, names: Mapping[str, float]) -> str:
 
 def with_note(text: str, roles: Collection[str], note: str) -> str:
     """Return a table in which the tensors of some names, their numbers aside, have one note more."""
-    lines, heading = [], ""
+    lines, heading = list[str](), None
     for line in text.split("\n"):
         if line.startswith("layer "):
             heading = line.removeprefix("layer ") + "."
-        elif line == "tensors":
-            heading = ""
-        elif line.startswith("    ") and kind_of(heading + line.split()[0].rstrip("?")) in roles:
+        elif line and not line.startswith(" "):
+            heading = "" if line in ("tensors", "heads") else None
+        elif line and heading is not None and kind_of(heading + line.split()[0].rstrip("?")) in roles:
             line += f" ; {note}"
         lines.append(line)
     return "\n".join(lines)

@@ -263,7 +263,7 @@ def _absent(
             not line.head
             or sibling in entries
             or sibling in found
-            or {role, sibling} & biases
+            or (not headed and {role, sibling} & biases)
             or (ties and reads and (reads <= unread or role in beside))
         ):
             name = role if line.head else prefix + role
