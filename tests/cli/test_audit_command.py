@@ -40,7 +40,7 @@ def test_a_small_model(ask: Any, tmp_path: Path) -> None:
         (("lama",), "'lama' is no model folder, and no family or model type"),
         (("bert", "--set", "hidden_size"), "write NAME=VALUE"),
         (("bert", "--set", "hidden_size=7"), "cannot be built"),
-        (("bert", "--set", "hidden_size=64"), "at most 3,000"),
+        (("bert", "--set", "hidden_size=64"), "at most 6,000"),
     ],
 )
 def test_bad_input(refused: Any, words: tuple[str, ...], sentence: str) -> None:
@@ -48,6 +48,6 @@ def test_bad_input(refused: Any, words: tuple[str, ...], sentence: str) -> None:
 
 
 def test_a_large_model_is_refused(refused: Any, tmp_path: Path) -> None:
-    folder = save(build("GPT2LMHeadModel", vocab_size=700, **GPT2), tmp_path / "model")
+    folder = save(build("GPT2LMHeadModel", vocab_size=1400, **GPT2), tmp_path / "model")
     assert "parameters; an audit takes the Jacobian" in refused("audit", folder)
     assert "config.json says" in refused("audit", folder, "--set", "n_layer=1")
