@@ -180,10 +180,22 @@ def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             return torch.cat([moved[role].flatten() for role in roles])
 
         derivative = torch.func.jacfwd(form)(torch.cat([tensors[role].flatten() for role in roles]))
-        _, values, vh = torch.linalg.svd(derivative)
+        values, vh = _singular(derivative)
         for direction in vh[int((values > SPAN * max(1.0, float(values[0]))).sum()) :]:
             parts = zip(roles, torch.split(direction, sizes), strict=True)
             yield {role: part.reshape(tensors[role].shape) for role, part in parts}
+
+
+def _singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all singular values and right singular vectors, by the slower of two algorithms where the other fails, as
+    it may for many equal values."""
+    try:
+        _, values, vh = torch.linalg.svd(matrix)
+    except RuntimeError:  # it did not converge
+        from scipy.linalg import svd
+
+        _, values, vh = map(torch.from_numpy, svd(matrix.numpy(), lapack_driver="gesvd"))
+    return values, vh
 
 
 def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
