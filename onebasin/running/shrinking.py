@@ -243,7 +243,7 @@ class _Shrinking:
         self.inner = {n: self.head * place for place, n in enumerate(of("in head"), 1)}
         smallest = self.most.get("vocabulary", VOCABULARY)
         if "vocabulary" in self.most:  # more tokens than any stream is wide
-            smallest = max(smallest, *self.sizes.values(), 0) + 1
+            smallest = max([smallest, *(n + 1 for n in self.sizes.values())])
         primes = [n for n in _PRIMES if n >= smallest]
         self.vocabularies = dict(zip([n for n in of("vocabulary") if n > smallest], primes, strict=False))
         tokens = sorted({n for scope in scopes for key, value in settings(scope) if kind_of_number(key) == "token"
