@@ -64,7 +64,8 @@ class Inferred:
 def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     """Infer the table of a model type, and prove it on tiny twins of two sizes.
 
-    Where random elements change what a twin puts out, less is said of constants, and then the spaces to blame stay.
+    Where the canonical form changes what a twin puts out, the tensors to blame keep what it took, or less is said of
+    constants; where random elements do, the spaces to blame stay.
 
     Args:
         config: A configuration, or a model type, whose default configuration is meant.
@@ -112,12 +113,13 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:
             reason = reason or one_line(error)
             if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
-                scale, found = replace(scale or Scale(), head=WIDE), None
-                styles, attempts = list(STYLES), []
+                scale = replace(scale or Scale(), head=WIDE)
             elif not kept and isinstance(error, TableError):  # layers by name, of which the other twin has more
-                scale, found = Scale(kept=frozenset({"layers"})), None
+                scale = Scale(kept=frozenset({"layers"}))
                 larger = _larger(config, cls, scale.kept)
-                styles, attempts = list(STYLES), []
+            else:
+                continue
+            found, styles, attempts = None, list(STYLES), []  # from the beginning
             continue
         if departure < TOLERANCE:
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..tables.signature import Signature
 from ..tables.ties import separate, share, with_ties
 from .special import Tangent, Tensors
-from .tangents import SPAN, tangents
+from .tangents import SPAN, singular, tangents
 
 WRONG = 1e-9  # change of the outputs along a tangent, from which on it is none
 STEPS = 50  # of power iteration
@@ -170,7 +170,7 @@ def tied_span(signature: Signature, tensors: Tensors) -> Tensor:
     fixed = [span[numbers[role]] for role, entry in ties.items() if "bare" in entry.notes]
     if equal or fixed:
         apart = torch.cat([span[numbers[role]] - span[numbers[other]] for role, other in equal] + fixed)
-        _, values, vh = torch.linalg.svd(apart, full_matrices=True)
+        values, vh = singular(apart)
         span = span @ vh[int((values > SPAN).sum()) :].mT
     free = [role for role, entry in signature.tensors.items() if entry.alias is None]
     return orthonormal(torch.cat([span[numbers[role]] for role in free]))

@@ -180,13 +180,13 @@ def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             return torch.cat([moved[role].flatten() for role in roles])
 
         derivative = torch.func.jacfwd(form)(torch.cat([tensors[role].flatten() for role in roles]))
-        values, vh = _singular(derivative)
+        values, vh = singular(derivative)
         for direction in vh[int((values > SPAN * max(1.0, float(values[0]))).sum()) :]:
             parts = zip(roles, torch.split(direction, sizes), strict=True)
             yield {role: part.reshape(tensors[role].shape) for role, part in parts}
 
 
-def _singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return all singular values and right singular vectors, by the slower of two algorithms where the other fails, as
     it may for many equal values."""
     try:
@@ -256,7 +256,7 @@ def _passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]
             continue
         made = torch.stack([contract(weight, found, cut(signature, role, unit)[-1][0], source, (out,))
                             for unit in moving], dim=1)  # (stream, units)  # fmt: skip
-        _, values, vh = torch.linalg.svd(made - made.mean(0))
+        values, vh = singular(made - made.mean(0))
         for direction in vh[int((values > SPAN * values.max()).sum()) :]:
             yield {role: torch.stack([part * unit for part, unit in zip(direction, moving, strict=True)]).sum(0)}
 

@@ -282,22 +282,13 @@ def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
     """Yield tensors (norms left out) and the leaves, parts of one vector, along which their all-ones direction is
     invisible."""
     for role, entry in signature.tensors.items():
+        if not moves(signature, role):
+            continue
         for leaf in signature.leaves(entry):
-            if (
-                moves(signature, role)
-                and not entry.diagonal
-                and not leaf.dual
-                and vanishes(signature, role, leaf.space)
-            ):
+            if not entry.diagonal and not leaf.dual and vanishes(signature, role, leaf.space):
                 yield role, (leaf,)
         norm = entry.norm
-        if (
-            moves(signature, role)
-            and norm
-            and norm.kind == "layernorm"
-            and norm.writes_back
-            and norm.over == norm.parts
-        ):
+        if norm and norm.kind == "layernorm" and norm.writes_back and norm.over == norm.parts:
             space = signature.spaces[norm.source]
             if space.layer is not None and (norm.beside or "ones" not in MOVES[space.kind]):  # queries or keys
                 for writer in branch(signature, role):

@@ -86,8 +86,8 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     outside = _Block(table, "", (), None, stages, same)
     whole = [name for name, declared in table.spaces.items() if not {"layer", "stage"} & set(declared.per)]
     for entry in absent.values():  # a space that only a tied tensor names is as large as what it is tied to
-        for mine, theirs in zip(leaves(entry.axes), leaves(entries[entry.notes["tied"]].axes)
-                                if "tied" in entry.notes else (), strict=False):  # fmt: skip
+        other = entries.get(entry.notes.get("tied", ""))
+        for mine, theirs in zip(leaves(entry.axes), leaves(other.axes), strict=False) if other else ():
             if not mine.constant and not theirs.constant and mine.space in whole and mine.space not in placed:
                 placed[mine.space] = outside.place(mine.space)
                 sizes[mine.space] = sizes[theirs.space]
