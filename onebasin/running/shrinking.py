@@ -39,7 +39,7 @@ RULES = {
     "bins": r"mel_bins$",
     "ratio": r"mlp_ratio$",
     "shared experts": r"shared_experts$",
-    "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|mel_bins|"
+    "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|"
              r"layer_norm|_fft|chunk|ngram|temperature|merge|pos_emb|seconds|per_token|layer_freq|max_window|feature_layer)",
     "layers": r"(^|_)(n_)?(layers?|depths?|blocks)$",
     "in head": r"(head_dim|head_size|d_kv|d_head|dim_head|headdim|groups_width)$",
@@ -221,7 +221,8 @@ class _Shrinking:
         counts = {count for scope in scopes for count in self.heads(scope).values()}
         self.unit = self.head * lcm(*counts) if counts else self.head * 4
         widths = of("width")
-        bins = {n for scope in scopes for key, value in settings(scope) if "mel_bins" in key for n in numbers(value)}
+        bins = {n for scope in scopes for key, value in settings(scope) if kind_of_number(key) == "bins"
+                for n in numbers(value)}  # fmt: skip
         bins -= {n for scope in scopes for key in _HIDDEN for n in numbers(scope.get(key))}
         widths = [n for n in widths if n not in bins]  # these stay
         neurons = [n for n in of("neurons") if n not in widths]
