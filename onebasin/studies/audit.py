@@ -292,10 +292,12 @@ def alike(
     given: Mapping[str, Tensor], checkpoint: Folder, model: PreTrainedModel, rows: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Inputs of the same kinds and shapes with at least so many rows; every token may stand in every place, but for
-    those that stand for an image."""
+    those that stand for an image, and what pads, which some models give one position wherever it stands."""
     times = -(-rows // BATCH)
     special = {n for each in configs(model.config) for key, value in settings(each) if kind_of_number(key) == "token"
                for n in numbers(value)}  # fmt: skip
+
+    pads = {n for each in configs(model.config) for n in numbers(getattr(each, "pad_token_id", None))}
 
     def drawn(name: str, value: Tensor) -> Tensor:
         if not value.dim() or len(value) % BATCH:
@@ -305,8 +307,10 @@ def alike(
             return torch.randn(many.shape, generator=generator, dtype=value.dtype)
         if not name.endswith("input_ids"):
             return many
-        vocabulary, mixed = model.config.get_text_config().vocab_size, given.keys() - TEXTS
-        plain = torch.tensor([n for n in range(vocabulary) if not mixed or n not in special])
+        mixed = given.keys() - TEXTS
+        vocabulary = getattr(model.config.get_text_config(), "vocab_size", int(value.max()) + 1)  # CANINE hashes any
+        left_out = special if mixed else pads
+        plain = torch.tensor([n for n in range(vocabulary) if n not in left_out])
         tokens = plain[torch.randint(len(plain), many.shape, generator=generator)]
         return torch.where(many == many[:, :1], many, tokens) if mixed else tokens
 

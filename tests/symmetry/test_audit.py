@@ -42,8 +42,9 @@ TYPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Types without a table by hand: of biogpt two positions that nothing looks up, of granitemoeshared a router that asks
-# the stream for its dtype, of qwen2_vl_text a norm whose output leaves the model.
-INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text"]
+# the stream for its dtype, of qwen2_vl_text a norm whose output leaves the model; of videomae keys before queries, and
+# a stream that stays; of nomic_bert post-norm sums without biases; of mpnet positions that count what does not pad.
+INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "videomae", "nomic_bert", "mpnet"]
 
 BERT = dict(
     vocab_size=14, max_position_embeddings=4, hidden_size=6, num_hidden_layers=1, num_attention_heads=2,
@@ -125,9 +126,11 @@ def test_small_singular_values_are_counted_as_all_of_them_are(zeros: int, expect
     u, v = (torch.linalg.qr(torch.randn(500, 500, generator=generator, dtype=torch.float64)).Q for _ in range(2))
     planted = torch.logspace(0, -8, 500, dtype=torch.float64)
     planted[500 - zeros :] = 0
-    found = smallest(u * planted @ v, expected, 1e-12)
+    matrix = u * planted @ v
+    found, vectors = smallest(matrix, expected, 1e-12)
     assert int((found <= 1e-12).sum()) == zeros and float(found[len(found) - zeros :].sum()) < 1e-12
     assert abs(float(found[-zeros - 1]) / float(planted[-zeros - 1]) - 1) < 0.2
+    assert not zeros or float((matrix @ vectors[:, len(found) - zeros :]).abs().max()) < 1e-12
 
 
 def test_a_type_without_a_table_takes_no_settings() -> None:

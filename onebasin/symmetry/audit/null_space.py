@@ -19,11 +19,13 @@ from torch import Tensor
 
 from ..tables.signature import Signature
 from ..tables.ties import separate, share, with_ties
+from .around_norms import around_norms
 from .special import Tangent, Tensors
 from .tangents import SPAN, singular, tangents
 
 WRONG = 1e-9  # change of the outputs along a tangent, from which on it is none
 STEPS = 50  # of power iteration
+NEAR = 1e-6  # of null vectors, which are as exact as the gap is wide
 NOISE = 1e-13  # what zeros among singular values are taken for, over the largest
 
 
@@ -34,8 +36,8 @@ class Audit:
     parameters: without those that no output has a gradient by, such as rows of a table that nothing looks up, or what
     only decides which experts are taken. rank, nullity: of the Jacobian; they add up to the number of parameters. gap:
     its smallest singular value that counts and its largest that does not, over the largest. dimension: of the span of
-    all generated tangents. largest_change: of the outputs along a generated tangent of norm 1, over the largest
-    singular value.
+    all generated tangents that are flat. largest_change: of the outputs along a tangent of norm 1 that the signature
+    states, over the largest singular value.
     """
 
     parameters: int
@@ -69,20 +71,51 @@ def audit(
     full = jacobian([lambda given, one=one: one(whole(given)) for one in outputs], free)  # type: ignore[misc]
     sizes = full.norm(dim=0)  # a parameter's unit is free: columns of one size make the gap clear
     seen = sizes > 0
+    largest = _largest(full)
     basis = tied_span(signature, tensors)
-    change = (full @ basis).norm(dim=0) / _largest(full)
+    change = (full @ basis).norm(dim=0) / largest
+    if bool((change >= WRONG).any()):  # what was guessed counts as far as it is flat, what is stated has to be
+        basis = _flat(full, basis, largest)
+        change = (full @ tied_span(signature, tensors, stated=True)).norm(dim=0) / largest
     basis = orthonormal(basis[seen])
     small = sizes <= tolerance * sizes.max()  # noise: of a bias of keys, say
-    values = smallest((full * ~small / torch.where(small, 1.0, sizes))[:, seen], basis.shape[1], tolerance)
+    units = torch.where(small, 1.0, sizes)[seen]
+    values, vectors = smallest((full * ~small)[:, seen] / units, basis.shape[1], tolerance)
     zeros = int((values <= tolerance).sum())
+    dimension = basis.shape[1]
+    if zeros > dimension:
+        null = torch.linalg.qr(vectors[:, len(values) - zeros :] / units.unsqueeze(1)).Q
+        known = torch.cat([null.mT @ basis, _explained(null, signature, free, seen)], dim=1)
+        dimension = int((torch.linalg.svdvals(known) > NEAR).sum())
     gap = float(values[-zeros - 1]), float(values[-zeros]) if zeros else 0.0
     return Audit(int(seen.sum()), int(seen.sum()) - zeros, zeros, gap,
-                 basis.shape[1], float(change.max()) if len(change) else 0.0)  # fmt: skip
+                 dimension, float(change.max()) if len(change) else 0.0)  # fmt: skip
 
 
-def smallest(matrix: Tensor, count: int, tolerance: float) -> Tensor:
-    """The smallest singular values of a matrix, over the largest, in descending order: about so many, or as many more
-    as are below the tolerance, and some that are not.
+def _flat(full: Tensor, columns: Tensor, largest: float) -> Tensor:
+    """The part of a span along which the outputs stay."""
+    values, vh = singular(torch.linalg.qr(full @ columns, mode="r").R / largest)
+    return columns @ vh[int((values >= WRONG).sum()) :].mT
+
+
+def _explained(null: Tensor, signature: Signature, tensors: Tensors, seen: Tensor) -> Tensor:
+    """The part of a null space, (parameters seen, n), that is made of what each tensor may give beside norms: in terms
+    of its n directions."""
+    rest, start, signature = null.clone(), 0, with_ties(signature)
+    places = torch.cumsum(seen, 0) - 1
+    for role, tensor in tensors.items():
+        here = slice(start, start := start + tensor.numel())
+        given = around_norms(signature, tensors, role).reshape(-1, tensor.numel()).mT[seen[here]]
+        rows = places[here][seen[here]]
+        basis = orthonormal(given)
+        rest[rows] -= basis @ (basis.mT @ rest[rows])
+    values, vh = singular(torch.linalg.qr(rest, mode="r").R)
+    return vh[int((values >= NEAR).sum()) :].mT
+
+
+def smallest(matrix: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor]:
+    """The smallest singular values of a matrix, over the largest, in descending order, and their right vectors: about
+    so many, or as many more as are below the tolerance, and some that are not.
 
     By inverse iteration on the triangle R of R^T R = M^T M + mu^2, which is several times faster than all of them: all
     that are zero then count alike.
@@ -97,12 +130,13 @@ def smallest(matrix: Tensor, count: int, tolerance: float) -> Tensor:
         for _ in range(2):
             found = torch.linalg.solve_triangular(triangle.mT, torch.linalg.qr(found).Q, upper=False)
             found = torch.linalg.solve_triangular(triangle, torch.linalg.qr(found).Q, upper=True)
-        values: Tensor = torch.linalg.svdvals(matrix @ torch.linalg.qr(found).Q) / largest
+        found = torch.linalg.qr(found).Q
+        values, vh = singular(torch.linalg.qr(matrix @ found, mode="r").R / largest)
         if values[0] > tolerance:
-            return values
+            return values, found @ vh.mT
         size *= 2
-    every: Tensor = torch.linalg.svdvals(matrix)
-    return every / largest
+    values, vh = singular(torch.linalg.qr(matrix, mode="r").R / largest)
+    return values, vh.mT
 
 
 def _largest(matrix: Tensor) -> float:
@@ -144,17 +178,17 @@ def jacobian(
     return torch.cat(rows)
 
 
-def tied_span(signature: Signature, tensors: Tensors) -> Tensor:
+def tied_span(signature: Signature, tensors: Tensors, stated: bool = False) -> Tensor:
     """Orthonormal basis of the generated tangents that keep tied tensors equal: (parameters, dimension).
 
     Tangents are generated with every tied tensor on its own, and a weight for norms that have none. Tying restricts a
     model to a subspace of parameters, as a weight of 1 does, and its flat directions are those of the freer model that
-    lie in that subspace.
+    lie in that subspace. stated: see `tangents`.
     """
     loose = separate(with_ties(signature))
     point = share(loose, dict(tensors))
     rows = []
-    for tangent in tangents(loose, point):
+    for tangent in tangents(loose, point, stated):
         flat = torch.cat([tangent.get(role, torch.zeros_like(point[role])).reshape(-1) for role in loose.tensors])
         if float(flat.norm()) > SPAN:
             rows.append(flat / flat.norm())

@@ -60,10 +60,16 @@ from .special import (
 SPAN = 1e-9  # of vectors of norm 1: what is smaller counts as their dependence on each other
 
 
-def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> Iterator[Tangent]:
     """All directions that the signature says are flat; they may depend on each other. Nothing may be tied.
 
     For inputs without padding: what padding alone forbids is flat.
+
+    Args:
+        signature: What lives where.
+        tensors: role -> tensor.
+        stated: Only what follows from its groups, its canonical form and its notes. Others are guessed from what reads
+            and writes a space, and need not be flat.
     """
     whole = {role: replace(e, notes={k: v for k, v in e.notes.items() if k != "padded"})
              for role, e in signature.tensors.items()}  # fmt: skip
@@ -72,11 +78,11 @@ def tangents(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     biases = {bias: entry for bias, (entry, _, _) in implied.items()}
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
-    sums = (_passed_as_ones, constants, circles, _apart, lone_rows, _shifts)
-    unread = (_unseen, unscaled, idle, twice_normed)
-    convolved = (batch_norms, gated_convolutions, between_zeros)
-    norms = (_first_read, constant_ones)
-    for generate in (_groups, _gauge, *norms, *unread, *sums, *convolved, _scales, _starts, _branches, _gains):
+    noted_so = (_unseen, unscaled, idle, constants, batch_norms, gated_convolutions, between_zeros)
+    sums = (_passed_as_ones, circles, _apart, lone_rows, _shifts)
+    norms = (_first_read, constant_ones, twice_normed)
+    guessed = () if stated else (*norms, *sums, _scales, _starts, _branches, _gains)
+    for generate in (_groups, _gauge, *noted_so, *guessed):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
                 _, reader, direction = implied[bias]
@@ -449,6 +455,8 @@ def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if signature.spaces[norm.source].layer is None and not sandwiched(signature, norm.source):
             continue
         members = branch(signature, role)
+        if not members:
+            continue
         outer = next(
             [space for space in before if space not in norm.over]
             for leaf, before in nesting(signature.tensors[members[0]].axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
 
@@ -354,6 +354,12 @@ class Writer:
                 for leaf in axis.leaves:
                     self.turned.setdefault(id(leaf.top.atom), leaf.top.dual)
 
+    def _queries_plain(self, place: Place, asked: Mapping[int, bool]) -> None:
+        """Turn a space where keys come first: what is invisible is said of the dual, so that has to be the keys'."""
+        atoms = [id(axis.atom) for axis in place.atoms]
+        if any(atom in asked and asked[atom] != self.turned[atom] for atom in atoms):
+            self.turned.update({atom: not self.turned[atom] for atom in atoms})
+
     # Which spaces have a map for each entry of others.
 
     def batches(self) -> None:
@@ -398,7 +404,9 @@ class Writer:
         passed = {
             id(leaf.top.atom) for axis, what in self.trace.passes if what == "passes" for leaf in list(axis.leaves)[-1:]
         }
-        met = {id(leaf.top.atom) for axis, what in self.trace.passes if what == "met" for leaf in axis.leaves}
+        asked = {id(leaf.top.atom): leaf.top.dual
+                 for axis, what in self.trace.passes if what == "met" for leaf in axis.leaves}  # fmt: skip
+        met = asked.keys()
         used: dict[str, int] = {}
 
         def give(place: Place, name: str) -> None:
@@ -453,6 +461,7 @@ class Writer:
                     self.properties[number].append("passes")
                 if word == "qk" and kind == "linear":
                     self.properties[number].append("invisible")
+                    self._queries_plain(place, asked)
             elif number in attention:
                 give(place, "group" if any(outer in attention for outer in place.per) else "head")
                 part = "attention"
