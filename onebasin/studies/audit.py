@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ ROWS = 96  # inputs, at least: every token should meet every other
 FEW = 12  # inputs at a time
 SPREAD = 0.3  # of the random parameters
 LARGE = 1.0  # of convolutions of sound, whose GELUs would be nearly linear: seven of them, one after another
+LIMIT = 0.5  # of gates that are cut off: a neuron that no input takes there could be scaled, as no other
 SMALL = 0.1  # of biases, which then leave no ReLU neuron dead or always on
 
 # Of the tiny model that stands for a family. A table of tokens or positions has more rows than the stream is wide, an
@@ -235,6 +237,9 @@ def as_functions(
         for name in ("eps", "variance_epsilon"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
+        for name, value in list(vars(module).items()):
+            if name.endswith("limit") and isinstance(value, float) and isfinite(value):
+                setattr(module, name, min(value, LIMIT))
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # it would hide a row's gradient
 

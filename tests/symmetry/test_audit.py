@@ -43,8 +43,10 @@ TYPES: dict[str, dict[str, Any]] = {
 
 # Types without a table by hand: of biogpt two positions that nothing looks up, of granitemoeshared a router that asks
 # the stream for its dtype, of qwen2_vl_text a norm whose output leaves the model; of videomae keys before queries, and
-# a stream that stays; of nomic_bert post-norm sums without biases; of mpnet positions that count what does not pad.
-INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "videomae", "nomic_bert", "mpnet"]
+# a stream that stays; of nomic_bert post-norm sums without biases; of mpnet positions that count what does not pad; of
+# openai_privacy_filter gates that are cut off.
+INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "videomae", "nomic_bert", "mpnet",
+            "openai_privacy_filter"]  # fmt: skip
 
 BERT = dict(
     vocab_size=14, max_position_embeddings=4, hidden_size=6, num_hidden_layers=1, num_attention_heads=2,

@@ -8,6 +8,7 @@ what stands between two norms, so here is what each tensor may give alone; the a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -39,7 +40,7 @@ def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
 
 def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) -> Iterator[Tensor]:
     entry = signature.tensors[role]
-    if tensor.dim() == 1:
+    if max(tensor.shape) == tensor.numel():  # a vector, as one row too
         yield from units(tensor.shape)
         return
     unseen: dict[Leaf, list[Tensor]] = {}
@@ -69,9 +70,11 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
 
 
 def _follows(signature: Signature, weight: str, role: str) -> bool:
-    """Whether a tensor comes after a norm that writes back, and before the next norm of the same space."""
+    """Whether a tensor comes after a norm that writes back, and before the next norm of the same space, or in other
+    layers than those that this norm is the last of (a decoder that reads what its encoder puts out)."""
     order = list(signature.tensors)
     norm, start = signature.tensors[weight].norm, order.index(weight)
     stop = next((i for i in range(start + 1, len(order)) if (other := signature.tensors[order[i]].norm) is not None
                  and norm is not None and other.source == norm.source), len(order))  # fmt: skip
-    return start < order.index(role) < stop
+    before, after = (re.sub(r"\d+.*", "", one) for one in (weight, order[stop] if stop < len(order) else ""))
+    return start < order.index(role) and (order.index(role) < stop or before != after)
