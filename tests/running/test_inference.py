@@ -518,3 +518,9 @@ def test_fused_attention_has_the_axes_of_its_parts() -> None:
 
 def test_a_softmax_over_the_largest_entries_does_not_see_what_a_router_adds_to_all() -> None:
     assert re.search(r"router\.layer\.weight .*; softmax", inference.infer("granitemoe").text)
+
+
+def test_a_bias_of_queries_moves_where_keys_come_first() -> None:
+    """VideoMAE computes its keys first: constants in these are invisible, and queries have their own bias."""
+    text = inference.infer("videomae").text
+    assert re.search(r"key\.weight +\(head qk'\)", text) and re.search(r"q_bias +\(head qk\)$", text, re.MULTILINE)

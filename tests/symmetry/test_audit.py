@@ -42,10 +42,9 @@ TYPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Types without a table by hand: of biogpt two positions that nothing looks up, of granitemoeshared a router that asks
-# the stream for its dtype, of qwen2_vl_text a norm whose output leaves the model; of videomae keys before queries, and
-# a stream that stays; of nomic_bert post-norm sums without biases; of mpnet positions that count what does not pad; of
-# openai_privacy_filter gates that are cut off.
-INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "videomae", "nomic_bert", "mpnet",
+# the stream for its dtype, of qwen2_vl_text a norm whose output leaves the model; of nomic_bert post-norm sums without
+# biases; of mpnet positions that count what does not pad; of openai_privacy_filter gates that are cut off.
+INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "nomic_bert", "mpnet",
             "openai_privacy_filter"]  # fmt: skip
 
 BERT = dict(
