@@ -58,6 +58,14 @@ class Group(ABC):
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Element:
         """Return a random element in float64, for tests and scrambling."""
 
+    def gain(self, moments: Moments) -> Tensor:
+        """Return half of what the source's norm exceeds the nearest element's `Moments.value` by, (*batch,).
+
+        What tells the pairs of a wreath product apart; a group may know it without its elements.
+        """
+        norm = moments.primal_norm.sum(-1) + moments.dual_norm.sum(-1)
+        return (norm - moments.value(self.nearest(moments))) / 2
+
     def algebra(self, size: int, batch: tuple[int, ...]) -> Iterator[Tensor]:
         """Yield a basis of the Lie algebra of an element for every batch entry: (*batch, size, size), float64."""
         yield from ()

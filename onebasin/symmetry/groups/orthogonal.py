@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import Moments
 from .elements import Element, Linear, Monomial
 from .group import Group, Latent, monomial_departure, probes, relative, units
-from .procrustes import polar, sharpened
+from .procrustes import nuclear, polar, sharpened
 
 
 def random_orthogonal(size: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -71,6 +71,9 @@ class Orthogonal(Turning):
 
     def nearest(self, moments: Moments) -> Linear:
         return Linear(polar(moments.total))
+
+    def gain(self, moments: Moments) -> Tensor:
+        return nuclear(moments.total)  # the same number, without the singular vectors
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
         return Linear(random_orthogonal(size, batch, generator))

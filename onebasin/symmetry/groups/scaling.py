@@ -17,6 +17,7 @@ from .permutation import Ordered, Permutation, StraightThrough, ordered, random_
 
 CHUNK = 1 << 16  # quartics solved at once: `ScaledPermutation` has n^2 of them; temporaries of this size fit a cache
 CLOSE = 1e-10  # Newton's last step, relative to the root: the next would be about its square
+TINY = 1e-30  # of a slope; no division by 0 in float32 either
 LIMIT = 200  # Newton steps; few are needed but near a triple root, or where u + v is large and negative
 
 
@@ -56,6 +57,42 @@ def _best_scale(primal: Tensor, dual: Tensor, p: Tensor, d: Tensor) -> Tensor:
         if not bool((step > CLOSE * x).any()):
             break
     return torch.where(alive, torch.where(first < second, 1 / x, x) * a0, 1.0)
+
+
+def factor_gain(primal: Tensor, dual: Tensor, primal_norm: Tensor, dual_norm: Tensor) -> Tensor:
+    """Return (p + d - least of  f^2 p - 2 f P + d / f^2 - 2 D / f  over all f other than 0) / 2, elementwise.
+
+    What all pairs of neurons gain, without the factors themselves. As in `_best_scale`, but both signs at once: with
+    u and v both turned so that u + v >= 0, u the larger, the bound on the root is u / 2 + sqrt(u^2 / 4 + 1). At the
+    least the slope is 0, so an error e of the root costs e^2, or e^3 at a double root: Newton stops at a step of
+    eps^(1/3), and nothing needs more digits than the arguments have.
+    """
+    close = torch.finfo(primal.dtype).eps ** (1 / 3)
+    p, d = _once(primal_norm), _once(dual_norm)
+    alive = (p > 0) & (d > 0)
+    side, other = torch.where(alive, p, 1.0).sqrt(), torch.where(alive, d, 1.0).sqrt()
+    size = side * other
+    root = size.sqrt()
+    first, second = primal * (1 / (side * root)), dual * (1 / (other * root))
+    sum_, apart = (first + second).abs_(), (first - second).abs_()
+    u, v = (sum_ + apart).div_(2), (sum_ - apart).div_(2)
+    x = u / 2
+    x = x + (x * x + 1).sqrt_()
+    for _ in range(LIMIT):
+        square = x * x
+        slope = (4 * x - 3 * u).mul_(square).add_(v).clamp_min_(TINY)
+        step = (x - u).mul_(square).add_(v).mul_(x).sub_(1).div_(slope).clamp_min_(0)
+        x = (x - step).clamp_min_(1)
+        if not bool((step > close * x).any()):
+            break
+    inverse = 1 / x
+    gained = (u - x / 2).mul_(x).add_((v - inverse / 2).mul_(inverse)).mul_(size).add_((p + d) / 2)
+    return torch.where(alive, gained, (primal + dual).abs())
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """The same numbers, without those that `expand` repeats: they broadcast."""
+    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 def similarity(rotation: Tensor, scale: Tensor) -> Linear:

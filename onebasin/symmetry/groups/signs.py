@@ -9,7 +9,7 @@ from torch import Tensor
 from .base import Moments
 from .elements import Element, Monomial
 from .group import Group, Latent, Stretched, monomial_departure
-from .scaling import best_scale, random_scale
+from .scaling import best_scale, factor_gain, random_scale
 
 
 def pairs(size: int, interleaved: bool = False) -> Tensor:
@@ -95,6 +95,10 @@ class Factors(Stretched):
         towards = primal * d.clamp_min(tiny).sqrt() + dual * p.clamp_min(tiny).sqrt()
         sign = torch.where(towards < 0, -1.0, 1.0).to(primal)
         return diagonal(sign * best_scale(sign * primal, sign * dual, p, d))
+
+    def gain(self, moments: Moments) -> Tensor:
+        primal, dual = (torch.diagonal(m, dim1=-2, dim2=-1) for m in (moments.primal, moments.dual))
+        return factor_gain(primal, dual, moments.primal_norm, moments.dual_norm).sum(-1)
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
         signs = torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1

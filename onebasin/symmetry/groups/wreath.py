@@ -10,9 +10,7 @@ from .assignment import assignment
 from .base import Moments
 from .elements import Element, Monomial
 from .group import Group
-from .orthogonal import Orthogonal
 from .permutation import random_index
-from .procrustes import nuclear
 from .similarity import ScaledOrthogonal
 
 AT_ONCE = 1 << 14  # numbers in the moments of the pairs judged together; temporaries of this size fit a cache
@@ -99,13 +97,7 @@ def _gain(group: Group, pairs: Moments) -> Tensor:
     if not group.exact_gain:
         group = ScaledOrthogonal(joint=False)
 
-    def gain(some: Moments) -> Tensor:
-        if isinstance(group, Orthogonal):
-            return nuclear(some.total)  # the same number, without the singular vectors
-        norm = some.primal_norm.sum(-1) + some.dual_norm.sum(-1)
-        return (norm - some.value(group.nearest(some))) / 2
-
     # A few rows at once: where every neuron is a block, all pairs at once would need many matrices of their size.
     step = max(1, AT_ONCE // max(1, pairs.primal[0].numel()))
     starts = range(0, len(pairs.primal), step)
-    return torch.cat([gain(pairs.take(slice(start, start + step))) for start in starts])
+    return torch.cat([group.gain(pairs.take(slice(start, start + step))) for start in starts])
