@@ -149,9 +149,11 @@ def _fetch(model: str, *weights: str) -> Path:
 
 
 def _gguf(file: Path) -> str:
-    return (f"'{file}' is a GGUF file; write it in floating point first (with the package gguf): "
-            f"transformers.AutoModelForCausalLM.from_pretrained('{file.parent}', gguf_file='{file.name}')"
-            ".save_pretrained(FOLDER)")  # fmt: skip
+    # transformers has the numbers in floating point by then, but saves no model that it thinks of as quantised.
+    return (f"'{file}' is a GGUF file; write it in floating point first (with the packages gguf and accelerate): "
+            f"model = transformers.AutoModelForCausalLM.from_pretrained('{file.parent}', gguf_file='{file.name}'); "
+            "model.hf_quantizer = None; vars(model.config).pop('quantization_config', None); "
+            "model.save_pretrained(FOLDER)")  # fmt: skip
 
 
 def finite(tensor: Tensor) -> bool:
