@@ -25,7 +25,7 @@ from onebasin.families import UnknownFamily, named_table, table_for, tables
 from onebasin.models import Folder, ModelError
 from onebasin.models.folder import one_line
 from onebasin.running.expert_layout import one_by_one
-from onebasin.running.float64 import Float64
+from onebasin.running.float64 import Float64, OnlyFloat64
 from onebasin.running.inference import of_config
 from onebasin.running.loaded import _load
 from onebasin.running.made_inputs import BATCH
@@ -192,7 +192,7 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
     generator = torch.Generator().manual_seed(seed)
     signature, tensors = random_point(checkpoint, generator)
     count = sum(tensors[role].numel() for role, entry in signature.tensors.items() if entry.alias is None)
-    how = (partial(alike, given), told) if given else ()
+    how = (partial(alike, given), told, OnlyFloat64) if given else ()  # as the twin was proven
     functions = as_functions(checkpoint, 4 * count, generator, *how)
     counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - signature.tensors.keys()}
     return audit_signature(signature, tensors, [partial(_given, one, counters) for one in functions])
@@ -229,6 +229,7 @@ def as_functions(
     generator: torch.Generator,
     draw: Draw | None = None,
     says: Callable[[Any], Iterable[Tensor]] = lambda found: outward(found).values(),
+    exact: type[Float64] | type[OnlyFloat64] = Float64,
 ) -> list[Function]:
     """All outputs, at `least` so many, on random inputs, a few in each of these functions of the tensors by role; norms
     lose their eps."""
@@ -246,7 +247,7 @@ def as_functions(
     def run(tensors: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
         flat = torch.cat([tensors[role].reshape(-1) for role in stored(checkpoint.signature)])
         values = {name: flat[place] for name, place in places.items()}
-        with Float64():
+        with exact():
             found = [torch.func.functional_call(model, values, (), each, tie_weights=True) for each in ways(given)]
         return torch.cat([value.reshape(-1) for each in found for value in says(each)])
 

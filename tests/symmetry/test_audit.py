@@ -11,7 +11,7 @@ import torch
 from zoo import build, save
 
 from onebasin.models import Folder
-from onebasin.studies.audit import as_functions, audit, audit_checkpoint, verdict
+from onebasin.studies.audit import as_functions, audit, audit_checkpoint, audit_inferred, verdict
 from onebasin.symmetry import Signature
 from onebasin.symmetry.audit.null_space import Audit, smallest
 from onebasin.symmetry.audit.null_space import audit as audit_signature
@@ -132,6 +132,18 @@ def test_small_singular_values_are_counted_as_all_of_them_are(zeros: int, expect
     assert int((found <= 1e-12).sum()) == zeros and float(found[len(found) - zeros :].sum()) < 1e-12
     assert abs(float(found[-zeros - 1]) / float(planted[-zeros - 1]) - 1) < 0.2
     assert not zeros or float((matrix @ vectors[:, len(found) - zeros :]).abs().max()) < 1e-12
+
+
+def test_a_twin_is_audited_in_the_precision_that_it_was_proven_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GLM-4V interpolates positions in float32, whatever its parameters are."""
+
+    def run(signature: Signature, tensors: dict[str, torch.Tensor], functions: list[Any]) -> torch.Tensor:
+        tied = {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
+        return functions[0]({**tensors, **tied})
+
+    monkeypatch.setattr("onebasin.studies.audit.audit_signature", run)
+    made: Any = audit_inferred("glm4v")
+    assert made.dtype == torch.float64 and bool(made.isfinite().all())
 
 
 def test_a_type_without_a_table_takes_no_settings() -> None:
