@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 complete = pytest.importorskip("benchmarks.complete")
@@ -15,3 +18,9 @@ def test_what_is_inferred_of_phi_is_all_there_is() -> None:
 def test_types_are_counted_by_what_their_audits_say() -> None:
     types = {"a": {"complete": True}, "b": {"complete": False, "missing": 3}, "c": {"unaudited": "too large"}, "d": {}}
     assert complete.counts(types) == "1 of 2 audited types are complete; 1 could not be audited"
+
+
+def test_the_docs_say_how_many_types_are_complete() -> None:
+    docs = Path(complete.FILE).parent
+    said = complete.counts(json.loads(complete.FILE.read_text("utf-8"))["types"])
+    assert said in " ".join((docs / "inference.md").read_text("utf-8").split())
