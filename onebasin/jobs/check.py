@@ -34,7 +34,7 @@ def check(
     Returns {"can_match", "reason", "symmetry", "moves", "fixed", "rows", "heads", "only_a", "only_b", "widened",
     "untied", "vocabulary", "ancestors", "common_ancestors", "peek", "memory", "verify_memory", "seconds"}; memory is
     level -> bytes, about what matching with this many `workers` takes beside the program itself; seconds is level ->
-    about how long it takes on this machine: [where the models are near, where not], which a config does not tell.
+    about how long they take on this machine: [where the models are near, where not], which a config does not tell.
     Raises ValueError for folders that cannot be read and an unknown level.
     """
     item = Options.of({"symmetry": symmetry, "precision": precision, "workers": workers}).dtype.itemsize
@@ -51,7 +51,8 @@ def check(
                 if seen.signature is not None:
                     groups = acting_groups(seen.signature, level, rescale="joint")
                     memory[level] = item * numbers_held(seen.signature, seen.roles, groups, workers)
-                    times[level] = [round(end, 2) for end in expected(seen.signature, seen.roles, groups, item)]
+                    ends = expected(seen.signature, seen.roles, groups, item, workers)
+                    times[level] = [round(end, 2) for end in ends]
         verifying = item * numbers_run(found.signature) if found.signature is not None else None
     return {
         "can_match": found.reason is None,

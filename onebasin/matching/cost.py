@@ -139,7 +139,11 @@ def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group]
 
 
 def expected(
-    signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], itemsize: int = 4
+    signature: Signature,
+    roles: Iterable[str],
+    groups: Mapping[str, Group],
+    itemsize: int = 4,
+    workers: int | None = None,
 ) -> tuple[float, float]:
     """Estimate how many seconds matching takes on this machine, at best and at worst; shapes do not tell which it is.
 
@@ -148,42 +152,43 @@ def expected(
         roles: The tensors that are matched.
         groups: Root space -> what may act.
         itemsize: Bytes of a number in the mathematics.
+        workers: How many pieces run at once (default: one per core).
 
     Returns:
         Seconds for models that are near, whose neurons provably stay, and for others, which need many sweeps.
     """
     near, far = (work(signature, roles, groups, sweeps) for sweeps in SWEEPS)
-    return seconds(replace(near, assigned=0.0), itemsize), seconds(far, itemsize)
+    return seconds(replace(near, assigned=0.0), itemsize, workers), seconds(far, itemsize, workers)
 
 
-def seconds(found: Work, itemsize: int = 4) -> float:
-    """About how long that takes here, at the rates of this machine's products and solvers."""
-    product, factor, assign, scale = _rates()
+def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float:
+    """About how long that takes so many workers here, at the rates of this machine's products and solvers."""
+    cores = os.cpu_count() or 1
+    product, factor, assign, scale = _rates(min(workers or cores, cores))
     computed = found.products / product + found.factored / factor + found.assigned / assign + found.scaled / scale
     return computed + VISIT * found.visits + found.numbers * itemsize / DISK
 
 
 @cache
-def _rates() -> tuple[float, float, float, float]:
+def _rates(workers: int) -> tuple[float, float, float, float]:
     """Per second: FLOP of products, n^3 of polar factors, n^`GROWTH` of assignments, and scales. Takes some tenths."""
     square, many, four = torch.rand(512, 512), torch.rand(8, 64, 64), torch.rand(4, CHUNK)
     large = torch.rand(1024, 1024)
-    products = _rate(2 * 512**3, lambda: gemm(square, square))
-    factored = _rate(8 * 64**3, lambda: torch.linalg.svd(many))
-    assigned = _rate(1024**GROWTH, lambda: assignment(large), 1)
-    return products, factored, assigned, _rate(four.shape[1], lambda: best_scale(*four), 1)
+    products = _rate(workers, 2 * 512**3, lambda: gemm(square, square))
+    factored = _rate(workers, 8 * 64**3, lambda: torch.linalg.svd(many))
+    assigned = _rate(workers, 1024**GROWTH, lambda: assignment(large), 1)
+    return products, factored, assigned, _rate(workers, four.shape[1], lambda: best_scale(*four), 1)
 
 
-def _rate(work: float, run: Callable[[], object], repeats: int = 3) -> float:
-    """Work a second where every core has a run of its own, as matching gives it: threads that share one wait for each
+def _rate(workers: int, work: float, run: Callable[[], object], repeats: int = 3) -> float:
+    """Work a second where every worker has a run of its own, as matching gives it: threads that share one wait for each
     other wherever something else is running, too."""
-    cores = range(os.cpu_count() or 1)
     found = []
     for _ in range(repeats):
         start = time.perf_counter()
-        in_parallel(lambda _: run(), cores)
+        in_parallel(lambda _: run(), range(workers), workers)
         found.append(time.perf_counter() - start)
-    return len(cores) * work / min(found)
+    return workers * work / min(found)
 
 
 def _moments(signature: Signature, block: Block) -> int:

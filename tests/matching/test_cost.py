@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from zoo import TEXT, build, save
 
 import onebasin
+from onebasin.matching import cost
 from onebasin.matching.cost import GROWTH, Work, seconds, work
 from onebasin.models import Folder
 from onebasin.symmetry import acting_groups
@@ -62,3 +63,14 @@ def test_more_work_takes_longer(level: str, tmp_path: Path) -> None:
     found = onebasin.check(*[tmp_path / "1"] * 2)["seconds"]
     assert all(0 < near <= far for near, far in found.values())
     assert found["paper"][0] < found["full"][0] and found["paper"][1] < found["full"][1]
+
+
+def test_the_time_is_that_of_the_workers_that_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine where every worker has the same rates, whatever the number of its cores."""
+    monkeypatch.setattr(cost, "_rates", lambda workers: (1e3 * workers,) * 4)
+    monkeypatch.setattr(cost.os, "cpu_count", lambda: 8)
+    model = save(build("BertForTokenClassification", **TEXT), tmp_path / "model")
+    one, four, all_cores = (onebasin.check(model, model, workers=count)["seconds"] for count in (1, 4, None))
+    for level in one:
+        assert one[level] == pytest.approx([4 * end for end in four[level]], rel=0.01)
+        assert four[level] == pytest.approx([2 * end for end in all_cores[level]], rel=0.01)
