@@ -24,8 +24,9 @@ WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the en
 class Descent:
     """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
-    turns, so that each can have a loss of its own: see `moves_scores`. The `matrices` among them move by Muon (Jordan
-    et al., 2024), the momentum made orthogonal, at Adam's step length (Liu et al., 2025).
+    turns, so that each can have a loss of its own: see `moves_scores`. The `matrices` among them, or stacks of such,
+    move by Muon (Jordan et al., 2024), every momentum made orthogonal, at Adam's step length (Liu et al., 2025) for the
+    learning rate `matrix_lr` (default: `lr`).
 
     looks: at the held-out loss in one run. seconds: how long a run takes at most; the learning rate falls with what is
     nearer its end, the time or the steps, and Ctrl-C ends the run early. settings: what else makes the run, compared
@@ -34,9 +35,9 @@ class Descent:
 
     def __init__(
         self, free: list[Tensor], scores: Sequence[Tensor] = (), matrices: Sequence[Tensor] = (), *, steps: int,
-        lr: float, looks: int, seconds: float | None = None, **settings: Any
+        lr: float, looks: int, matrix_lr: float | None = None, seconds: float | None = None, **settings: Any
     ) -> None:  # fmt: skip
-        self.free, self.scores, self.steps, self.lr, self.seconds = free, scores, steps, lr, seconds
+        self.free, self.scores, self.steps, self.seconds = free, scores, steps, seconds
         self.looks = looks
         self.settings = {"steps": steps, "lr": lr, **settings, "shapes": [list(t.shape) for t in free]}
         apart = set(map(id, [*scores, *matrices]))
@@ -44,8 +45,12 @@ class Descent:
         self.optimizers: list[torch.optim.Optimizer] = []
         if others:
             self.optimizers.append(torch.optim.Adam(others, lr=lr, betas=(0.9, 0.95)))
+        self.parts = {id(t): list(t.detach().view(-1, *t.shape[-2:])) for t in matrices}  # Muon takes matrices alone
         if matrices:
-            muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+            parts = [part for some in self.parts.values() for part in some]
+            muon = torch.optim.Muon(
+                parts, lr=matrix_lr or lr, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+            )
             self.optimizers.append(muon)
         if scores:
             self.optimizers.append(torch.optim.SGD(scores, lr=lr, momentum=0.9))
@@ -98,7 +103,7 @@ class Descent:
                 if gone > 1:
                     break
                 loss = loss_at(step)
-                self._move(loss, self.lr * learning_rate(step, gone), self.moves_scores(step))
+                self._move(loss, learning_rate(step, gone), self.moves_scores(step))
                 moved()
                 if progress:
                     total = self.steps if self.seconds is None else "as many as there is time for"
@@ -122,15 +127,19 @@ class Descent:
             return gone * self.looks > looked + 1 or step == self.steps
         return step % max(1, self.steps // self.looks) == 0 or step == self.steps
 
-    def _move(self, loss: Tensor, lr: float, scores: bool) -> None:
-        moving = self.optimizers[-1:] if scores else self.optimizers[: -1 if self.scores else None]
-        numbers = [number for optimizer in moving for number in optimizer.param_groups[0]["params"]]
+    def _move(self, loss: Tensor, share: float, scores: bool) -> None:
+        """Take a step at a share of the full learning rates."""
+        held = set(map(id, self.scores))
+        numbers = [t for t in self.free if (id(t) in held) == scores]
         for number, slope in zip(numbers, torch.autograd.grad(loss, numbers, allow_unused=True), strict=True):
             if scores and slope is not None:
                 slope = slope / slope.abs().max().clamp_min(torch.finfo(slope.dtype).tiny)
-            number.grad = slope
-        for optimizer in moving:
-            optimizer.param_groups[0]["lr"] = lr
+            parts = self.parts.get(id(number), [number])
+            slopes = [None] * len(parts) if slope is None else slope.view(-1, *parts[0].shape)
+            for part, its in zip(parts, slopes, strict=True):
+                part.grad = its
+        for optimizer in self.optimizers[-1:] if scores else self.optimizers[: -1 if self.scores else None]:
+            optimizer.param_groups[0]["lr"] = share * optimizer.defaults["lr"]
             optimizer.step()
 
     def _look(self, step: int, loss: float) -> None:

@@ -30,9 +30,11 @@ from onebasin.settings import Concentration, Count, Interval, Rate, Seconds, See
 from onebasin.symmetry import Alignment, Group, Signature
 from onebasin.symmetry.groups.coupling import Coupling
 from onebasin.symmetry.groups.elements import Acts
+from onebasin.symmetry.groups.group import MATRICES
 
 from .latents import Latent, blend, finished, zeros
 
+MATRIX_LR = 3  # of Adam's: rotations and invertible maps move by Muon (measured: docs/results/zero-barrier.md)
 LOOKS = 20  # at the held-out loss in one run
 LEAN = 0.1  # weight of all sources together where orders are learned
 
@@ -166,8 +168,9 @@ def match_learned(
             shares = leaning(shares)
         return loss(forward(merged(shares), batch), answers(batch), shares, batch)
 
-    run = Descent(moving.free, moving.scores, steps=steps, seconds=how.seconds, lr=how.lr, looks=LOOKS, seed=how.seed,
-                  batches=len(fit), sources=len(sources), permutations=how.permutations, interval=how.lambda_range,
+    run = Descent(moving.free, moving.scores, moving.matrices, steps=steps, seconds=how.seconds, lr=how.lr,
+                  matrix_lr=MATRIX_LR * how.lr, looks=LOOKS, seed=how.seed, batches=len(fit), sources=len(sources),
+                  permutations=how.permutations, interval=how.lambda_range,
                   concentration=how.concentration)  # fmt: skip
     run.descend(loss_at, held_out_loss, moved=moving.forget, patience=how.patience, checkpoint=how.checkpoint,
                 progress=progress)  # fmt: skip
@@ -196,8 +199,10 @@ class _Moving:
 
     def __init__(self, groups: Mapping[str, Group], latents: Sequence[Mapping[str, Latent]]) -> None:
         self.groups, self.latents = groups, latents
-        self.free = [numbers for all_of in latents for latent in all_of.values() for numbers in latent.values()]
-        self.scores = [latent["order"] for all_of in latents for latent in all_of.values() if "order" in latent]
+        named = [pair for all_of in latents for latent in all_of.values() for pair in latent.items()]
+        self.free = [numbers for _, numbers in named]
+        self.scores = [numbers for name, numbers in named if name == "order"]
+        self.matrices = [numbers for name, numbers in named if name in MATRICES and numbers.numel()]
         self._made: list[dict[str, Acts]] | None = None
 
     def elements(self) -> list[dict[str, Acts]]:

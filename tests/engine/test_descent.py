@@ -30,3 +30,25 @@ def test_a_matrix_moves_alike_in_all_directions_that_its_gradient_has() -> None:
         spread[name] = float(values.max() / values.min())
         assert torch.equal(vector.detach().sign(), -torch.ones(3))
     assert spread["muon"] < 1.8 < spread["adam"]
+
+
+def test_every_matrix_of_a_stack_moves_as_it_would_alone() -> None:
+    """Though one has a gradient that is a thousand times as large; each step has the length that `matrix_lr` says."""
+    generator = torch.Generator().manual_seed(0)
+    slopes = torch.randn(3, 6, 6, generator=generator) * torch.tensor([1.0, 1000.0, 0.001])[:, None, None]
+    stack = torch.zeros(3, 6, 6, requires_grad=True)
+    alone = [torch.zeros(6, 6, requires_grad=True) for _ in range(3)]
+    scalar = torch.zeros((), requires_grad=True)
+
+    def together(step: int) -> Tensor:
+        return (slopes * stack).sum() + scalar
+
+    def apart(step: int) -> Tensor:
+        return sum(((slope * one).sum() for slope, one in zip(slopes, alone, strict=True)), torch.zeros(()))
+
+    how = {"steps": 2, "lr": 0.1, "looks": 1}
+    Descent([stack, scalar], matrices=[stack], matrix_lr=0.3, **how).descend(together, partial(next, iter([2.0, 1.0])))
+    Descent(alone, matrices=alone, **{**how, "lr": 0.3}).descend(apart, partial(next, iter([2.0, 1.0])))
+    for one, other in zip(stack.detach(), alone, strict=True):
+        assert torch.equal(one, other.detach())
+    assert float(stack.detach()[0].norm()) > 2 * float(scalar.detach().abs())

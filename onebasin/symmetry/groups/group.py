@@ -14,6 +14,7 @@ from .base import Moments
 from .elements import Acts, Element, Linear, Monomial
 
 Latent = Mapping[str, Tensor]  # the free numbers of one element, by name
+MATRICES = ("turn", "shear")  # names of those that are square matrices, one per element of a batch
 
 PROBES = 4  # random vectors that judge whether a matrix belongs to a group
 
