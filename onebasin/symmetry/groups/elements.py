@@ -33,7 +33,13 @@ class Monomial:
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
         """x: (*batch, n, m) -> (*batch, n, m)."""
         index = self.index.to(x.device)
-        out = x.index_select(-2, index) if index.dim() == 1 else x.take_along_dim(index.unsqueeze(-1), dim=-2)
+        if index.dim() == 1:
+            out = x.index_select(-2, index)
+        elif index.shape == x.shape[:-1]:  # whole rows are gathered ten times as fast as single numbers
+            first = torch.arange(0, index.numel(), index.shape[-1], device=x.device).reshape(*index.shape[:-1], 1)
+            out = x.flatten(0, -2).index_select(0, (first + index).flatten()).view(x.shape)
+        else:
+            out = x.take_along_dim(index.unsqueeze(-1), dim=-2)
         if self.scale is None:
             return out
         scale = self.scale.to(x)
@@ -143,6 +149,8 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
     x: any shape -> the same shape, but for a coupling of spaces of different sizes. The other dimensions are carried
     along.
     """
+    if isinstance(element, Monomial) and x.shape[dim] == 1 and element.index.dim() == len(batch) + 1:
+        return _stretched(x, element, batch, dual)
     if isinstance(element, Monomial) and not batch and element.index.dim() == 1:
         # Gathered where it lies: transposing first takes ten times as long.
         out = x.index_select(dim, element.index.to(x.device))
@@ -166,3 +174,13 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
     for position, original in enumerate(order):
         back[original] = position
     return out.permute(back)
+
+
+def _stretched(x: Tensor, element: Monomial, batch: tuple[int, ...], dual: bool) -> Tensor:
+    """Let factors of spaces of one dimension act where x lies, (*batch, 1) of them: nothing is gathered."""
+    if element.scale is None:
+        return x
+    scale = element.scale.to(x).squeeze(-1)
+    scale = scale.permute([batch.index(d) for d in sorted(batch)])
+    scale = scale.reshape([x.shape[d] if d in batch else 1 for d in range(x.dim())])
+    return x * (1 / scale if dual else scale)

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of matrices, the bulk of all work, by whichever library is faster on a CPU.
 
-`A @ B.T` is MKL's, which keeps to AVX2 on processors that are not Intel's. oneDNN, which torch holds too, uses AVX-512
-wherever it is: up to twice the rate on a Zen 5 core, with rounding of the same order (both sum in float32).
+`A @ B.T` is MKL's, the fastest on Intel's processors, which keeps to AVX2 on all others. There oneDNN, which torch
+holds too, uses AVX-512 wherever it is: up to twice the rate on a Zen 5 core, with rounding of the same order (both sum
+in float32).
 """
 
 from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 FROM = 1 << 18  # numbers in A, below which the choice does not matter
+TALL = 2048  # rows of B, above which oneDNN takes over twice as long where B is stored by columns
 
 
 def gemm(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
@@ -20,6 +26,8 @@ def gemm(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
     """
     if not _by_onednn(a, b):
         return a @ b.mT if onto is None else onto.addmm_(a, b.mT)
+    if len(b) > TALL:
+        b = b.contiguous()
     # What torch.compile makes of a linear layer; its public twin copies all three matrices.
     linear = torch.ops.mkldnn._linear_pointwise
     found: Tensor = linear(a, b, None, "none", [], "") if onto is None else linear.binary(a, onto, b, None, "add")
@@ -32,6 +40,13 @@ def _by_onednn(a: Tensor, b: Tensor) -> bool:
     return plain and a.numel() >= FROM and not (a.requires_grad or b.requires_grad) and _offered()
 
 
+@cache
 def _offered() -> bool:
     wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return wide and hasattr(torch.ops.mkldnn, "_linear_pointwise") and "GenuineIntel" not in _processor()
+
+
+def _processor() -> str:
+    """What the system says of its processors: their maker is named."""
+    told = Path("/proc/cpuinfo")
+    return told.read_text("utf-8") if told.is_file() else platform.processor()
