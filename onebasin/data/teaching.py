@@ -7,6 +7,7 @@ Learned matching and distillation are taught in the same way; both take it from 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,12 @@ HELD_OUT = 1 / 16  # share of the calibration batches on which a ridge or the be
 KEPT = 2**26  # numbers of the models' outputs that are kept rather than computed again
 
 
-def forward_of(stock: LoadedModel) -> Forward:
-    """The stock model as a function of its tensors: (role -> tensor, batch) -> `predictions`. It is left unchanged."""
+def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
+    """The stock model as a function of its tensors: (role -> tensor, batch) -> `predictions`. It is left unchanged.
+
+    mixed: products of matrices in bfloat16, which graphics cards and recent processors form faster (Micikevicius et
+    al., 2018); predictions in float32.
+    """
     names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
     name_of = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
     options: dict[str, Any] = {"use_cache": False} if takes_cache(stock.model) else {}
@@ -39,10 +44,18 @@ def forward_of(stock: LoadedModel) -> Forward:
     def forward(tensors: Mapping[str, Tensor], batch: Batch) -> Outputs:
         given = {key: value.to(stock.model.device) for key, value in batch.items()}
         state = {name: tensors[role] for role, name in name_of.items()}
-        with throughout(stock.model.dtype):
-            return predictions(functional_call(stock.model, state, (), {**given, **options, "return_dict": True}))
+        narrow = torch.autocast(stock.model.device.type, torch.bfloat16) if mixed else nullcontext()
+        with throughout(stock.model.dtype), narrow:
+            outputs = predictions(functional_call(stock.model, state, (), {**given, **options, "return_dict": True}))
+        return {name: output.float() for name, output in outputs.items()} if mixed else outputs
 
     return forward
+
+
+def attention_of(mixed: bool, device: str) -> str | None:
+    """The attention of a model that learns by `forward_of`, as `loaded_model` takes it. On processors the gradient of
+    torch's fused attention multiplies many small blocks in bfloat16, each at a cost of its own."""
+    return "eager" if mixed and torch.device(device).type == "cpu" else None
 
 
 def predictions(output: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -154,10 +167,14 @@ class Teachers:
         self.room = KEPT
 
     @torch.no_grad()
+    def asked(self, batch: Batch) -> list[Outputs]:
+        """The predictions for a batch that does not come again."""
+        return [model(batch) for model in self.models]
+
     def __call__(self, batch: Batch) -> list[Outputs]:
         if id(batch) in self.kept:
             return [{name: _restored(*value) for name, value in output.items()} for output in self.kept[id(batch)]]
-        outputs = [model(batch) for model in self.models]
+        outputs = self.asked(batch)
         packed = [{name: _packed(value, batch) for name, value in output.items()} for output in outputs]
         needed = sum(value.numel() for output in packed for value, _ in output.values())
         if needed <= self.room:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .cluster import on_ray
 from .descent import MOST_STEPS, Descent
-from .means import Means, refuse_device
+from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
 from .placing import Appeared, Placing, appearing_file, appearing_text, clearly, placed_by
@@ -31,6 +31,7 @@ __all__ = [
     "appearing_text",
     "available_memory",
     "behind",
+    "bfloat16_is_faster",
     "clearly",
     "in_order",
     "in_parallel",

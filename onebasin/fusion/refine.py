@@ -8,7 +8,7 @@ Hinton, Vinyals and Dean, 2015, with the mixture of several teachers as the targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onebasin.data.hiding import Hiding
 from onebasin.data.teaching import (
-    Forward,
-    Outputs,
     Teachers,
+    attention_of,
     divergence,
     drawn_order,
     forward_of,
@@ -94,10 +94,9 @@ def refine(
     Args:
         merged: The model that learns.
         teachers: The models that it came from, in memory or not.
-        batches: Inputs; one makes a step.
-        how: The settings (default: all as usual). `mixed` forms products of matrices in bfloat16, which graphics cards
-            and recent processors do faster (Micikevicius et al., 2018); on processors with attention maps held whole.
-            The checkpoint is as in `Descent`; it holds four numbers for each of the model's.
+        batches: Inputs; one makes a step. Of masked texts other tokens are hidden in every round.
+        how: The settings (default: all as usual). `mixed` is as in `forward_of`, on processors with attention maps held
+            whole. The checkpoint is as in `Descent`; it holds four numbers for each of the model's.
         means: The type of the weights and their updates, and where it runs.
         held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one; they then teach
             nothing).
@@ -111,15 +110,13 @@ def refine(
     shares, loaded = how.shares(len(teachers)), partial(loaded_model, dtype=means.dtype, device=means.device)
     fit, held = split_held_out(batches, held_out)
     masters = [teacher if isinstance(teacher, LoadedModel) else loaded(teacher) for teacher in teachers]
-    function_of = _in_bfloat16 if how.mixed else forward_of
-    answers = Teachers([partial(function_of(master), master.parameter) for master in masters])
-    # On processors the gradient of torch's fused attention multiplies many small blocks, each at a cost of its own.
-    attention = "eager" if how.mixed and torch.device(means.device).type == "cpu" else None
-    student = loaded(merged, attention=attention)
-    forward = function_of(student)
+    answers = Teachers([partial(forward_of(master, how.mixed), master.parameter) for master in masters])
+    student = loaded(merged, attention=attention_of(how.mixed, means.device))
+    forward = forward_of(student, how.mixed)
     free = student.parameter
     for parameter in free.values():
         parameter.requires_grad_()
+    hiding = Hiding.of(fit)
     order = drawn_order(np.random.default_rng(how.seed), how.steps, len(fit))
 
     def held_out_loss() -> float:
@@ -127,7 +124,10 @@ def refine(
 
     def loss_at(step: int) -> Tensor:
         batch = fit[order[step - 1]]
-        return divergence(forward(free, batch), answers(batch), shares, batch)
+        if hiding is None or step <= len(fit):  # the first round takes the texts as they are
+            return divergence(forward(free, batch), answers(batch), shares, batch)
+        batch = hiding.anew(batch, torch.Generator().manual_seed(hash((how.seed, step))))
+        return divergence(forward(free, batch), answers.asked(batch), shares, batch)
 
     run = Descent(list(free.values()), matrices=_matrices(student), steps=how.steps, lr=how.lr, looks=LOOKS,
                   seconds=how.seconds, seed=how.seed, batches=len(fit), weights=shares, mixed=how.mixed)  # fmt: skip
@@ -149,15 +149,3 @@ def _matrices(stock: LoadedModel) -> list[Tensor]:
         and module is not last
         and not stock.shared(role)
     ]
-
-
-def _in_bfloat16(stock: LoadedModel) -> Forward:
-    """`forward_of`, its products of matrices in bfloat16; what it gives is in float32."""
-    forward = forward_of(stock)
-
-    def cast(tensors: Mapping[str, Tensor], batch: Batch) -> Outputs:
-        with torch.autocast(stock.model.device.type, torch.bfloat16):
-            outputs = forward(tensors, batch)
-        return {name: output.float() for name, output in outputs.items()}
-
-    return cast

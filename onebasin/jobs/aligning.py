@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data.calibration import Data, recut
-from onebasin.data.teaching import Forward, forward_of
+from onebasin.data.teaching import Forward, attention_of, forward_of
 from onebasin.matching import Matched, Run, Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, Lessons, match_learned
@@ -238,8 +238,9 @@ def learn(
 ) -> Learned:
     """Learn the alignments of all models to `models[centre]` together, in the order of the others."""
     others = [i for i in range(len(models)) if i != centre]
-    stock = [loaded_model(models[i], dtype=opt.dtype, device=opt.device) for i in (centre, *others)]
-    forward = forward_of(stock[0])
+    how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device, "attention": attention_of(opt.mixed, opt.device)}
+    stock = [loaded_model(models[i], **how) for i in (centre, *others)]
+    forward = forward_of(stock[0], opt.mixed)
     tensors = cornered([one.parameter for one in stock])
     shown: Callable[[str, float], None] | None = None
     if tell:

@@ -38,7 +38,7 @@ from onebasin.data.teaching import (
     forward_of,
     predictions,
 )
-from onebasin.engine import MOST_STEPS, Tell, available_memory
+from onebasin.engine import MOST_STEPS, Tell, available_memory, bfloat16_is_faster
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
@@ -199,8 +199,11 @@ class Search:
 
     @cached_property
     def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
-        """The batches to fit on, and those to choose by."""
-        return noised(self.data.batches[: self._most], self.opt, CHOOSING)
+        """The batches to fit on, and those to choose by; in each, texts of like length share a batch."""
+        batches = self.data.batches[: self._most]
+        size = len(next(iter(batches[0].values())))
+        fit, held = (recut(part, size, by_length=True) for part in noised(batches, self.opt, CHOOSING))
+        return fit, held
 
     @property
     def _most(self) -> int:
@@ -224,6 +227,11 @@ class Search:
     @cached_property
     def forward(self) -> Forward:
         return forward_of(self.stock[self.template])
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether to learn and distil in bfloat16: where it is faster, since time is what is short."""
+        return self.opt.mixed or (self.opt.dtype == torch.float32 and bfloat16_is_faster(self.opt.device))
 
     def sources(self, aligned: Aligned) -> Sources:
         return Sources(aligned.models, self.shares, self.centre, self.template)
@@ -253,7 +261,8 @@ class Search:
         """Return the divergence of the averages of two aligned models, with the weights 1 - lambda and lambda, from the
         mixture of their predictions with the same weights, on a few examples held out."""
         first, second = aligned.models
-        batches, found = recut(self.split[1], FEWEST)[:1], list[float]()
+        rows = recut(self.split[1], 1)
+        batches, found = recut(rows[:: -(-len(rows) // FEWEST)], FEWEST), list[float]()
         for lam in LAMBDAS:
             tensors = {}
             for role in aligned.models[self.template].signature.tensors:
@@ -296,7 +305,7 @@ class Search:
 
     def learned(self, start: str, seconds: float) -> Candidate:
         """The average after learned matching, or its progressive merge."""
-        aligned = self.aligned(LEARNED_LEVEL, match_with="learned", start=start, seconds=seconds)
+        aligned = self.aligned(LEARNED_LEVEL, match_with="learned", start=start, seconds=seconds, mixed=self.mixed)
         return self.closed(f"learned from {start}", aligned)
 
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
@@ -304,7 +313,7 @@ class Search:
         (fit, held), tell = self.split, self.tell
         batches = recut([*fit, *self.spare], DISTILLED, by_length=True)
         steps = MOST_STEPS if self.budget is not None else ROUNDS * len(batches)
-        how = Refining(weights=[*self.shares], seed=self.opt.seed, steps=steps, seconds=seconds)
+        how = Refining(weights=[*self.shares], seed=self.opt.seed, steps=steps, seconds=seconds, mixed=self.mixed)
         found = refine(
             Held(self.models[self.template], best.tensors), self.stock, batches, how, self.opt, held_out=held,
             progress=tell and (lambda text, loss: tell(f"distilling: {text}, loss {loss:.4g}")),

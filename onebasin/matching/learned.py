@@ -63,6 +63,7 @@ class Learning(Seeded):
         "In learning: fixed as they start; straight-through learns them, too; sinkhorn (merge only) mixes "
         "neurons, and the averaged models are then no longer the same functions as their sources.",
     )
+    mixed: bool = setting(False, "Learn with products in bfloat16: faster where the hardware does.")
     seconds: Seconds | None = setting(
         None, "Learn for this many seconds instead of a number of steps [default: all steps]."
     )
@@ -170,7 +171,7 @@ def match_learned(
 
     run = Descent(moving.free, moving.scores, moving.matrices, steps=steps, seconds=how.seconds, lr=how.lr,
                   matrix_lr=MATRIX_LR * how.lr, looks=LOOKS, seed=how.seed, batches=len(fit), sources=len(sources),
-                  permutations=how.permutations, interval=how.lambda_range,
+                  permutations=how.permutations, interval=how.lambda_range, mixed=how.mixed,
                   concentration=how.concentration)  # fmt: skip
     run.descend(loss_at, held_out_loss, moved=moving.forget, patience=how.patience, checkpoint=how.checkpoint,
                 progress=progress)  # fmt: skip

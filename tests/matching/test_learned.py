@@ -528,3 +528,21 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     setting.tensors[1][role] = setting.tensors[1][role][:1]
     with pytest.raises(ValueError, match=role.replace(".", r"\.")):
         setting.learn()
+
+
+def test_products_in_bfloat16_leave_the_maps_in_float32(tmp_path: Path) -> None:
+    setting = Setting("GPT2LMHeadModel", "invertible", tmp_path, dtype=torch.float32)
+    exact, setting.forward = setting.forward, forward_of(setting.models[0], mixed=True)
+    types = set[Any]()
+
+    def watch(_: Any, __: Any, output: Any) -> None:
+        types.add(getattr(output, "dtype", None))
+
+    with torch.nn.modules.module.register_module_forward_hook(watch):
+        found = setting.learn(steps=30, mixed=True)
+    assert torch.bfloat16 in types
+    setting.forward = exact
+    start, end = setting.loss(setting.starts), setting.loss(found.alignments)
+    assert end < start and [start, end] == pytest.approx([found.losses[0], found.losses[found.step]], rel=0.05)
+    for role, tensor in setting.aligned(found.alignments)[0].items():
+        assert tensor.dtype == torch.float32, role

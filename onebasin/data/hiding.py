@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked texts with other tokens hidden in every round of training (dynamic masking: Liu et al., 2019, section 4.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .batches import IGNORED
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """What texts show of how their tokens were hidden.
+
+    mask: the token that stands for hidden ones. maskable: the tokens that are hidden somewhere, (tokens,) int64.
+    """
+
+    mask: int
+    maskable: Tensor
+
+    @classmethod
+    def of(cls, batches: Sequence[Mapping[str, Tensor]]) -> Hiding | None:
+        """Tell it from batches; None where they are no masked texts: their labels are not at one and the same token."""
+        shown, hidden = list[Tensor](), list[Tensor]()
+        for batch in batches:
+            ids, labels = batch.get("input_ids"), batch.get("labels")
+            if ids is None or labels is None or labels.shape != ids.shape:
+                return None
+            where = labels != IGNORED
+            shown.append(ids[where])
+            hidden.append(labels[where])
+        masks = torch.unique(torch.cat(shown)) if shown else torch.empty(0)
+        return cls(int(masks), torch.unique(torch.cat(hidden))) if len(masks) == 1 else None
+
+    def anew(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """Return the same texts with as many other tokens of each hidden: those of `maskable`, all equally likely."""
+        labels = batch["labels"]
+        whole = torch.where(labels == IGNORED, batch["input_ids"], labels)
+        free = torch.isin(whole, self.maskable)
+        if "attention_mask" in batch:
+            free &= batch["attention_mask"].bool()
+        count = (labels != IGNORED).sum(-1, keepdim=True)
+        drawn = torch.rand(whole.shape, generator=generator).masked_fill(~free, 2.0)  # the least are taken
+        hidden = drawn.argsort(-1).argsort(-1) < count
+        return {
+            **batch,
+            "input_ids": whole.masked_fill(hidden, self.mask),
+            "labels": whole.masked_fill(~hidden, IGNORED),
+        }
