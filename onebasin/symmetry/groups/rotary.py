@@ -11,8 +11,10 @@ from torch import Tensor
 from .base import Moments
 from .elements import Element, Linear, Monomial
 from .group import Group, Latent, inverse_transposed, monomial_departure, probes, relative, units
-from .scaling import best_scale, random_scale
+from .scaling import LIMIT, TINY, best_scale, random_scale
 from .signs import pairs
+
+SMALL = 1e-6  # of a step in log a, whose square is rounding: it is the last
 
 
 class Rotary(Group):
@@ -25,8 +27,9 @@ class Rotary(Group):
     With z_p, z_d the complex cross-moments of a pair (writers, readers) and p, d its squared norms, the squared
     distance is, up to a constant,
         f(c) = |c|^2 p + d / |c|^2 - 2 Re(conj(c) z_p) - 2 Re(z_d / c)
-    At modulus a the best phase is that of a z_p + z_d / a; at a phase u the best modulus solves the quartic of
-    `best_scale`. "joint" alternates the two from the phases of z_p + z_d, z_p, z_d and z_p / |z_p| + z_d / |z_d|.
+    At modulus a the best phase is that of a z_p + z_d / a, and at a phase u the best modulus solves the quartic of
+    `best_scale`. "joint" descends in log a, with the best phase at each, from the best moduli at the phases of z_p + z_d,
+    z_p, z_d and z_p / |z_p| + z_d / |z_d|.
     """
 
     def __init__(self, interleaved: bool = False, rescale: str = "none") -> None:
@@ -50,7 +53,8 @@ class Rotary(Group):
         if self.rescale == "after":
             phase = _unit(z_p + z_d)
             return self._matrix(phase, _modulus(phase, z_p, z_d, p, d))
-        return self._matrix(*_joint(z_p, z_d, p, d))
+        phase, modulus = _joint(z_p, z_d, p, d)
+        return self._matrix(phase.to(z_p), modulus.to(p))
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Linear:
         angle = 2 * torch.pi * torch.rand(*batch, size // 2, generator=generator, dtype=torch.float64)
@@ -122,16 +126,44 @@ def _modulus(phase: Tensor, z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor) -> T
     return best_scale((phase.conj() * z_p).real, (phase.conj() * z_d).real, p, d)
 
 
-def _joint(z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor, rounds: int = 50) -> tuple[Tensor, Tensor]:
+def _joint(z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best phase and modulus of every pair, see `Rotary`: the lowest end of descents from four phases."""
+    z_p, z_d, p, d = z_p.to(torch.complex128), z_d.to(torch.complex128), p.double(), d.double()
     phase = torch.stack([_unit(z) for z in (z_p + z_d, z_p, z_d, _unit(z_p) + _unit(z_d))])
-    z_p, z_d, p, d = (value.expand_as(phase) for value in (z_p, z_d, p, d))
-    modulus = _modulus(phase, z_p, z_d, p, d)
-    for _ in range(rounds):
-        before = modulus
-        phase = _unit(modulus * z_p + z_d / modulus)
-        modulus = _modulus(phase, z_p, z_d, p, d)
-        if torch.allclose(before, modulus, rtol=1e-12, atol=0):
+    t = _modulus(phase, *(each.expand_as(phase) for each in (z_p, z_d, p, d))).log()
+    t, value = _descended(t, (z_p.abs() ** 2, z_d.abs() ** 2, 2 * (z_p.conj() * z_d).real), p, d)
+    t = torch.where((p > 0) & (d > 0), t.gather(0, value.argmin(0, keepdim=True))[0], 0.0)
+    modulus = t.exp()
+    return _unit(modulus * z_p + z_d / modulus), modulus
+
+
+def _descended(t: Tensor, squares: tuple[Tensor, Tensor, Tensor], p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Newton's steps down f(t) = e^2t p + e^-2t d - 2 |e^t z_p + e^-t z_d|, what the best phase leaves at t = log a.
+
+    squares: |z_p|^2, |z_d|^2 and 2 Re(conj(z_p) z_d). A step that does not lead down is halved. Returns t, and f there.
+    """
+    of_p, of_d, of_both = squares
+
+    def at(t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        grown, shrunk = (2 * t).exp(), (-2 * t).exp()
+        square = (grown * of_p + shrunk * of_d + of_both).clamp_min(0)
+        root = square.sqrt()
+        safe = torch.where(root > 0, root, 1.0)
+        rise, bend = 2 * (grown * of_p - shrunk * of_d), 4 * (grown * of_p + shrunk * of_d)
+        value = grown * p + shrunk * d - 2 * root
+        slope = 2 * (grown * p - shrunk * d) - rise / safe
+        curve = 4 * (grown * p + shrunk * d) - bend / safe + rise * rise / (2 * safe**3)
+        return value, slope, curve
+
+    value, slope, curve = at(t)
+    step = (-slope / curve.abs().clamp_min(TINY)).clamp(-1, 1)
+    for _ in range(LIMIT):
+        if not bool((step.abs() > SMALL).any()):
             break
-    value = modulus**2 * p + d / modulus**2 - 2 * (phase.conj() * (modulus * z_p + z_d / modulus)).real
-    best = value.argmin(0, keepdim=True)
-    return torch.take_along_dim(phase, best, 0)[0], torch.take_along_dim(modulus, best, 0)[0]
+        tried = t + step
+        value_there, slope_there, curve_there = at(tried)
+        lower = value_there < value
+        t, value = torch.where(lower, tried, t), torch.where(lower, value_there, value)
+        onward = (-slope_there / curve_there.abs().clamp_min(TINY)).clamp(-1, 1)
+        step = torch.where(lower, onward, step / 2)
+    return t + torch.where(step.abs() <= SMALL, step, 0.0), value  # too small a step for its fall to be seen
