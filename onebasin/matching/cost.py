@@ -31,8 +31,9 @@ def numbers_held(
 ) -> int:
     """Estimate how many numbers are in memory at most while models are matched and written: those of a few tensors.
 
-    Of a layer every worker holds the tensors that one set of coupled heads touches, or else one tensor, and the moments
-    of the space that it solves; of what belongs to all layers, two tensors for every worker and the moments of all.
+    Of a layer every worker holds the tensors that one set of coupled heads touches, or a space that is visited again,
+    or else one tensor, and the moments of the space that it solves; of what belongs to all layers, two tensors for
+    every worker and the moments of all.
 
     Args:
         signature: Of the source.
@@ -51,7 +52,8 @@ def numbers_held(
         for block in component.blocks:
             touched = {role for root in block.roots for role in signature.touching[root]} & sizes.keys()
             shared = signature.spaces[block.root].layer is None
-            together = sum(sizes[role] for role in touched) if block.inner and not shared else largest
+            kept = not shared and (block.inner or len(component.blocks) > 1)
+            together = sum(sizes[role] for role in touched) if kept else largest
             moments = _moments(signature, block)
             scaled = any(not active[root].isometry for root in block.roots)
             solver = QUARTIC * min(CHUNK, moments) if scaled else 0

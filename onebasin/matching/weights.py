@@ -26,10 +26,9 @@ from onebasin.models.distance import squared_distance
 from onebasin.settings import Count, Factor, Few, Seeded, Strength, setting
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import GroupedWreath, Wreath
-from onebasin.symmetry.groups.elements import Element, Linear, Monomial
+from onebasin.symmetry.groups.elements import Element, Linear
 
 from .components import Block, Component, components_of, present
-from .identity_proof import FROM, stays
 from .moments import (
     Pair,
     as_matrix,
@@ -42,6 +41,7 @@ from .moments import (
     pairwise_moments,
 )
 from .nested import nearest_nested
+from .order_proof import FROM, proved
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 
@@ -363,6 +363,9 @@ class _Descent:
                 self.signature, chain, self.groups, pairs(self.touching[block.root]), self.run.workers
             )
 
+        if roles is None and (found := self._proved(block, pairs)):
+            return found
+
         def those(root: str) -> list[str]:
             return [role for role in self.touching[root] if roles is None or role in roles]
 
@@ -385,11 +388,13 @@ class _Descent:
         group, isometry = self.groups[root], self.groups[root].isometry
         space = self.signature.spaces[root]
         shared = space.layer is None
-        alone = group.plain and len(self.component.blocks) == 1 and not space.batch
-        if alone and space.size >= FROM and stays(self.signature, root, partial(map, self._pair, roles)):
-            return {root: Monomial(torch.arange(space.size))}, 0.0
         own = self.total.elements.get(root) if shared and isometry else None
         read = partial(self._pair, without=root if own is not None else None)
+        if not (shared or start):
+            pairs = self._pairs(Block(root)) if len(self.component.blocks) > 1 else partial(map, self._pair)
+            if found := self._proved(Block(root), pairs):
+                return found
+            read = partial(_first, pairs)
         run = partial(in_order, workers=self.run.workers if shared else 1)
         if start and self.number == 1:
             read = partial(self._evened, root, read)
@@ -400,6 +405,17 @@ class _Descent:
             moments = _perturb(moments, self.noise)
         element = group.nearest(self._so_far(root, moments))
         return {root: element}, float((moments.stay() - moments.value(element)).sum())
+
+    def _proved(
+        self, block: Block, pairs: Callable[[Iterable[str]], Iterable[Pair]]
+    ) -> tuple[dict[str, Element], float] | None:
+        """The optimum of many neurons, where a few columns prove it."""
+        space, sizes = self.signature.spaces[block.root], self.signature.sizes
+        narrow = all(sizes[one] == 1 and len(self.signature.spaces[one].batch) == 1 for one in block.inner)
+        if not self.groups[block.root].plain or not narrow or space.batch or space.size < FROM:
+            return None
+        inner = {one: self.groups[one] for one in block.inner}
+        return proved(self.signature, block.root, inner, lambda: pairs(self.touching[block.root]))
 
     def _so_far(self, root: str, moments: Moments) -> Moments:
         """Moments that know what acts on the source already, where the group bounds the product of all sweeps."""
@@ -436,6 +452,10 @@ class _Descent:
         rest = outer_moments(signature, outer, block.inner, pairs(self.touching[outer]))
         (index, order, elements), gain = GroupedWreath(*groups).nearest(shared, single, members, rest)
         return {outer: index, member: order, **dict(zip(inner, elements, strict=True))}, gain
+
+
+def _first(pairs: Callable[[Iterable[str]], Iterable[Pair]], role: str) -> Pair:
+    return next(iter(pairs([role])))
 
 
 def typical_size(anchor: Tensor, source: Tensor) -> float:

@@ -28,8 +28,8 @@ class Rotary(Group):
     distance is, up to a constant,
         f(c) = |c|^2 p + d / |c|^2 - 2 Re(conj(c) z_p) - 2 Re(z_d / c)
     At modulus a the best phase is that of a z_p + z_d / a, and at a phase u the best modulus solves the quartic of
-    `best_scale`. "joint" descends in log a, with the best phase at each, from the best moduli at the phases of z_p + z_d,
-    z_p, z_d and z_p / |z_p| + z_d / |z_d|.
+    `best_scale`. "joint" descends in log a, with the best phase at each a, from the best moduli at the phases of
+    z_p + z_d, z_p, z_d and z_p / |z_p| + z_d / |z_d|.
     """
 
     def __init__(self, interleaved: bool = False, rescale: str = "none") -> None:
