@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from onebasin.data.teaching import Forward, forward_of
+from onebasin.data.teaching import Forward, attention_of, forward_of
 from onebasin.matching.learned import Learning, Lessons, match_learned
 from onebasin.models import Canonical, Folder
 from onebasin.running.loaded import loaded_model
@@ -46,11 +46,12 @@ def main(
     steps: Annotated[int, typer.Option(help="steps that are timed, of which the median counts", min=2)] = 10,
     threads: Annotated[int, typer.Option(help="torch threads (0: its default)", min=0)] = 0,
     clock: Annotated[str, typer.Option(help="wall, or cpu where others use the machine (with one thread)")] = "wall",
+    mixed: Annotated[bool, typer.Option(help="products in bfloat16, in steps and passes")] = False,
 ) -> None:
     """Time the steps of learned matching, and a forward and backward pass of the same batch."""
     if threads:
         torch.set_num_threads(threads)
-    result = measure(layers, width, steps, CLOCKS[clock])
+    result = measure(layers, width, steps, CLOCKS[clock], mixed)
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(json.dumps({**result, "clock": clock}, indent=2) + "\n", "utf-8")
     for row in result["steps"]:
@@ -58,7 +59,7 @@ def main(
               f"{row['pass']:.3f} s, ratio {row['ratio']:.2f}")  # fmt: skip
 
 
-def measure(layers: int, width: int, steps: int, clock: Callable[[], float]) -> dict[str, Any]:
+def measure(layers: int, width: int, steps: int, clock: Callable[[], float], mixed: bool) -> dict[str, Any]:
     """`steps`: per level and kind of permutations, median seconds of a pass and of a step, and their ratio."""
     ids = torch.randint(65, (2, 16, 64), generator=torch.Generator().manual_seed(0))
     batches: list[Batch] = [{"input_ids": some} for some in ids]
@@ -68,23 +69,26 @@ def measure(layers: int, width: int, steps: int, clock: Callable[[], float]) -> 
             torch.manual_seed(seed)
             shape = {"vocab_size": 65, "n_positions": 64, "n_head": 4, "bos_token_id": None, "eos_token_id": None}
             GPT2LMHeadModel(GPT2Config(n_embd=width, n_layer=layers, **shape)).save_pretrained(Path(place) / str(seed))
-            models.append(loaded_model(Canonical(Folder(Path(place) / str(seed)), torch.float32)))
-        forward, signature = forward_of(models[0]), models[0].signature
+            form = Canonical(Folder(Path(place) / str(seed)), torch.float32)
+            models.append(loaded_model(form, attention=attention_of(mixed, "cpu")))
+        forward, signature = forward_of(models[0], mixed), models[0].signature
         tensors = [{role: t.detach().clone() for role, t in model.parameter.items()} for model in models]
         rows = []
         for level, permutations in CASES:
             groups = acting_groups(signature, level, rescale="joint")
             taken = _Taken(clock, partial(_forward_and_back, forward, tensors[0], batches[0]), steps)
             lessons = Lessons(forward, batches[:1], batches[1:])
-            how = Learning(steps=1000 * steps, permutations=permutations)  # so that no look falls into those timed
+            how = Learning(
+                steps=1000 * steps, permutations=permutations, mixed=mixed
+            )  # so that no look falls into those timed
             with suppress(StopIteration):
                 match_learned(signature, tensors, [Alignment()], groups, lessons, how, taken)
             one, step = median(taken.passes[WARM:]), median(taken.steps[WARM:])
             row = {"level": level, "permutations": permutations, "pass": one, "seconds": step, "ratio": step / one}
             rows.append(row)
     return {
-        "layers": layers, "width": width, "threads": torch.get_num_threads(), "load": os.getloadavg()[0],
-        "target": TARGET, "steps": rows,
+        "layers": layers, "width": width, "mixed": mixed, "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0], "target": TARGET, "steps": rows,
     }  # fmt: skip
 
 
