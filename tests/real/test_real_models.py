@@ -63,7 +63,7 @@ def test_independent_models_are_exact_and_come_closer(level: str, real: Real, tm
 @pytest.mark.parametrize("anchor", [0, 1])
 def test_a_merge_has_the_size_of_its_anchor(anchor: int, real: Real, tmp_path: Path) -> None:
     models = [real(name) for name in INDEPENDENT]
-    onebasin.merge(models, tmp_path / "out", match="paper", anchor=anchor)
+    onebasin.merge(models, tmp_path / "out", match="paper", anchor=anchor, verdict=False)
     stored = [load_file(model / "model.safetensors")[POSITIONS] for model in models]
     merged = load_file(tmp_path / "out" / "model.safetensors")[POSITIONS]
     # `paper` moves no embedding: the shared rows are plain averages, the others the anchor's own.
@@ -74,7 +74,8 @@ def test_a_merge_has_the_size_of_its_anchor(anchor: int, real: Real, tmp_path: P
 
 @pytest.mark.parametrize("anchor", [0, 1])
 def test_a_merge_over_all_symmetries_has_the_size_of_its_anchor(anchor: int, real: Real, tmp_path: Path) -> None:
-    onebasin.merge([real(name) for name in INDEPENDENT], tmp_path / "out", match="full", anchor=anchor)
+    models = [real(name) for name in INDEPENDENT]
+    onebasin.merge(models, tmp_path / "out", match="full", anchor=anchor, verdict=anchor == 0)
     loads_with_positions(tmp_path / "out", (1024, 512)[anchor])
 
 
