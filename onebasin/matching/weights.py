@@ -44,6 +44,7 @@ from .nested import nearest_nested
 from .order_proof import FROM, proved
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
+NEAR = 30.0  # times the tolerance: a sweep that gained no more is likely to be the last but one
 
 
 @dataclass
@@ -221,6 +222,7 @@ class _Descent:
         }
         self.before: dict[str, float] = {}
         self.objective: list[float] = []
+        self.seen: dict[str, float] = {}  # distances of tensors that were read since the last change, by role
 
     @property
     def kept(self) -> str:
@@ -246,26 +248,46 @@ class _Descent:
             return None
         if self.start is None:
             self._start()
-            self.objective = [sum(self._distances().values())]
+            self.objective = []
         return self._sweep()
 
     def _sweep(self) -> None:
-        """Sweep until the objective stays; every state is kept."""
+        """Sweep until the objective stays; every state is kept.
 
-        def converged() -> bool:
-            return len(self.objective) > 1 and (
-                self.objective[-2] - self.objective[-1] <= self.how.tolerance * self.objective[-2]
-            )
+        What a sweep has led to is measured on the tensors that the next one reads and rewrites first, unless it is
+        likely to be the last.
+        """
+        first, *rest = self._waves()
+        done = max(len(self.objective) - 1, 0)
+        while True:
+            known = len(self.objective) > done
+            ahead = None if known or self._near(done, NEAR) else self._solve(first)
+            if not known:
+                self._measure()
+            if self._near(done):
+                return
+            self._apply(self._solve(first) if ahead is None else ahead)
+            for wave in rest:
+                self._apply(self._solve(wave))
+            done += 1
 
-        while len(self.objective) <= self.how.max_sweeps and not converged():
-            for wave in self._waves():
-                self._step(wave)
-            self.objective.append(sum(self._distances().values()))
-            if self.run.store:
-                state = Matched(self.total, sum(self.before.values()), self.objective, self.before)
-                self.run.store.put(self.kept, state.save)
-            if self.run.progress:
-                self.run.progress(f"sweep {len(self.objective) - 1}", self.objective[-1])
+    def _near(self, done: int, times: float = 1.0) -> bool:
+        """Whether no more sweeps are allowed, or the last decrease that is known was within `times` the tolerance."""
+        if done >= self.how.max_sweeps or len(self.objective) < 2:
+            return done >= self.how.max_sweeps
+        before, now = self.objective[-2:]
+        return before - now <= times * self.how.tolerance * before
+
+    def _measure(self) -> None:
+        """Note the objective of the state at hand, and keep the state after a sweep."""
+        self.objective.append(sum(self._distances().values()))
+        if len(self.objective) == 1:
+            return
+        if self.run.store:
+            state = Matched(self.total, sum(self.before.values()), self.objective, self.before)
+            self.run.store.put(self.kept, state.save)
+        if self.run.progress:
+            self.run.progress(f"sweep {len(self.objective) - 1}", self.objective[-1])
 
     def finish(self) -> Matched:
         """Project the accumulated elements back onto their groups in float64."""
@@ -285,12 +307,17 @@ class _Descent:
         return [blocks for blocks, _ in waves]
 
     def _distances(self) -> dict[str, float]:
+        """Weighted squared distances by role; tensors that were read since the last change are not read again."""
+
         def distance(role: str) -> float:
-            _, anchor, source, weight = self._pair(role)
-            return weight * squared_distance(anchor, source)
+            return self.seen[role] if role in self.seen else self._distance(self._pair(role))
 
         roles = self.component.roles
         return dict(zip(roles, in_order(distance, roles, self.run.workers), strict=True))
+
+    def _distance(self, pair: Pair) -> float:
+        _, anchor, source, weight = pair
+        return weight * squared_distance(anchor, source)
 
     def _pair(self, role: str, without: str | None = None) -> Pair:
         """The tensors of a role, the source's rewritten by what was found so far, except on the space `without`."""
@@ -304,6 +331,8 @@ class _Descent:
             return partial(map, self._pair)
         mine = dict.fromkeys(role for root in block.roots for role in self.touching[root])
         held = {role: self._pair(role) for role in mine}
+        if len(self.component.blocks) > 1:
+            self.seen.update({role: self._distance(pair) for role, pair in held.items()})
         return partial(map, held.__getitem__)
 
     def _start(self) -> None:
@@ -326,7 +355,7 @@ class _Descent:
                 own = set(block.roots)
                 roles = [role for role in self.touching[block.root] if not self._others(role, own) & moving]
                 if block.root in waiting and roles:
-                    self._step([block], roles)
+                    self._apply(self._solve([block], roles))
                     waiting.discard(block.root)
                     moving -= own
                     progress = True
@@ -337,16 +366,21 @@ class _Descent:
         roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(entry)}
         return roots - own if len(entry.axes) > 1 else set(self.groups)
 
-    def _step(self, wave: Sequence[Block], roles: Sequence[str] | None = None) -> None:
-        """Set blocks that share no tensor to their optimum given all others."""
+    def _solve(self, wave: Sequence[Block], roles: Sequence[str] | None = None) -> list[dict[str, Element]]:
+        """Find the optima of blocks that share no tensor, given all others."""
 
         def best(block: Block) -> dict[str, Element]:
             return self._best(block, roles)[0]
 
-        for found in in_parallel(best, wave, self.run.workers) if len(wave) > 1 else map(best, wave):
+        return in_parallel(best, wave, self.run.workers) if len(wave) > 1 else [*map(best, wave)]
+
+    def _apply(self, wave: Iterable[Mapping[str, Element]]) -> None:
+        """Let what was found for every block act after all that was found before."""
+        for found in wave:
             # Products of maps that are not isometries grow apart from those of their inverses: kept in float64.
             exact = {r: g.project(e) if (g := self.groups[r]).uses_gram else e for r, e in found.items()}
             self.total = Alignment(exact, self.batch).after(self.total)
+        self.seen.clear()
 
     def _best(self, block: Block, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
         """The optimum of one block given all others, and by how much it lowers the objective."""
