@@ -6,8 +6,8 @@
 Weights are random and stored in bfloat16, the copy is made by examples/scramble.py, which shares no code with onebasin.
 Matching runs in a process of its own with one thread for every worker, and its parts are timed by the thread that runs
 them, so that other work on the machine hardly counts. --apart: two models that have nothing in common instead of
-copies, where no order of neurons can be proved. Rows of width 4096, and that of a billion parameters, only run where
-they are named. Results go to build/bench/full.json.
+copies, where no order of neurons can be proved. Rows of width 4096, and whole models (of SmolLM2-135M's sizes, and of
+a billion parameters), only run where they are named. Results go to build/bench/full.json.
 
 The floor of a sweep: both models read once, every tensor rotated once, the moments of the stream and of the heads, and,
 apart, of the neurons, at the rate of this machine's fastest square GEMM; one SVD of the stream's size; and what solvers
@@ -17,6 +17,7 @@ took. The floor of the job adds the moments of the start, and one rotation of wh
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -78,6 +79,7 @@ ROWS = {
     "2048": Shape(2048, 5632, 32, 4, 8192),
     "4096": Shape(4096, 11008, 32, 32, 8192, rare=True),
     "4096, grouped": Shape(4096, 14336, 32, 8, 8192, rare=True),
+    "135M": Shape(576, 1536, 9, 3, 49152, 30, rare=True),
     "1.1B": Shape(2048, 5632, 32, 4, 32000, 22, rare=True),
 }
 SOLVERS = ("head pairs", "gains", "assignment", "order proofs")
@@ -113,6 +115,7 @@ def main(
     place: Annotated[Path, typer.Option("--folder", help="where the models are made")] = Path("build/bench/full"),
 ) -> None:
     """Match synthetic Llamas at `full`: processor seconds by part, beside the floor."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command line does
     results = []
     for name in row or [name for name, shape in ROWS.items() if not shape.rare]:
         shape = ROWS[name]

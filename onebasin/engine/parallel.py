@@ -35,7 +35,7 @@ def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | N
 def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> Iterator[R]:
     """Yield what `in_parallel` returns, one by one; at most one result for every worker waits to be taken."""
     count = workers or os.cpu_count() or 1
-    with _one_core_each():
+    with one_core_each():
         if count == 1 or getattr(_inside, "unit", False):
             yield from map(function, items)
             return
@@ -122,7 +122,8 @@ def _mark() -> None:
 
 
 @contextmanager
-def _one_core_each() -> Iterator[None]:
+def one_core_each() -> Iterator[None]:
+    """Let each thread compute on one core while the block runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

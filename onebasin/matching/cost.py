@@ -6,23 +6,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import astuple, dataclass
 from functools import cache
 from math import prod
 
 import torch
 
-from onebasin.engine import in_parallel
+from onebasin.engine.parallel import one_core_each
 from onebasin.symmetry import Group, Signature
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.gemm import gemm
-from onebasin.symmetry.groups.scaling import CHUNK, best_scale
+from onebasin.symmetry.groups.procrustes import polar
+from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 
-from .components import Block, components_of
+from .components import Block, components_of, narrow
+from .order_proof import FROM
 
 COPIES = 4  # of a tensor that is at work: the anchor's, the source's, the rewritten one, and a temporary of its size
-QUARTIC = 20  # for a scale that is solved for: float64 temporaries of `best_scale`
+QUARTIC = 20  # for a scale that is solved for: temporaries of `factor_gain`, or of `best_scale` in float64
 MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their sum and terms, what a solver works on
 
 
@@ -71,73 +73,128 @@ def numbers_run(signature: Signature) -> int:
     return 2 * stacked + COPIES * max(sizes.values(), default=0)
 
 
-SWEEPS = (2, 30)  # over coupled spaces: fewest where the embeddings decide, most where they say little (seen: 1 to 40)
+SWEEPS = (3, 40)  # over coupled spaces: of copies, the last of which changes nothing, and the most seen of others
 ORDERED = 5  # sweeps at most where all is permuted
 GROWTH = 2.3  # exponent of assignment, between 1024 and 14,336 neurons
-DISK = 1e9  # bytes a second
+SMALL = 96  # dimensions up to which polar factors are iterated in batches
+PROVING = 8  # looks at a neuron's numbers, and at each pair of neurons, that prove their order (`order_proof`)
 VISIT = 1e-3  # seconds to look at one tensor of both models, however small
+HEADS = 0.1  # seconds to solve the heads of one layer, however few
+ENDS = 3  # how often all is rewritten after the search: for the distance, to verify, and to write
+PROGRAM = 5.0  # seconds for the libraries, the classes and the tiny models that a job needs, on one core
 
 
 @dataclass(frozen=True)
 class Work:
-    """products: FLOP of moments and of what is rewritten by matrices. factored, assigned: n^3 and n^`GROWTH`, over all
-    matrices of size n of which a polar factor or an assignment is found. scaled: how many scales are solved for, tried
-    ones included. visits: of a tensor of both models. numbers: read and written, of models as a whole."""
+    """products: FLOP of moments and of what is rewritten by matrices. factored, wide: n^3 over all matrices of which a
+    polar factor is found, up to `SMALL` and larger. assigned: n^`GROWTH` over all assignments. scaled: pairs of neurons
+    whose factor is judged. visits: of a tensor of both models. blocks: of heads that are solved together. numbers: that
+    are looked at."""
 
-    products: float
-    factored: float
-    assigned: float
-    scaled: float
-    visits: float
-    numbers: int
+    products: float = 0.0
+    factored: float = 0.0
+    wide: float = 0.0
+    assigned: float = 0.0
+    scaled: float = 0.0
+    visits: float = 0.0
+    blocks: float = 0.0
+    numbers: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, count: float) -> Work:
+        return Work(*(count * each for each in astuple(self)))
 
 
-def work(signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], sweeps: int = 1) -> Work:
+def work(
+    signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], sweeps: int = 1, near: bool = False
+) -> Work:
     """Count the operations of matching: one pass where no tensor joins two spaces that move, else `sweeps` of them.
 
     A space of n dimensions costs 2 n FLOP for every number that it touches, and as many where a tensor is rewritten by
-    a matrix: at the end, and where spaces are coupled at every look. Heads with maps of their own are compared all with
-    all: each of their numbers counts for every head, and every pair of them is solved. Neurons are assigned twice: then
-    their order hardly changes, which is soon proved.
+    a matrix: for the distance at the end, to verify, to write, and in every sweep over coupled spaces, once for each
+    set of a layer's spaces. Heads with maps of their own are compared all with all: each of their numbers counts for
+    every head, and every pair of them is solved, for every pair of the members where they come in groups. Neurons are
+    assigned twice: then their order hardly changes, which is soon proved.
 
     Args:
         signature: Of the source.
         roles: The tensors that are matched.
         groups: Root space -> what may act.
         sweeps: How many passes over coupled spaces.
+        near: Whether a few columns prove the order of neurons.
     """
     counted = list(roles)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
     on = {role: [signature.root[leaf.space] for leaf in signature.leaves(signature.tensors[role])] for role in counted}
     present = {root for roots in on.values() for root in roots}
     active = {root: group for root, group in groups.items() if root in present}
-    n = {root: signature.spaces[root].size for root in active}
-    turns = {root: not group.permutes and group.dimension(n[root]) > 1 for root, group in active.items()}
-    rewriting = {role: 2.0 * sizes[role] * sum(n[root] for root in on[role] if turns.get(root)) for role in counted}
-    products, factored, assigned, scaled, visits = sum(rewriting.values()), 0.0, 0.0, 0.0, 0.0
+    turning = {root: signature.spaces[root].size for root, group in active.items() if _turns(group, signature, root)}
+
+    def looked(role: str, without: Collection[str] = ()) -> Work:
+        """Both tensors of a role, the source's rewritten but for some spaces."""
+        flop = 2.0 * sizes[role] * sum(turning.get(root, 0) for root in on[role] if root not in without)
+        return Work(products=flop, visits=1, numbers=2.0 * sizes[role])
+
+    whole = sum((looked(role).times(ENDS) for role in counted), Work())
     for component in components_of(signature, counted, active):
         coupled = len(component.blocks) > 1
-        turning = any(turns[root] for block in component.blocks for root in block.roots)
-        rounds = 1 if not coupled else sweeps if turning else min(sweeps, ORDERED)
-        looks = list(component.roles) if coupled else []  # for the distance
+        turns = any(root in turning for block in component.blocks for root in block.roots)
+        rounds = 1 if not coupled else sweeps if turns else min(sweeps, ORDERED)
+        read: set[str] = set()
         for block in component.blocks:
-            looks += [role for role in counted if any(role in signature.touching[root] for root in block.roots)]
-            for root in block.roots:
-                pairs = n[block.root] if root in block.inner else 1
-                matrices = pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
-                touched = sum(sizes[role] for role in signature.touching[root] if role in sizes)
-                if root in block.inner or not block.inner:
-                    products += 2.0 * n[root] * touched * pairs * rounds
-                permuted = active[root].permutes
-                if turns[root]:
-                    factored += float(n[root] ** 3 * matrices * rounds)
-                if permuted:
-                    assigned += n[root] ** GROWTH * matrices * min(rounds, 2)
-                if not active[root].isometry:
-                    scaled += float((n[root] ** 2 if permuted else 1) * matrices * rounds)
-        products += coupled * rounds * sum(rewriting[role] for role in looks)
-        visits += rounds * len(looks)
-    return Work(products, factored, assigned, scaled, visits, 5 * sum(sizes.values()))  # both read twice, one written
+            touched = [role for role in counted if any(role in signature.touching[root] for root in block.roots)]
+            shared = signature.spaces[block.root].layer is None
+            looks = [looked(role, block.roots if shared or not coupled else ()) for role in touched]
+            whole += sum(looks, _solved(signature, block, active, sizes, near)).times(rounds)
+            if not (near and _provable(signature, block, active)):
+                whole += _assigned(signature, block, active).times(min(rounds, 2))
+            read |= set() if shared else set(touched)
+        if coupled:  # for the distance
+            whole += sum((looked(role) for role in component.roles if role not in read), Work()).times(rounds)
+    return whole
+
+
+def _turns(group: Group, signature: Signature, root: str) -> bool:
+    return not group.permutes and group.dimension(signature.spaces[root].size) > 1
+
+
+def _solved(
+    signature: Signature, block: Block, active: Mapping[str, Group], sizes: Mapping[str, int], proving: bool
+) -> Work:
+    """The moments of a block and what solves them once; proving: whether a few columns prove an order."""
+    n = {root: signature.spaces[root].size for root in block.roots}
+    touched = {root: sum(sizes.get(role, 0) for role in signature.touching[root]) for root in n}
+    if proving and _provable(signature, block, active):
+        return Work(numbers=PROVING * (touched[block.root] + float(n[block.root]) ** 2))
+    members = n[block.member] ** 2 if block.member else 1
+    found = Work(blocks=any(n[root] > 1 for root in block.inner))
+    for root, size in n.items():
+        pairs = n[block.root] if root in block.inner else 1
+        matrices = pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
+        if root in block.inner or not block.inner:
+            found += Work(products=2.0 * size * touched[root] * pairs)
+        if not active[root].permutes and active[root].dimension(size) > size:  # a rotary map has a closed form
+            cubes = float(size**3 * matrices)
+            found += Work(wide=cubes) if size > SMALL else Work(factored=cubes * members)
+        if not active[root].isometry and (size == 1 or active[root].permutes):
+            found += Work(scaled=float(size**2 * matrices))
+    return found
+
+
+def _assigned(signature: Signature, block: Block, active: Mapping[str, Group]) -> Work:
+    found = 0.0
+    for root in block.roots:
+        if active[root].permutes:
+            pairs = signature.spaces[block.root].size if root in block.inner else 1
+            matrices = pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
+            found += signature.spaces[root].size ** GROWTH * matrices
+    return Work(assigned=found)
+
+
+def _provable(signature: Signature, block: Block, active: Mapping[str, Group]) -> bool:
+    return signature.spaces[block.root].size >= FROM and narrow(signature, block, active)
 
 
 def expected(
@@ -157,40 +214,50 @@ def expected(
         workers: How many pieces run at once (default: one per core).
 
     Returns:
-        Seconds for models that are near, whose neurons provably stay, and for others, which need many sweeps.
+        Seconds for models that are near or copies, whose neurons are soon found, and for others, which need many
+        sweeps.
     """
-    near, far = (work(signature, roles, groups, sweeps) for sweeps in SWEEPS)
-    return seconds(replace(near, assigned=0.0), itemsize, workers), seconds(far, itemsize, workers)
+    near, far = (
+        work(signature, roles, groups, sweeps, proving) for sweeps, proving in zip(SWEEPS, (True, False), strict=True)
+    )
+    return seconds(near, itemsize, workers), seconds(far, itemsize, workers)
 
 
 def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float:
-    """About how long that takes so many workers here, at the rates of this machine's products and solvers."""
+    """About how long that takes so many workers here, each with a core to itself, at this machine's rates."""
     cores = os.cpu_count() or 1
-    product, factor, assign, scale = _rates(min(workers or cores, cores))
-    computed = found.products / product + found.factored / factor + found.assigned / assign + found.scaled / scale
-    return computed + VISIT * found.visits + found.numbers * itemsize / DISK
+    parts = zip(astuple(found), astuple(_rates()), strict=True)
+    shared: float = sum(amount / rate for amount, rate in parts) * itemsize / 4
+    return PROGRAM + shared / min(workers or cores, cores)
 
 
 @cache
-def _rates(workers: int) -> tuple[float, float, float, float]:
-    """Per second: FLOP of products, n^3 of polar factors, n^`GROWTH` of assignments, and scales. Takes some tenths."""
-    square, many, four = torch.rand(512, 512), torch.rand(8, 64, 64), torch.rand(4, CHUNK)
-    large = torch.rand(1024, 1024)
-    products = _rate(workers, 2 * 512**3, lambda: gemm(square, square))
-    factored = _rate(workers, 8 * 64**3, lambda: torch.linalg.svd(many))
-    assigned = _rate(workers, 1024**GROWTH, lambda: assignment(large), 1)
-    return products, factored, assigned, _rate(workers, four.shape[1], lambda: best_scale(*four), 1)
+def _rates() -> Work:
+    """How much of each is done in a second of one core; other programs at work hardly change it. Takes some tenths."""
+    square, many = torch.rand(1024, 1024), torch.rand(8, 64, 64)
+    four, stored = torch.rand(4, CHUNK), torch.rand(1 << 22).bfloat16()
+    return Work(
+        products=_rate(2 * 1024**3, lambda: gemm(square, square)),
+        factored=_rate(8 * 64**3, lambda: polar(many)),
+        wide=_rate(512**3, lambda: polar(square[:512, :512])),
+        assigned=_rate(1024**GROWTH, lambda: assignment(square)),
+        scaled=_rate(four.shape[1], lambda: factor_gain(*four)),
+        visits=1 / VISIT,
+        blocks=1 / HEADS,
+        numbers=_rate(len(stored), lambda: stored.float().mul_(2)),
+    )
 
 
-def _rate(workers: int, work: float, run: Callable[[], object], repeats: int = 3) -> float:
-    """Work a second where every worker has a run of its own, as matching gives it: threads that share one wait for each
-    other wherever something else is running, too."""
-    found = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        in_parallel(lambda _: run(), range(workers), workers)
-        found.append(time.perf_counter() - start)
-    return workers * work / min(found)
+def _rate(amount: float, run: Callable[[], object], repeats: int = 3) -> float:
+    """Work a second of one thread's processor time."""
+    with one_core_each():
+        return amount / min(_taken(run) for _ in range(repeats))
+
+
+def _taken(run: Callable[[], object]) -> float:
+    start = time.thread_time()
+    run()
+    return time.thread_time() - start
 
 
 def _moments(signature: Signature, block: Block) -> int:

@@ -28,7 +28,7 @@ from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import GroupedWreath, Wreath
 from onebasin.symmetry.groups.elements import Element, Linear
 
-from .components import Block, Component, components_of, present
+from .components import Block, Component, components_of, narrow, present
 from .moments import (
     Pair,
     as_matrix,
@@ -444,9 +444,7 @@ class _Descent:
         self, block: Block, pairs: Callable[[Iterable[str]], Iterable[Pair]]
     ) -> tuple[dict[str, Element], float] | None:
         """The optimum of many neurons, where a few columns prove it."""
-        space, sizes = self.signature.spaces[block.root], self.signature.sizes
-        narrow = all(sizes[one] == 1 and len(self.signature.spaces[one].batch) == 1 for one in block.inner)
-        if not self.groups[block.root].plain or not narrow or space.batch or space.size < FROM:
+        if self.signature.sizes[block.root] < FROM or not narrow(self.signature, block, self.groups):
             return None
         inner = {one: self.groups[one] for one in block.inner}
         return proved(self.signature, block.root, inner, lambda: pairs(self.touching[block.root]))
