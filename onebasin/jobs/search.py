@@ -3,8 +3,9 @@
 
     closed forms     the average of models matched by weights, then by activations, and of models as they are;
                      each with progressive merging after it, and the best of them with `spread`
-    learning         matching learned at level `invertible`, from the best start
-    distilling       the best so far, taught by the models
+    learning         matching learned at level `invertible`, from the best start, on pictures that the models imagine:
+                     what is distilled on them gets worse on real ones, exact copies of the models do not
+    distilling       else, the best so far, taught by the models
 
 The first line is the default for models that were trained apart. Where the best of it is not shown to work by the
 measure of the verdict, it is distilled for what is left of five minutes; `--budget` goes on with all lines. Models of
@@ -59,7 +60,7 @@ QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budget
 USUAL = 300.0  # seconds that closed forms may take where no budget is given
 LEVEL, LEARNED_LEVEL = "full", "invertible"
 CHOOSING = 1 / 4  # share of the data that are held out to choose by, and to judge by at the end
-LEARNING = 1 / 3  # share of what is left of a budget that matching is learned in
+LEARNING = 3 / 4  # share of what is left of a budget that matching is learned in; then it is merged
 SHORTEST = 5.0  # seconds that a descent is worth beginning for
 PASSES, IMAGINING = 8, 60  # over the data by each model: of all closed forms, and to imagine pictures
 SPEED = 2e10  # operations a second, of two processor cores
@@ -355,7 +356,7 @@ def choose(search: Search) -> Chosen:
         return max(seconds.values(), default=0.0)
 
     def without_training() -> None:
-        """Closed forms, and learned matching."""
+        """Closed forms, and learned matching where nothing is distilled."""
         for start in ("weights", "activations") if search.kin.kind == APART else ():
             consider(start, partial(search.matched, start), longest())
             if found and max(pair.after.relative for pair in found[0].aligned.found) < COPIES:
@@ -369,8 +370,8 @@ def choose(search: Search) -> Chosen:
         if isinstance(first.method, ProgressiveMerge):
             name = first.name.split(",")[0]
             consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
-        learns = search.budget is not None and search.kin.kind == APART and one_shape(search.models)
-        if learns and search.left * LEARNING > SHORTEST:
+        learns = search.budget is not None and search.imagines and search.kin.kind == APART
+        if learns and one_shape(search.models) and search.left * LEARNING > SHORTEST:
             start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
             consider("learned", lambda: search.learned(start, search.left * LEARNING))
 

@@ -77,7 +77,7 @@ def test_what_is_chosen_is_written(budget: str | None, tmp_path: Path, monkeypat
     found = onebasin.merge(models, tmp_path / "out", budget=budget, samples=48, anchor=0)
     report = found["search"]
     tried = {name.split(",")[0].split(" ")[0] for name in report["candidates"]}
-    assert tried == {"weights", "activations", "unmatched"} | ({"learned"} if budget else set())
+    assert tried == {"weights", "activations", "unmatched"}
     assert any(name.endswith("distilled") for name in report["candidates"]) == bool(budget)
     losses = {name: one["loss"] for name, one in report["candidates"].items()}
     assert losses[report["chosen"]] == min(losses.values())
@@ -184,10 +184,11 @@ def test_a_budget_goes_on_from_what_an_earlier_one_found(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
-def test_three_models_are_learned_together(tmp_path: Path) -> None:
-    models = models_of("GPT2LMHeadModel", tmp_path, 3)
+def test_three_models_are_learned_together_on_pictures_that_they_imagine(tmp_path: Path) -> None:
+    models = models_of("ViTForImageClassification", tmp_path, 3)
     found = onebasin.merge(models, tmp_path / "out", budget=40, samples=16)
     assert any(name.startswith("learned from") for name in found["search"]["candidates"])
+    assert not any(name.endswith("distilled") for name in found["search"]["candidates"])
     assert len(found["distance_after"]) == 2
 
 
@@ -223,7 +224,7 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(tmp_path: Path, monkeypatch: 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onebasin.jobs.search.Search.learned", interrupted)
+    monkeypatch.setattr("onebasin.jobs.search.Search.distilled", interrupted)
     found = onebasin.merge(models, tmp_path / "out", budget="60s", samples=32)
     assert "stopped by Ctrl-C: the best so far is written" in found["notes"] and (tmp_path / "out").exists()
     with pytest.raises(KeyboardInterrupt):  # without a budget nothing was asked to end early
