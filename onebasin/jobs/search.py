@@ -7,9 +7,9 @@
                      what is distilled on them gets worse on real ones, exact copies of the models do not
     distilling       else, the best so far, taught by the models
 
-The first line is the default for models that were trained apart. Where the best of it is not shown to work by the
-measure of the verdict, it is distilled for what is left of five minutes; `--budget` goes on with all lines. Models of
-one base stay as they are, averaged; with data, progressive merging is a candidate, too.
+Without `--budget` the last two take a minute where models that were trained apart know the inputs or imagine them, or
+where the best closed form is not shown to work by the measure of the verdict, what is left of five. Models of one base
+stay as they are, averaged; with data, progressive merging is a candidate, too.
 
 The candidate is taken whose predictions have the least KL divergence from the mixture of the models', on a quarter of
 the data on which nothing was fitted. No family has a rule of its own.
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from onebasin.data.calibration import Data, noised, recut
+from onebasin.data.calibration import Data, is_for, noised, recut
 from onebasin.data.made import LENGTH, guessed
 from onebasin.data.teaching import (
     Forward,
@@ -57,7 +57,7 @@ from .options import Options
 from .verdict import GUESSED, Load, judge
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
-USUAL = 300.0  # seconds that closed forms may take where no budget is given
+USUAL, MORE = 300.0, 60.0  # seconds where no budget is given, and of them to go on from a closed form that works
 LEVEL, LEARNED_LEVEL = "full", "invertible"
 CHOOSING = 1 / 4  # share of the data that are held out to choose by, and to judge by at the end
 LEARNING = 3 / 4  # share of what is left of a budget that matching is learned in; then it is merged
@@ -216,6 +216,12 @@ class Search:
         """Whether the inputs are pictures that the models made."""
         return self.opt.data in (None, "self") and "pixel_values" in self.split[0][0]
 
+    @property
+    def known(self) -> bool:
+        """Whether the inputs are what the models were trained for: data that were given, or text that they wrote."""
+        wrote = any(is_for(self.models[0], task) for task in ("causal-lm", "masked-lm"))
+        return self.opt.data not in (None, "self") or wrote
+
     @cached_property
     def stock(self) -> list[LoadedModel]:
         """The models as they are, loaded once; nobody changes them."""
@@ -355,11 +361,13 @@ def choose(search: Search) -> Chosen:
     def longest() -> float:
         return max(seconds.values(), default=0.0)
 
-    def without_training() -> None:
-        """Closed forms, and learned matching where nothing is distilled."""
+    def copies() -> bool:
+        return max((pair.after.relative for pair in found[0].aligned.found), default=1.0) < COPIES
+
+    def closed_forms() -> None:
         for start in ("weights", "activations") if search.kin.kind == APART else ():
             consider(start, partial(search.matched, start), longest())
-            if found and max(pair.after.relative for pair in found[0].aligned.found) < COPIES:
+            if found and copies():
                 notes.append("matching finds that the models are one function, written differently")
                 break
         else:
@@ -370,10 +378,21 @@ def choose(search: Search) -> Chosen:
         if isinstance(first.method, ProgressiveMerge):
             name = first.name.split(",")[0]
             consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
-        learns = search.budget is not None and search.imagines and search.kin.kind == APART
-        if learns and one_shape(search.models) and search.left * LEARNING > SHORTEST:
+
+    def go_on() -> None:
+        """Distil the best so far; or learn matching on pictures that the models imagine, since distilling lowers the
+        loss on these while the model of real ones gets worse."""
+        lacks = search.budget is not None or search.lacks(best())
+        apart = search.kin.kind == APART and not copies()
+        goes_on = apart and (search.known or search.imagines)
+        seconds = search.left if lacks else min(search.left, MORE) if goes_on else 0.0
+        if not search.imagines and seconds > SHORTEST:
+            consider("distilled", lambda: search.distilled(best(), seconds))
+        elif search.imagines and apart and one_shape(search.models) and seconds * LEARNING > SHORTEST:
             start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
-            consider("learned", lambda: search.learned(start, search.left * LEARNING))
+            consider("learned", lambda: search.learned(start, seconds * LEARNING))
+        if search.imagines and lacks:
+            notes.append("not distilled on pictures that the models imagine; give --data FILE")
 
     try:
         for model in search.models:
@@ -388,14 +407,10 @@ def choose(search: Search) -> Chosen:
         if search.earlier is not None:
             consider("the earlier result", partial(search.resumed, search.earlier))
         if not found:
-            without_training()
+            closed_forms()
         if not found:
             return by_weights(search, "; ".join(notes))
-        if search.budget is not None or search.lacks(best()):
-            if search.imagines:  # distillation lowers the loss on such pictures while the model of real ones gets worse
-                notes.append("not distilled on pictures that the models imagine; give --data FILE")
-            elif search.left > SHORTEST:
-                consider("distilled", lambda: search.distilled(best(), search.left))
+        go_on()
     except KeyboardInterrupt:
         if search.budget is None or not found:
             raise
