@@ -65,7 +65,7 @@ SHORTEST = 5.0  # seconds that a descent is worth beginning for
 PASSES, IMAGINING = 8, 60  # over the data by each model: of all closed forms, and to imagine pictures
 SPEED = 2e10  # operations a second, of two processor cores
 COPIES = 1e-4  # relative distance of matched models that are copies of one another
-DISTILLED = 16  # examples of a step of distillation
+DISTILLED, LONG = 16, 256  # examples of a step of distillation; fewer where texts of more tokens make larger maps
 TAUGHT, ROUNDS = 4096, 20  # examples of given data that distillation takes, and how often without a budget
 DISTILLING = "distilled"  # what such a candidate's name ends in
 LAMBDAS = tuple(i / 10 for i in range(11))
@@ -318,7 +318,7 @@ class Search:
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
         """The best so far after some steps of distillation."""
         (fit, held), tell = self.split, self.tell
-        batches = recut([*fit, *self.spare], DISTILLED, by_length=True)
+        batches = shortened(recut([*fit, *self.spare], DISTILLED, by_length=True))
         steps = MOST_STEPS if self.budget is not None else ROUNDS * len(batches)
         how = Refining(weights=[*self.shares], seed=self.opt.seed, steps=steps, seconds=seconds, mixed=self.mixed)
         found = refine(
@@ -443,6 +443,16 @@ def choose(search: Search) -> Chosen:
         search.split[1],
         judged_on(opt, search.models[0]),
     )
+
+
+def shortened(batches: Sequence[Batch]) -> list[Batch]:
+    """Return batches with fewer examples where texts are long, so that maps of attention have no more entries in all
+    than those of `DISTILLED` texts of `LONG` tokens."""
+    found = list[Batch]()
+    for batch in batches:
+        length = batch["input_ids"].shape[-1] if "input_ids" in batch else LONG
+        found += recut([batch], max(1, DISTILLED * LONG**2 // max(length, LONG) ** 2))
+    return found
 
 
 def judged_on(opt: Options, model: Model) -> str:
