@@ -50,6 +50,14 @@ def make(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def three_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not asked how near the models come: models that share nothing take many sweeps."""
+    from pairs import few_sweeps
+
+    few_sweeps(monkeypatch)
+
+
+@pytest.fixture
 def bert(make: Callable[..., Path]) -> Path:
     return make()
 

@@ -16,6 +16,8 @@ from onebasin.data.calibration import Calibration, calibration, noised
 from onebasin.data.teaching import split_held_out
 from onebasin.engine import Means
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 
 @pytest.mark.parametrize("match_with", ["weights", "activations"])
 def test_progressive_merging_on_what_the_models_write(tmp_path, match_with):

@@ -55,6 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+@pytest.mark.usefixtures("three_sweeps")
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_blocks_run(page: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order and in one folder, as a reader would run them."""

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from zoo import GPT2, TEXT, build, save
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 WORDS = ["[PAD]", "[UNK]", "[MASK]", *"abcdefghij"]
 KINDS = {
     "causal-lm": ("GPT2LMHeadModel", GPT2),

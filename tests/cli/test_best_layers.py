@@ -12,6 +12,8 @@ from pairs import folders, weights
 
 import onebasin
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 ROWS = [{"input_ids": [3 + (7 * i + j) % 17 for j in range(4 + i % 3)]} for i in range(12)]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from pairs import folders, weights
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 ROW = {"input_ids": [3, 7, 5, 11]}
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from pairs import folder, weights
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 Run = Any
 
 

@@ -12,6 +12,8 @@ from pairs import folders, scrambled, weights
 
 import onebasin
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 DATA = [{"input_ids": [3 + (7 * i + j) % 17 for j in range(4 + i % 3)], "label": i % 3} for i in range(12)]
 
 

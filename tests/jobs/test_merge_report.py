@@ -21,6 +21,8 @@ import onebasin
 from onebasin.cli import app
 from onebasin.models import ModelError
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 HOSTILE = "<script>alert(1)<&>'\"<img src=x onerror=alert(1)>"
 VOID = {"meta", "link"}
 

@@ -19,6 +19,8 @@ from onebasin.jobs import keywords
 from onebasin.jobs.options import Options
 from onebasin.settings import Written
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 FAMILIES = {"GPT2LMHeadModel": ("paper", "permutation", "full"), "LlamaForCausalLM": ("paper", "full")}
 LEVELS = [(kind, level) for kind, levels in FAMILIES.items() for level in levels]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import few_sweeps
 from zoo import CASES, save
 
 import onebasin
@@ -55,12 +54,6 @@ def three_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onebasin.jobs.search.Search.left", 3.0)
     monkeypatch.setattr("onebasin.jobs.search.Search.has_time", lambda *_: True)
     monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.5)
-
-
-@pytest.fixture
-def three_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is not asked how near the models come: models that share nothing take many sweeps."""
-    few_sweeps(monkeypatch)
 
 
 @pytest.mark.parametrize("budget", [None, "1h"])

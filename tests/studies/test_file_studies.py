@@ -20,6 +20,8 @@ from onebasin.studies.distances import MATCHINGS
 from onebasin.studies.results import Results, read_all
 from onebasin.studies.run import STUDIES, run_study
 
+pytestmark = pytest.mark.usefixtures("three_sweeps")
+
 DIGITS = {"name": "digits", "test": "builtin:digits#test", "validation": "builtin:digits#train"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import folder, folders
+from pairs import few_sweeps, folder, folders
 from typer.testing import CliRunner
 
 from onebasin import merge
@@ -18,6 +18,7 @@ from onebasin.landscape import curve
 from onebasin.studies.levels import SETTINGS, study_levels, table
 
 pytest.importorskip("matplotlib")
+pytestmark = pytest.mark.usefixtures("three_sweeps")
 
 DIGITS = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
 
@@ -32,7 +33,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path, d
     """Two GPT-2 folders, the output, and the result of the whole study."""
     where = tmp_path_factory.mktemp("levels")
     models = folders(where)
-    return models, where / "out", study_levels(*models, words(), where / "out", points=3)
+    with pytest.MonkeyPatch.context() as patch:
+        few_sweeps(patch)
+        return models, where / "out", study_levels(*models, words(), where / "out", points=3)
 
 
 def test_every_curve_starts_and_ends_at_the_models(study: tuple[list[Path], Path, dict[str, Any]]) -> None:
