@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING
 
 from onebasin.models import Folder
+from onebasin.running.classes import quietly as quiet
 from onebasin.running.expert_layout import one_by_one_where_needed
-from onebasin.running.verification import _quietly as quiet
-from onebasin.running.verification import refuse_larger
+from onebasin.running.loading import refuse_larger
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from onebasin.running.classes import takes_cache
 from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch
-from onebasin.running.verification import takes_cache
 
 from .batches import IGNORED
 

@@ -25,9 +25,9 @@ from onebasin.data.calibration import Data, task_of
 from onebasin.data.teaching import predictions
 from onebasin.engine import Means, Tell
 from onebasin.models import Model
+from onebasin.running.classes import takes_cache
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
-from onebasin.running.verification import takes_cache
 from onebasin.settings import Few, Share, checked, setting
 from onebasin.symmetry import Entry, Signature
 

@@ -48,9 +48,9 @@ from onebasin.models import Folder, Held, Model, ModelError, numel
 from onebasin.models.folder import one_line
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import LoadedModel, loaded_model
+from onebasin.running.classes import runnable
 from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, run
-from onebasin.running.verification import runnable
 
 from .aligning import Aligned, align_all
 from .options import Options

@@ -29,11 +29,12 @@ from onebasin.data.teaching import predictions, where_counted
 from onebasin.engine import Tell
 from onebasin.models import Folder, numel
 from onebasin.models.folder import one_line
+from onebasin.running.classes import takes_cache
 from onebasin.running.expert_layout import running_experts
 from onebasin.running.float64 import throughout
+from onebasin.running.loading import held, streamed
 from onebasin.running.probes import probe, unpadded
 from onebasin.running.trace import Batch
-from onebasin.running.verification import held, streamed, takes_cache
 
 from .options import Options
 

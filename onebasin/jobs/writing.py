@@ -29,9 +29,10 @@ from onebasin.models import (
 from onebasin.models.card import hashes
 from onebasin.models.weight_files import clearly
 from onebasin.running import Verification, compare_rewritten, tolerance_of
+from onebasin.running.classes import class_of, has_class, runnable
+from onebasin.running.loading import refuse_contradiction, refuse_lacking
 from onebasin.running.trial import TOLERANCE as TWIN_TOLERANCE
 from onebasin.running.trial import departure_on_twin
-from onebasin.running.verification import class_of, has_class, refuse_contradiction, refuse_lacking, runnable
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 

@@ -6,7 +6,8 @@ those of tables in the user's cache.
 """
 
 from .loaded import LoadedModel, loaded_model
-from .verification import Verification, compare, compare_models, compare_rewritten, load_model, tolerance_of
+from .loading import load_model
+from .verification import Verification, compare, compare_models, compare_rewritten, tolerance_of
 
 __all__ = [
     "LoadedModel",

@@ -20,7 +20,7 @@ from onebasin.models.folder import ModelError, one_line
 from onebasin.symmetry import Entry, Signature
 
 from .expert_layout import Part, assembled, observed, one_by_one
-from .verification import built
+from .loading import built
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from onebasin.models.folder import ModelError
 from onebasin.symmetry.tables.axes import Axis, leaves
 
+from .classes import takes_cache
 from .float64 import throughout
 from .loaded import LoadedModel
 from .probes import unpadded
-from .verification import takes_cache
 
 Batch = Mapping[str, Tensor]
 

@@ -24,9 +24,10 @@ from onebasin.models.model import View
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.groups.elements import Element
 
+from .classes import class_for, quietly
 from .probes import probe
 from .twins import build
-from .verification import _class, _quietly, compare_rewritten
+from .verification import compare_rewritten
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,12 +50,12 @@ def saved_twin(model: Folder, place: Path) -> Folder:
         ModelError: No small model of this configuration could be made whose layers have the same tensors.
     """
     config = CONFIG_MAPPING[model.raw_config["model_type"]].from_dict(deepcopy(model.raw_config))
-    cls, reason = _class(config), ""
+    cls, reason = class_for(config), ""
     for layers in LAYERS:
         folder = Path(tempfile.mkdtemp(dir=place))
         try:
             made, _ = build(config, cls, layers=layers, probes=probes)
-            with _quietly():
+            with quietly():
                 made.save_pretrained(folder)
         except Exception as error:  # each class refuses sizes in its own way
             reason = reason or one_line(error)

@@ -28,11 +28,11 @@ from transformers.models.auto import modeling_auto
 from onebasin.models import ModelError
 from onebasin.models.folder import one_line
 
+from .classes import quietly
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
 from .made_inputs import LENGTH, Way, made_inputs, senses
 from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
-from .verification import _quietly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -256,11 +256,11 @@ def random_model(config: PretrainedConfig, cls: Any, seed: int = 0) -> PreTraine
         of what it is applied to, an embedding about one.
     """
     config = deepcopy(config)
-    with torch.device("meta"), _quietly():
+    with torch.device("meta"), quietly():
         count = sum(p.numel() for p in cls(deepcopy(config)).parameters())
     if count > LARGEST:
         raise ValueError(f"{cls.__name__} would have {count:,} parameters")
-    with torch.random.fork_rng(devices=[]), _quietly():
+    with torch.random.fork_rng(devices=[]), quietly():
         torch.manual_seed(seed)
         model: Any = cls(config)
         one_by_one(model)

@@ -24,6 +24,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from onebasin.families import UnknownFamily, named_table, table_for, tables
 from onebasin.models import Folder, ModelError
 from onebasin.models.folder import one_line
+from onebasin.running.classes import quietly
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.float64 import Float64, OnlyFloat64
 from onebasin.running.inference import of_config
@@ -31,7 +32,7 @@ from onebasin.running.loaded import _load
 from onebasin.running.made_inputs import BATCH
 from onebasin.running.shrinking import Scale, configs, default_config, kind_of_number, numbers, settings
 from onebasin.running.twins import build, told
-from onebasin.running.verification import _quietly, outward
+from onebasin.running.verification import outward
 from onebasin.settings import Seed, checked
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.audit.null_space import Audit
@@ -102,7 +103,7 @@ def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **set
             raise ValueError(f"'{kind}' has no table by hand, so its tiny model takes no settings") from None
         return audit_inferred(kind, seed)
     with tempfile.TemporaryDirectory() as folder:
-        with _quietly():
+        with quietly():
             tiny_model(kind, **settings).save_pretrained(folder)
         checkpoint = Folder(folder, family)
         checkpoint.name = f"tiny {kind}"  # what errors call it
@@ -119,7 +120,7 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
     cls = type(build(kind)[0])  # and how it runs is known to the next
     with tempfile.TemporaryDirectory() as folder:
         model, given = _small(kind, cls, seed)
-        with _quietly():
+        with quietly():
             model.save_pretrained(folder)
         checkpoint = Folder(folder)
         checkpoint.name = f"tiny {kind}"

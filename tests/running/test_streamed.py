@@ -13,7 +13,8 @@ from zoo import CASES, inputs, named_outputs, save
 
 from onebasin.models import Folder, ModelError
 from onebasin.running.lazy_weights import Awaited, await_weights, placed, stand_ins
-from onebasin.running.verification import compare, load, streamed
+from onebasin.running.loading import load, streamed
+from onebasin.running.verification import compare
 
 DTYPE = torch.float64
 # What a class puts together from several tensors, takes apart, or copies into memory of its own, it holds.

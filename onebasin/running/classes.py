@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The class of `transformers` that runs a folder's model, and how it is asked."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig
+
+from onebasin.models.folder import Folder, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def has_class(folder: Folder) -> bool:
+    """Return whether `transformers` has a class that runs models of this type."""
+    return folder.raw_config["model_type"] in CONFIG_MAPPING
+
+
+def runnable(folder: Folder) -> None:
+    """Raise ModelError where `transformers` has no class that runs models of this type."""
+    kind = folder.raw_config["model_type"]
+    if not has_class(folder):
+        raise ModelError(f"'{folder.name}' is of type '{kind}', which transformers has no class for, so it "
+                              "cannot be run to verify it; --no-verify does without")  # fmt: skip
+
+
+def config_of(folder: Folder, updates: Mapping[str, Any] | None = None) -> Any:
+    """Return a folder's configuration as its class has it, with some entries changed."""
+    return CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **(updates or {})})
+
+
+def class_of(folder: Folder) -> Any:
+    """The class that runs a folder's model; the first time, all that runs models is imported with it."""
+    return class_for(config_of(folder), folder.files)
+
+
+def class_for(config: PretrainedConfig, names: Collection[str] = ()) -> Any:
+    """The class that runs a model: the one that its config names, else the one whose tensors are called `names`, else
+    the bare model's."""
+    from transformers import PreTrainedModel
+
+    stated = getattr(config, "architectures", None) or [""]
+    found = getattr(transformers, str(stated[0]), None)
+    if isinstance(found, type) and issubclass(found, PreTrainedModel):
+        return found
+    classes = _classes(type(config))
+    if names and classes:
+        return min(classes, key=lambda cls: _unlike(cls, config, names))
+    return classes[0] if classes else AutoModel
+
+
+def _classes(kind: type[PretrainedConfig]) -> list[Any]:
+    """The classes of a model type: the bare model, then those with a head, as the library's automatic classes know."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = [value for name, value in vars(modeling_auto).items() if re.fullmatch("MODEL_FOR_.*_MAPPING", name)]
+    found = [mapping.get(kind, None) for mapping in (transformers.MODEL_MAPPING, *mappings)]
+    return list(dict.fromkeys(cls for cls in found if isinstance(cls, type)))
+
+
+def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
+    """How many tensors only one of the two has, the class or the file. Nothing is allocated."""
+    try:
+        with torch.device("meta"):
+            own = cls(deepcopy(config)).state_dict().keys()
+    except Exception:  # a class for another use of this type
+        return len(names) + 1
+    return len(own ^ set(names))
+
+
+def takes_cache(model: PreTrainedModel) -> bool:
+    """Whether `forward` can be told not to cache: by name, or through the keywords of newer releases."""
+    accepted = inspect.signature(model.forward).parameters
+    through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    return hasattr(model.config, "use_cache") and ("use_cache" in accepted or through)
+
+
+def kind_of(model: PreTrainedModel) -> str:
+    return type(model).__name__
+
+
+def some_of(names: set[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in sorted(names)[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the loader's progress bars and report, which this module turns into errors."""
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
