@@ -79,8 +79,9 @@ GROWTH = 2.3  # exponent of assignment, between 1024 and 14,336 neurons
 SMALL = 96  # dimensions up to which polar factors are iterated in batches
 PROVING = 8  # looks at a neuron's numbers, and at each pair of neurons, that prove their order (`order_proof`)
 VISIT = 1e-3  # seconds to look at one tensor of both models, however small
-HEADS = 0.1  # seconds to solve the heads of one layer, however few
+HEADS = 0.15  # seconds to solve the heads of one layer, however few
 ENDS = 3  # how often all is rewritten after the search: for the distance, to verify, and to write
+SLOWER = 1.3  # how much longer than alone and at its best each takes inside matching
 PROGRAM = 5.0  # seconds for the libraries, the classes and the tiny models that a job needs, on one core
 
 
@@ -227,7 +228,7 @@ def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float
     """About how long that takes so many workers here, each with a core to itself, at this machine's rates."""
     cores = os.cpu_count() or 1
     parts = zip(astuple(found), astuple(_rates()), strict=True)
-    shared: float = sum(amount / rate for amount, rate in parts) * itemsize / 4
+    shared: float = SLOWER * sum(amount / rate for amount, rate in parts) * itemsize / 4
     return PROGRAM + shared / min(workers or cores, cores)
 
 
@@ -235,7 +236,10 @@ def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float
 def _rates() -> Work:
     """How much of each is done in a second of one core; other programs at work hardly change it. Takes some tenths."""
     square, many = torch.rand(1024, 1024), torch.rand(8, 64, 64)
-    four, stored = torch.rand(4, CHUNK), torch.rand(1 << 22).bfloat16()
+    four, stored = (
+        torch.rand(4, CHUNK),
+        torch.rand(1 << 24).bfloat16(),
+    )  # the result is fresh memory, as large tensors are
     return Work(
         products=_rate(2 * 1024**3, lambda: gemm(square, square)),
         factored=_rate(8 * 64**3, lambda: polar(many)),
