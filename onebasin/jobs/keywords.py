@@ -32,6 +32,7 @@ class OptionKeywords(TypedDict, total=False):
     concentration: float
     permutations: Literal["fixed", "straight-through", "sinkhorn"]
     seconds: float | None
+    mixed: bool
     checkpoint: str | None
     columns: Mapping[str, str] | None
     context: int | None
@@ -87,7 +88,6 @@ class RefineKeywords(OptionKeywords, total=False):
 
     batch: int
     weights: list[float] | None
-    mixed: bool
 
 
 class StatisticsKeywords(OptionKeywords, total=False):
