@@ -39,6 +39,7 @@ from transformers import LlamaConfig
 
 import onebasin
 from examples.scramble import scramble
+from onebasin.engine import peak_memory
 from onebasin.jobs import aligning, writing
 from onebasin.jobs import match as matching
 from onebasin.matching import weights
@@ -222,7 +223,7 @@ def job() -> None:
             source, anchor, out, symmetry="full", workers=int(workers), max_sweeps=int(sweeps), overwrite=True
         )
     ends = {"before": found["distance_before"], "after": found["distance_after"]}
-    facts = {"seconds_of": seconds, "sweeps": len(objective) - 1, "objective": objective, **ends}
+    facts = {"peak": peak_memory(), "seconds_of": seconds, "sweeps": len(objective) - 1, "objective": objective, **ends}
     Path(told).write_text(json.dumps(facts), "utf-8")
 
 
