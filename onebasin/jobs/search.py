@@ -62,6 +62,7 @@ LEVEL, LEARNED_LEVEL = "full", "invertible"
 CHOOSING = 1 / 4  # share of the data that are held out to choose by, and to judge by at the end
 LEARNING = 3 / 4  # share of what is left of a budget that matching is learned in; then it is merged
 SHORTEST = 5.0  # seconds that a descent is worth beginning for
+CLOSED, CLOSED_SHARE = 75.0, 1 / 8  # seconds for all closed forms, or this share of a budget where that is more
 PASSES, IMAGINING = 8, 60  # over the data by each model: of all closed forms, and to imagine pictures
 SPEED = 2e10  # operations a second, of two processor cores
 COPIES = 1e-4  # relative distance of matched models that are copies of one another
@@ -168,8 +169,7 @@ class Search:
         """The data that candidates are fitted on and chosen by."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
-            most = TAUGHT if opt.data not in (None, "self") else self.few
-            opt = replace(opt, data=opt.data or "self", samples=max(most, self.few))
+            opt = replace(opt, data=opt.data or "self", samples=TAUGHT if self.given else self.few)
         return Data(self.models, opt, opt, self.tell, opt.labels)
 
     @cached_property
@@ -181,17 +181,23 @@ class Search:
         return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
 
     def affordable(self) -> int:
-        """How many examples to make: as many as were asked for, and held out besides, more of what is
-        cheap; fewer where a machine of `SPEED` could not try all candidates on them in time."""
+        """How many examples: as many as were asked for, and held out besides, more of what is cheap; fewer where a
+        machine of `SPEED` could not try all closed forms on them in their share of the time."""
         stock = self.stock[self.centre]
-        example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
+        if self.given:
+            rows = recut(self.data.batches, 1, by_length=True)
+            example = rows[len(rows) // 2]
+        else:
+            example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
         with FlopCounterMode(display=False) as counter:
             run(stock, example)
         kind = next((name for name in SYNTHETIC if name in example), None)
         wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
-        passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" else 0))
+        passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" and not self.given else 0))
         seconds = passes * counter.get_total_flops() / SPEED
-        return round(min(wanted, max((self.budget or USUAL) / 2 / seconds, FEWEST))) if seconds else round(wanted)
+        budget = self.budget or USUAL
+        affordable = min(max(CLOSED_SHARE * budget, CLOSED), budget / 2) / seconds if seconds else wanted
+        return round(min(wanted, max(affordable, FEWEST)))
 
     @cached_property
     def spare(self) -> Sequence[Batch]:
@@ -214,13 +220,18 @@ class Search:
     @property
     def imagines(self) -> bool:
         """Whether the inputs are pictures that the models made."""
-        return self.opt.data in (None, "self") and "pixel_values" in self.split[0][0]
+        return not self.given and "pixel_values" in self.split[0][0]
 
     @property
     def known(self) -> bool:
         """Whether the inputs are what the models were trained for: data that were given, or text that they wrote."""
         wrote = any(is_for(self.models[0], task) for task in ("causal-lm", "masked-lm"))
-        return self.opt.data not in (None, "self") or wrote
+        return self.given or wrote
+
+    @property
+    def given(self) -> bool:
+        """Whether the data were given."""
+        return self.opt.data not in (None, "self")
 
     @cached_property
     def stock(self) -> list[LoadedModel]:
