@@ -235,11 +235,8 @@ def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float
 @cache
 def _rates() -> Work:
     """How much of each is done in a second of one core; other programs at work hardly change it. Takes some tenths."""
-    square, many = torch.rand(1024, 1024), torch.rand(8, 64, 64)
-    four, stored = (
-        torch.rand(4, CHUNK),
-        torch.rand(1 << 24).bfloat16(),
-    )  # the result is fresh memory, as large tensors are
+    square, many, four = torch.rand(1024, 1024), torch.rand(8, 64, 64), torch.rand(4, CHUNK)
+    stored = torch.rand(1 << 24).bfloat16()  # what is made of it is fresh memory, as large tensors are
     return Work(
         products=_rate(2 * 1024**3, lambda: gemm(square, square)),
         factored=_rate(8 * 64**3, lambda: polar(many)),
