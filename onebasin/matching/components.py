@@ -39,12 +39,6 @@ class Component:
     roles: list[str]
 
 
-def narrow(signature: Signature, block: Block, groups: Mapping[str, Group]) -> bool:
-    """Return whether a block is one order of single dimensions, perhaps with a factor for each, as neurons are."""
-    inner = all(signature.sizes[one] == 1 and len(signature.spaces[one].batch) == 1 for one in block.inner)
-    return groups[block.root].plain and inner and not signature.spaces[block.root].batch
-
-
 def present(signature: Signature, roles: Sequence[str], groups: Mapping[str, Group]) -> dict[str, Group]:
     """Return the groups of those spaces that some tensor among `roles` touches."""
     touched = {signature.root[leaf.space] for role in roles for leaf in signature.leaves(signature.tensors[role])}

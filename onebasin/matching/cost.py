@@ -20,8 +20,8 @@ from onebasin.symmetry.groups.gemm import gemm
 from onebasin.symmetry.groups.procrustes import polar
 from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 
-from .components import Block, components_of, narrow
-from .order_proof import FROM
+from .components import Block, components_of
+from .order_proof import provable
 
 COPIES = 4  # of a tensor that is at work: the anchor's, the source's, the rewritten one, and a temporary of its size
 QUARTIC = 20  # for a scale that is solved for: temporaries of `factor_gain`, or of `best_scale` in float64
@@ -149,7 +149,7 @@ def work(
             shared = signature.spaces[block.root].layer is None
             looks = [looked(role, block.roots if shared or not coupled else ()) for role in touched]
             whole += sum(looks, _solved(signature, block, active, sizes, near)).times(rounds)
-            if not (near and _provable(signature, block, active)):
+            if not (near and provable(signature, block, active)):
                 whole += _assigned(signature, block, active).times(min(rounds, 2))
             read |= set() if shared else set(touched)
         if coupled:  # for the distance
@@ -167,13 +167,12 @@ def _solved(
     """The moments of a block and what solves them once; proving: whether a few columns prove an order."""
     n = {root: signature.spaces[root].size for root in block.roots}
     touched = {root: sum(sizes.get(role, 0) for role in signature.touching[root]) for root in n}
-    if proving and _provable(signature, block, active):
+    if proving and provable(signature, block, active):
         return Work(numbers=PROVING * (touched[block.root] + float(n[block.root]) ** 2))
     members = n[block.member] ** 2 if block.member else 1
     found = Work(blocks=any(n[root] > 1 for root in block.inner))
     for root, size in n.items():
-        pairs = n[block.root] if root in block.inner else 1
-        matrices = pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
+        pairs, matrices = _matrices(signature, block, root)
         if root in block.inner or not block.inner:
             found += Work(products=2.0 * size * touched[root] * pairs)
         if not active[root].permutes and active[root].dimension(size) > size:  # a rotary map has a closed form
@@ -188,14 +187,14 @@ def _assigned(signature: Signature, block: Block, active: Mapping[str, Group]) -
     found = 0.0
     for root in block.roots:
         if active[root].permutes:
-            pairs = signature.spaces[block.root].size if root in block.inner else 1
-            matrices = pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
-            found += signature.spaces[root].size ** GROWTH * matrices
+            found += signature.spaces[root].size ** GROWTH * _matrices(signature, block, root)[1]
     return Work(assigned=found)
 
 
-def _provable(signature: Signature, block: Block, active: Mapping[str, Group]) -> bool:
-    return signature.spaces[block.root].size >= FROM and narrow(signature, block, active)
+def _matrices(signature: Signature, block: Block, root: str) -> tuple[int, int]:
+    """With how many spaces each one of a root is compared, and how many matrices are solved for it."""
+    pairs = signature.spaces[block.root].size if root in block.inner else 1
+    return pairs, pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
 
 
 def expected(

@@ -24,6 +24,7 @@ from torch import Tensor
 from onebasin.symmetry import Group, Moments, Signature
 from onebasin.symmetry.groups.elements import Element, Monomial
 
+from .components import Block
 from .moments import Pair, View, _unmoved, _views
 
 FROM = 512  # neurons; below, the whole score takes no time
@@ -31,6 +32,13 @@ COLUMNS = 128
 FEW = 64  # neurons
 APART = 2.0  # how much further the second nearest of most neurons is than the nearest, for a try to be worth it
 BLOCK = 1 << 20  # entries of the score that are looked at together
+
+
+def provable(signature: Signature, block: Block, groups: Mapping[str, Group]) -> bool:
+    """Return whether a block is one order of many single dimensions, perhaps with a factor for each, as neurons are."""
+    inner = all(signature.sizes[one] == 1 and len(signature.spaces[one].batch) == 1 for one in block.inner)
+    many = signature.sizes[block.root] >= FROM
+    return many and groups[block.root].plain and inner and not signature.spaces[block.root].batch
 
 
 def proved(

@@ -28,7 +28,7 @@ from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import GroupedWreath, Wreath
 from onebasin.symmetry.groups.elements import Element, Linear
 
-from .components import Block, Component, components_of, narrow, present
+from .components import Block, Component, components_of, present
 from .moments import (
     Pair,
     as_matrix,
@@ -41,7 +41,7 @@ from .moments import (
     pairwise_moments,
 )
 from .nested import nearest_nested
-from .order_proof import FROM, proved
+from .order_proof import provable, proved
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 NEAR = 30.0  # times the tolerance: a sweep that gained no more is likely to be the last but one
@@ -444,7 +444,7 @@ class _Descent:
         self, block: Block, pairs: Callable[[Iterable[str]], Iterable[Pair]]
     ) -> tuple[dict[str, Element], float] | None:
         """The optimum of many neurons, where a few columns prove it."""
-        if self.signature.sizes[block.root] < FROM or not narrow(self.signature, block, self.groups):
+        if not provable(self.signature, block, self.groups):
             return None
         inner = {one: self.groups[one] for one in block.inner}
         return proved(self.signature, block.root, inner, lambda: pairs(self.touching[block.root]))

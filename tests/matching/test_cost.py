@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from zoo import TEXT, build, save
 
 import onebasin
-from onebasin.matching import cost
+from onebasin.matching import cost, order_proof
 from onebasin.matching.cost import ENDS, GROWTH, PROGRAM, PROVING, Work, seconds, work
 from onebasin.models import Folder
 from onebasin.symmetry import acting_groups
@@ -32,7 +32,7 @@ def test_the_work_of_one_pass_is_what_it_is_by_hand(tmp_path: Path) -> None:
 
 
 def test_orders_that_few_columns_prove_need_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "FROM", 10)
+    monkeypatch.setattr(order_proof, "FROM", 10)
     signature = Folder(save(build("BertForTokenClassification", **TEXT), tmp_path)).signature
     far, near = (work(signature, list(signature.tensors), acting_groups(signature, "paper"), 1, one) for one in (0, 1))
     assert near.assigned == 0 and near.numbers == far.numbers + 2 * PROVING * (120 + 10 + 120 + 10**2)
