@@ -70,6 +70,11 @@ class Calibration(Reading, Seeded):
         return [self.data] if isinstance(self.data, str) else list(self.data or ())
 
     @property
+    def self_made(self) -> bool:
+        """Whether no data are named, or those that the models make."""
+        return self.data in (None, "self")
+
+    @property
     def data_files(self) -> list[Path]:
         """Return the files and folders among them."""
         named = [*(split_off(name)[0] for name in self.datasets), self.vocabulary]
@@ -108,7 +113,7 @@ class Data:
         """
         first, opt = self.models[0], replace(self.given, seed=self.given.seed + 1)
         large = numel(first) > LARGE
-        if self.given.data in (None, "self"):
+        if self.given.self_made:
             if large:
                 return []
             length = min(LENGTH, first.config.get("max_position_embeddings") or LENGTH)

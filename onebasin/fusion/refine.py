@@ -124,10 +124,10 @@ def refine(
 
     def loss_at(step: int) -> Tensor:
         batch = fit[order[step - 1]]
-        if hiding is None or step <= len(fit):  # the first round takes the texts as they are
-            return divergence(forward(free, batch), answers(batch), shares, batch)
-        batch = hiding.anew(batch, torch.Generator().manual_seed(hash((how.seed, step))))
-        return divergence(forward(free, batch), answers.asked(batch), shares, batch)
+        if hiding is not None and step > len(fit):  # the first round takes the texts as they are
+            batch = hiding.anew(batch, torch.Generator().manual_seed(hash((how.seed, step))))
+        theirs = answers(batch) if hiding is None else answers.asked(batch)  # kept for batches that come again
+        return divergence(forward(free, batch), theirs, shares, batch)
 
     run = Descent(list(free.values()), matrices=_matrices(student), steps=how.steps, lr=how.lr, looks=LOOKS,
                   seconds=how.seconds, seed=how.seed, batches=len(fit), weights=shares, mixed=how.mixed)  # fmt: skip

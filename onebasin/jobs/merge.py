@@ -276,7 +276,7 @@ def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | N
 
 def inputs_of(chosen: Chosen, data: Data, opt: Options) -> Sequence[Batch]:
     """Return the inputs to judge the result on; none where the models are too large to make any."""
-    made = data.given.data in (None, "self")
+    made = data.given.self_made
     return chosen.held or ([] if made and too_large(data.models, opt) else data.judged)
 
 

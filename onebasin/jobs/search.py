@@ -169,7 +169,7 @@ class Search:
         """The data that candidates are fitted on and chosen by."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
-            opt = replace(opt, data=opt.data or "self", samples=TAUGHT if self.given else self.few)
+            opt = replace(opt, data=opt.data or "self", samples=self.few if opt.self_made else TAUGHT)
         return Data(self.models, opt, opt, self.tell, opt.labels)
 
     @cached_property
@@ -184,16 +184,16 @@ class Search:
         """How many examples: as many as were asked for, and held out besides, more of what is cheap; fewer where a
         machine of `SPEED` could not try all closed forms on them in their share of the time."""
         stock = self.stock[self.centre]
-        if self.given:
+        if self.opt.self_made:
+            example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
+        else:
             rows = recut(self.data.batches, 1, by_length=True)
             example = rows[len(rows) // 2]
-        else:
-            example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
         with FlopCounterMode(display=False) as counter:
             run(stock, example)
         kind = next((name for name in SYNTHETIC if name in example), None)
         wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
-        passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" and not self.given else 0))
+        passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" and self.opt.self_made else 0))
         seconds = passes * counter.get_total_flops() / SPEED
         budget = self.budget or USUAL
         affordable = min(max(CLOSED_SHARE * budget, CLOSED), budget / 2) / seconds if seconds else wanted
@@ -220,18 +220,13 @@ class Search:
     @property
     def imagines(self) -> bool:
         """Whether the inputs are pictures that the models made."""
-        return not self.given and "pixel_values" in self.split[0][0]
+        return self.opt.self_made and "pixel_values" in self.split[0][0]
 
     @property
     def known(self) -> bool:
         """Whether the inputs are what the models were trained for: data that were given, or text that they wrote."""
         wrote = any(is_for(self.models[0], task) for task in ("causal-lm", "masked-lm"))
-        return self.given or wrote
-
-    @property
-    def given(self) -> bool:
-        """Whether the data were given."""
-        return self.opt.data not in (None, "self")
+        return not self.opt.self_made or wrote
 
     @cached_property
     def stock(self) -> list[LoadedModel]:
@@ -393,16 +388,16 @@ def choose(search: Search) -> Chosen:
     def go_on() -> None:
         """Distil the best so far; or learn matching on pictures that the models imagine, since distilling lowers the
         loss on these while the model of real ones gets worse."""
-        lacks = search.budget is not None or search.lacks(best())
+        unbounded = search.budget is not None or search.lacks(best())
         apart = search.kin.kind == APART and not copies()
         goes_on = apart and (search.known or search.imagines)
-        seconds = search.left if lacks else min(search.left, MORE) if goes_on else 0.0
+        seconds = search.left if unbounded else min(search.left, MORE) if goes_on else 0.0
         if not search.imagines and seconds > SHORTEST:
             consider("distilled", lambda: search.distilled(best(), seconds))
         elif search.imagines and apart and one_shape(search.models) and seconds * LEARNING > SHORTEST:
             start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
             consider("learned", lambda: search.learned(start, seconds * LEARNING))
-        if search.imagines and lacks:
+        if search.imagines and unbounded:
             notes.append("not distilled on pictures that the models imagine; give --data FILE")
 
     try:
@@ -468,7 +463,7 @@ def shortened(batches: Sequence[Batch]) -> list[Batch]:
 
 def judged_on(opt: Options, model: Model) -> str:
     """Return what a verdict says of its inputs."""
-    if opt.data not in (None, "self"):
+    if not opt.self_made:
         return "data held out"
     return GUESSED if guessed(model) else "inputs that the models made"
 
