@@ -168,15 +168,25 @@ def _refuse_idle(given: dict[str, str], known: Collection[str], of: str) -> None
             raise ValueError(f"{option} does not go with {of}")
 
 
+def _print_distances(result: dict[str, Any], models: Sequence[str], moved: bool) -> None:
+    others = [name for i, name in enumerate(models) if i != result.get("anchor")]
+    for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=False):
+        and_then = f" -> {after:.6g}" if moved else ""
+        print(f"{name}: distance to {models[result['anchor']]} {before:.6g}{and_then}")
+
+
 def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: bool) -> None:
     if c.wants_words(result, json, quiet):
-        matched = result["match"] != "none"
-        others = [name for i, name in enumerate(models) if i != result.get("anchor")]
-        for name, before, after in zip(others, result["distance_before"], result["distance_after"], strict=False):
-            moved = f" -> {after:.6g}" if matched else ""
-            print(f"{name}: distance to {models[result['anchor']]} {before:.6g}{moved}")
-        how = f"matched at level {result['match']}" if matched else "not matched"
-        print(f"{result['output']}: {result['method']} of {len(models)} models, {how}")
+        matched = f", matched at level {result['match']}" if result["match"] != "none" else ""
+        if "search" in result:  # which went by predictions, so distances say little of it
+            tried = len(result["search"]["candidates"])
+            best = f", the best of {tried} ways to merge" if tried > 1 else " of"
+            way = f"{result['search']['chosen']}{best} {len(models)} models"
+        else:
+            way = f"{result['method']} of {len(models)} models"
+            _print_distances(result, models, bool(matched))
+            matched = matched or ", not matched"
+        print(f"{result['output']}: {way}{matched}")
         if "report" in result:
             print(f"{result['report']}: the report")
         c.print_effort(result)

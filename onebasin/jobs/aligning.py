@@ -56,10 +56,14 @@ class AlignedPair:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Every model rewritten by its alignment, and what was found for those that are not the anchor."""
+    """Every model rewritten by its alignment, and what was found for those that are not the anchor.
+
+    level: of the symmetries that they moved by; none where all stayed as they are.
+    """
 
     models: list[Rewritten[Alignment]]
     found: list[AlignedPair]
+    level: str
 
 
 def align(source: Model, anchor: Model, opt: Options, tell: Tell | None) -> AlignedPair:
@@ -121,7 +125,8 @@ def align_all(
                 learned.losses if learned is not None else {},
             )
         )
-    return Aligned([Rewritten(*pair, opt.dtype) for pair in zip(models, alignments, strict=True)], found)
+    moved = [Rewritten(*pair, opt.dtype) for pair in zip(models, alignments, strict=True)]
+    return Aligned(moved, found, level if any(one.elements for one in alignments) else "none")
 
 
 def starts(

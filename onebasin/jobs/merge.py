@@ -327,7 +327,7 @@ def facts_of(plan: Plan, chosen: Chosen, frame: Frame, kin: Kinship | None) -> d
     return {
         "anchor": frame.centre,
         "method": name_of(type(method)),
-        "match": plan.match if any(item.alignment.elements for item in found) else "none",
+        "match": chosen.aligned.level,
         "weights": plan.shares,
         "distance_before": [item.before.distance for item in found],
         "distance_after": [item.after.distance for item in found],

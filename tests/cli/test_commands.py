@@ -185,6 +185,8 @@ def test_cards_state_what_happened(ask: Any, run: Any, a: Path, b: Path, tmp_pat
         assert "lie close" not in plain and "->" not in plain and "before" not in plain
     for matched in (card("merge", a, b, "--match", "paper"), card("merge", a, b, "--method", "average")):
         assert "lie close" in matched and "matched at level" in matched and "| before | after |" in matched
+    searched = run("merge", a, b, "--budget", "2s", "-o", tmp_path / "out", "--overwrite").stdout
+    assert "out: unmatched, " in searched and " 2 models" in searched and "distance" not in searched
     assert "on random inputs, its outputs differ by at most" in card("match", b, a)
     assert "outputs were not compared" in card("match", b, a, "--no-verify")
 

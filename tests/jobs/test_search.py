@@ -77,6 +77,7 @@ def test_what_is_chosen_is_written(budget: str | None, tmp_path: Path, monkeypat
     wanted = pytest.approx(losses[report["chosen"]], rel=1e-3)
     assert divergence_of(tmp_path / "out", models, split[-1][1]) == wanted
     assert report["chosen"] in " ".join(found["notes"])
+    assert (found["match"] == "none") == report["chosen"].startswith("unmatched")
     assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["result"]["search"] == report
 
 
