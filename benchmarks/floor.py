@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from onebasin.engine import in_parallel
-from onebasin.matching import weights
+from onebasin.matching import coordinate_descent as descent
 from onebasin.matching.moments import Pair, cross_moments, pairwise_moments
 from onebasin.symmetry import Group, Moments, Signature
 from onebasin.symmetry.groups import Orthogonal, OrthogonalFixingOnes, Permutation, Rotary, ScaledOrthogonal
@@ -113,7 +113,7 @@ def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
         return moments
 
     replaced = {"cross_moments": one, "pairwise_moments": all_pairs, "proved": lambda *_: None}
-    with patch.multiple(weights, **replaced):
+    with patch.multiple(descent, **replaced):
         yield floor
     workers = torch.get_num_threads()
     floor.svd = min(timed(lambda: in_parallel(_call, svds, workers), clock)[0] for _ in range(2))

@@ -42,7 +42,7 @@ from examples.scramble import scramble
 from onebasin.engine import peak_memory
 from onebasin.jobs import aligning, writing
 from onebasin.jobs import match as matching
-from onebasin.matching import weights
+from onebasin.matching import coordinate_descent as descent
 from onebasin.models import canonical, folder
 from onebasin.symmetry import alignment
 from onebasin.symmetry.groups import grouped, orthogonal, permutation, wreath
@@ -89,15 +89,15 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "reading": [(folder.Folder, "read")],
     "canonical form": [(canonical.Canonical, "read")],
     "rotations": [(alignment.Alignment, "apply")],
-    "stream moments": [(weights, "cross_moments")],
-    "neuron moments": [(weights, "pairwise_moments"), (weights, "outer_moments")],
-    "head moments": [(weights, "grouped_moments")],
-    "order proofs": [(weights, "proved")],
+    "stream moments": [(descent, "cross_moments")],
+    "neuron moments": [(descent, "pairwise_moments"), (descent, "outer_moments")],
+    "head moments": [(descent, "grouped_moments")],
+    "order proofs": [(descent, "proved")],
     "gains": [(wreath, "_gain")],
     "head pairs": [(grouped.GroupedWreath, "nearest")],
     "assignment": [(module, "assignment") for module in (wreath, grouped, permutation)],
     "polar factor": [(orthogonal, "polar")],
-    "distances": [(weights, "squared_distance"), (aligning, "before_and_after")],
+    "distances": [(descent, "squared_distance"), (aligning, "before_and_after")],
     "verification": [(matching, "verified"), (writing, "verified")],
     "writing": [(matching, "write_model"), (writing, "write_model")],
 }
@@ -205,7 +205,7 @@ def job() -> None:
 
         return wrapper
 
-    sweep = weights._Descent._sweep
+    sweep = descent.CoordinateDescent._sweep
     objective: list[float] = []
 
     def phased(self: Any) -> None:
@@ -218,7 +218,7 @@ def job() -> None:
         for part, places in PARTS.items():
             for place, name in places:
                 stack.enter_context(patch.object(place, name, timed(part, getattr(place, name))))
-        stack.enter_context(patch.object(weights._Descent, "_sweep", phased))
+        stack.enter_context(patch.object(descent.CoordinateDescent, "_sweep", phased))
         found = onebasin.match(
             source, anchor, out, symmetry="full", workers=int(workers), max_sweeps=int(sweeps), overwrite=True
         )

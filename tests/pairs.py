@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from zoo import CASES, save
 
-from onebasin.matching.weights import _Descent
+from onebasin.matching.coordinate_descent import CoordinateDescent
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -73,13 +73,13 @@ def scrambled(source: Path, where: Path, level: str = "paper", seed: int = 0, fa
 
 def few_sweeps(patch: pytest.MonkeyPatch) -> None:
     """End matching after three sweeps, however near the models are: those that share nothing take a hundred."""
-    descend = _Descent.descend
+    descend = CoordinateDescent.descend
 
-    def limited(self: _Descent) -> None:
+    def limited(self: CoordinateDescent) -> None:
         self.how = replace(self.how, max_sweeps=3)
         descend(self)
 
-    patch.setattr(_Descent, "descend", limited)
+    patch.setattr(CoordinateDescent, "descend", limited)
     patch.setattr("onebasin.matching.universe.ROUNDS", 3)
 
 

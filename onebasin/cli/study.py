@@ -36,16 +36,14 @@ def levels(
     quiet: c.Quiet = False,
 ) -> None:
     """Measure the barrier between A and B at every level of symmetry, with every way to merge."""
-    from onebasin.studies.levels import FILES, study_levels, table
+    from onebasin.studies.levels import FILES, Compared, study_levels, table
     from onebasin.studies.results import refuse_results
 
     refuse_results(output, FILES, [a, b, examples.data], overwrite)
+    how = Compared(c.words(at) or [], c.words(methods) or [], points, rescale, device, examples.title)
     measured = examples.of(a, [b], device)
     with c.progress(quiet) as tell:
-        results = study_levels(
-            a, b, measured, output, levels=c.words(at) or [], methods=c.words(methods) or [], points=points,
-            rescale=rescale, device=device, overwrite=overwrite, title=examples.title, tell=tell,
-        )  # fmt: skip
+        results = study_levels(a, b, measured, output, how, overwrite=overwrite, tell=tell)
     if c.wants_words(results, json, quiet):
         print(table(results), end="")
 
@@ -111,20 +109,11 @@ def _from_file(name: str, text: str) -> None:
         quiet: c.Quiet = False,
     ) -> None:
         from onebasin.studies.results import markdown
-        from onebasin.studies.run import run_study
+        from onebasin.studies.run import Study, run_study
 
+        study = Study.read(name, config, c.words(methods), metric)
         with c.progress(quiet) as tell:
-            results = run_study(
-                name,
-                config,
-                output,
-                methods=c.words(methods),
-                metric=metric,
-                overwrite=overwrite,
-                resume=resume,
-                tell=tell,
-                command=c.command_line(),
-            )
+            results = run_study(study, output, overwrite=overwrite, resume=resume, tell=tell, command=c.command_line())
         if json:
             c.print_json(asdict(results))
         elif not quiet:

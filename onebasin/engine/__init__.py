@@ -9,7 +9,7 @@ folders that are written appear whole or not at all.
 from collections.abc import Callable
 
 from .cluster import on_ray
-from .descent import MOST_STEPS, Descent
+from .descent import MOST_STEPS, Descent, Pace
 from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
@@ -24,6 +24,7 @@ __all__ = [
     "Cache",
     "Descent",
     "Means",
+    "Pace",
     "Placing",
     "Store",
     "Tell",

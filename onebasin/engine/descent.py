@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +22,43 @@ MOST_STEPS = 10**5  # of a run that is bounded by time
 WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How far a descent goes, and how fast.
+
+    lr, matrix_lr: learning rates, of matrices the second (default: `lr`). looks: at the held-out loss in one run.
+    seconds: how long a run takes at most; the learning rate falls with what is nearer its end, the time or the steps,
+    and Ctrl-C ends the run early.
+    """
+
+    steps: int
+    lr: float
+    looks: int
+    matrix_lr: float | None = None
+    seconds: float | None = None
+
+
 class Descent:
     """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
     score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
     turns, so that each can have a loss of its own: see `moves_scores`. The `matrices` among them, or stacks of such,
-    move by Muon (Jordan et al., 2024), every momentum made orthogonal, at Adam's step length (Liu et al., 2025) for the
-    learning rate `matrix_lr` (default: `lr`).
+    move by Muon (Jordan et al., 2024), every momentum made orthogonal, at Adam's step length (Liu et al., 2025).
 
-    looks: at the held-out loss in one run. seconds: how long a run takes at most; the learning rate falls with what is
-    nearer its end, the time or the steps, and Ctrl-C ends the run early. settings: what else makes the run, compared
-    where a saved one is taken up again. losses: step -> held-out loss; step 0 is the start.
+    settings: what else makes the run, compared where a saved one is taken up again. losses: step -> held-out loss;
+    step 0 is the start.
     """
 
     def __init__(
-        self, free: list[Tensor], scores: Sequence[Tensor] = (), matrices: Sequence[Tensor] = (), *, steps: int,
-        lr: float, looks: int, matrix_lr: float | None = None, seconds: float | None = None, **settings: Any
-    ) -> None:  # fmt: skip
-        self.free, self.scores, self.steps, self.seconds = free, scores, steps, seconds
-        self.looks = looks
-        self.settings = {"steps": steps, "lr": lr, **settings, "shapes": [list(t.shape) for t in free]}
+        self,
+        free: list[Tensor],
+        pace: Pace,
+        *,
+        scores: Sequence[Tensor] = (),
+        matrices: Sequence[Tensor] = (),
+        **settings: Any,
+    ) -> None:
+        self.free, self.scores, self.pace, lr = free, scores, pace, pace.lr
+        self.settings = {"steps": pace.steps, "lr": lr, **settings, "shapes": [list(t.shape) for t in free]}
         apart = set(map(id, [*scores, *matrices]))
         others = [t for t in free if id(t) not in apart]
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -49,7 +68,7 @@ class Descent:
         if matrices:
             parts = [part for some in self.parts.values() for part in some]
             muon = torch.optim.Muon(
-                parts, lr=matrix_lr or lr, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+                parts, lr=pace.matrix_lr or lr, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"
             )
             self.optimizers.append(muon)
         if scores:
@@ -88,25 +107,26 @@ class Descent:
         """
         if checkpoint is not None and not (parent := Path(checkpoint).resolve().parent).is_dir():
             raise ValueError(f"there is no folder '{parent}' for the checkpoint; make it or choose another")
+        pace = self.pace
         self._look(0, held_out_loss())
         begun = self._resume(checkpoint) if checkpoint is not None else 0
         if begun:
             moved()
         started, looked = time.perf_counter(), 0
         try:
-            for step in range(begun + 1, self.steps + 1):
+            for step in range(begun + 1, pace.steps + 1):
                 if not self.free or (patience is not None and self.since >= patience):
                     break
-                gone = (step - 1) / max(self.steps - 1, 1)
-                if self.seconds is not None:
-                    gone = max(gone, (time.perf_counter() - started) / self.seconds)
+                gone = (step - 1) / max(pace.steps - 1, 1)
+                if pace.seconds is not None:
+                    gone = max(gone, (time.perf_counter() - started) / pace.seconds)
                 if gone > 1:
                     break
                 loss = loss_at(step)
                 self._move(loss, learning_rate(step, gone), self.moves_scores(step))
                 moved()
                 if progress:
-                    total = self.steps if self.seconds is None else "as many as there is time for"
+                    total = pace.steps if pace.seconds is None else "as many as there is time for"
                     progress(f"step {step} of {total}", float(loss.detach()))
                 if self._due(step, gone, looked):
                     looked += 1
@@ -114,7 +134,7 @@ class Descent:
                     if checkpoint is not None:
                         self._save(Path(checkpoint), step)
         except KeyboardInterrupt:
-            if self.seconds is None:
+            if pace.seconds is None:
                 raise
         with torch.no_grad():
             for numbers, best in zip(self.free, self.best, strict=True):
@@ -123,9 +143,10 @@ class Descent:
 
     def _due(self, step: int, gone: float, looked: int) -> bool:
         """Whether a look at the held-out loss is due: after equal shares of the steps, or of the time."""
-        if self.seconds is not None:
-            return gone * self.looks > looked + 1 or step == self.steps
-        return step % max(1, self.steps // self.looks) == 0 or step == self.steps
+        pace = self.pace
+        if pace.seconds is not None:
+            return gone * pace.looks > looked + 1 or step == pace.steps
+        return step % max(1, pace.steps // pace.looks) == 0 or step == pace.steps
 
     def _move(self, loss: Tensor, share: float, scores: bool) -> None:
         """Take a step at a share of the full learning rates."""

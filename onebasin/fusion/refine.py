@@ -27,7 +27,7 @@ from onebasin.data.teaching import (
     mean_loss,
     split_held_out,
 )
-from onebasin.engine import Descent, Means
+from onebasin.engine import Descent, Means, Pace
 from onebasin.models import Model
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
@@ -129,8 +129,9 @@ def refine(
         theirs = answers(batch) if hiding is None else answers.asked(batch)  # kept for batches that come again
         return divergence(forward(free, batch), theirs, shares, batch)
 
-    run = Descent(list(free.values()), matrices=_matrices(student), steps=how.steps, lr=how.lr, looks=LOOKS,
-                  seconds=how.seconds, seed=how.seed, batches=len(fit), weights=shares, mixed=how.mixed)  # fmt: skip
+    pace = Pace(how.steps, how.lr, LOOKS, seconds=how.seconds)
+    run = Descent(list(free.values()), pace, matrices=_matrices(student), seed=how.seed, batches=len(fit),
+                  weights=shares, mixed=how.mixed)  # fmt: skip
     run.descend(loss_at, held_out_loss, checkpoint=how.checkpoint, progress=progress)
     for parameter in free.values():
         parameter.requires_grad_(False)

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from onebasin.engine import Store, in_order, on_ray
+from onebasin.matching import Matched, Run, match_weights
 from onebasin.matching.units import Unit, units
-from onebasin.matching.weights import Matched, Run, joined, match_weights
+from onebasin.matching.weights import joined
 from onebasin.models import Model, read_pair
 from onebasin.symmetry import Group, acting_groups
 

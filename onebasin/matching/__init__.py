@@ -5,8 +5,9 @@ Every method here hands cross-moments to a group's `nearest`; what differs is wh
 Nothing here reads a folder, writes a model, or merges.
 """
 
+from .coordinate_descent import Matched, Run
 from .soft import soft_couplings
 from .universe import Universe, match_universe
-from .weights import Matched, Run, Weights, match_weights
+from .weights import Weights, match_weights
 
 __all__ = ["Matched", "Run", "Universe", "Weights", "match_universe", "match_weights", "soft_couplings"]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data.teaching import LOSSES, Forward, Teachers, drawn_order, drawn_shares, mean_loss, split_held_out
-from onebasin.engine import MOST_STEPS, Descent
+from onebasin.engine import MOST_STEPS, Descent, Pace
 from onebasin.running.trace import Batch
 from onebasin.settings import Concentration, Count, Interval, Rate, Seconds, Seeded, setting
 from onebasin.symmetry import Alignment, Group, Signature
@@ -169,9 +169,9 @@ def match_learned(
             shares = leaning(shares)
         return loss(forward(merged(shares), batch), answers(batch), shares, batch)
 
-    run = Descent(moving.free, moving.scores, moving.matrices, steps=steps, seconds=how.seconds, lr=how.lr,
-                  matrix_lr=MATRIX_LR * how.lr, looks=LOOKS, seed=how.seed, batches=len(fit), sources=len(sources),
-                  permutations=how.permutations, interval=how.lambda_range, mixed=how.mixed,
+    pace = Pace(steps, how.lr, LOOKS, MATRIX_LR * how.lr, how.seconds)
+    run = Descent(moving.free, pace, scores=moving.scores, matrices=moving.matrices, seed=how.seed, batches=len(fit),
+                  sources=len(sources), permutations=how.permutations, interval=how.lambda_range, mixed=how.mixed,
                   concentration=how.concentration)  # fmt: skip
     run.descend(loss_at, held_out_loss, moved=moving.forget, patience=how.patience, checkpoint=how.checkpoint,
                 progress=progress)  # fmt: skip

@@ -27,7 +27,8 @@ from torch import Tensor
 from onebasin.engine import in_order
 from onebasin.symmetry import Alignment, Group, Signature
 
-from .weights import Run, Weights, match_weights
+from .coordinate_descent import Run
+from .weights import Weights, match_weights
 
 Read = Callable[[str], Tensor]  # role -> tensor
 ROUNDS = 20  # over all models

@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from onebasin.fusion.method import Sources
 from onebasin.landscape import barrier
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.models import Folder, shared_roles
-from onebasin.settings import Points, checked
+from onebasin.settings import Points, check_fields
 from onebasin.symmetry import LEVELS
 
 from .results import refuse_results
@@ -36,64 +37,76 @@ if TYPE_CHECKING:
 SETTINGS = ("none", "permutation", "paper", "full", "invertible")
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What the study compares.
+
+    levels: "none" or levels of symmetry. methods: see `onebasin.METHODS`. points: models on a line, both ends included;
+    that at lambda is merged with the weights (1 - lambda, lambda). rescale, device: as `onebasin.match` takes them.
+    title: of the picture. Raises ValueError for an unknown level or method, and fewer than 2 points.
+    """
+
+    levels: Sequence[str] = SETTINGS
+    methods: Sequence[str] = tuple(AVERAGES)
+    points: Points = 11
+    rescale: str = "joint"
+    device: str = "cpu"
+    title: str | None = None
+
+    def __post_init__(self) -> None:
+        _known("level", self.levels, ("none", *LEVELS))
+        _known("method", self.methods, [*AVERAGES])
+        check_fields(self)
+
+
 def study_levels(
     a: str | Path,
     b: str | Path,
     task: Task,
     output: str | Path,
+    how: Compared | None = None,
     *,
-    levels: Sequence[str] = SETTINGS,
-    methods: Sequence[str] = tuple(AVERAGES),
-    points: int = 11,
-    rescale: str = "joint",
-    device: str = "cpu",
     overwrite: bool = False,
-    title: str | None = None,
     tell: Tell | None = None,
 ) -> dict[str, Any]:
     """Match `b` to `a` once per level, then measure the merged models between them with every method.
 
-    a, b: model folders; `a` is the anchor, at lambda 0. levels: "none" or levels of symmetry. methods: see
-    `onebasin.METHODS`. points: models on a line, both ends included; that at lambda is merged with the weights
-    (1 - lambda, lambda). title: of the picture. tell: called with a line about what happens now.
+    a, b: model folders; `a` is the anchor, at lambda 0. tell: called with a line about what happens now.
 
     Writes levels.json, levels.md and levels.png under `output`. Returns the object of levels.json: `models`, `task`,
     `points`, `rescale` and `levels`: level -> `distance_before`, `distance_after`, `seconds` (to match and verify)
     and `methods`: method -> a curve as `landscape.curve` returns, with `seconds` (to merge and evaluate).
     Levels that rotate the residual stream measure both distances between canonical forms.
-    Raises ValueError for an unknown level or method, fewer than 2 points, an output that exists, models that cannot
-    be matched or merged whole, and where matplotlib is not installed.
+    Raises ValueError for an output that exists, models that cannot be matched or merged whole, and where matplotlib is
+    not installed.
     """
-    _known("level", levels, ("none", *LEVELS))
-    _known("method", methods, [*AVERAGES])
-    points = checked(Points, "points", points)
-    folder = Path(output)
+    how, folder = how or Compared(), Path(output)
     refuse_results(output, FILES, [a, b], overwrite)
     require_matplotlib()
-    lambdas = [i / (points - 1) for i in range(points)]
+    lambdas = [i / (how.points - 1) for i in range(how.points)]
     found: dict[str, Any] = {}
-    for level in levels:
+    for level in how.levels:
         with tempfile.TemporaryDirectory() as temporary:
-            ends, found[level] = _matched(a, b, level, Path(temporary), rescale, device, tell)
+            ends, found[level] = _matched(a, b, level, Path(temporary), how, tell)
             found[level]["methods"] = {}
-            for method in methods:
+            for method in how.methods:
                 say = None if tell is None else _prefixed(tell, f"{level}, {method}")
-                found[level]["methods"][method] = _curve(*ends, task, method, lambdas, device, say)
+                found[level]["methods"][method] = _curve(*ends, task, method, lambdas, how.device, say)
     results = {
         "models": [Path(a).name, Path(b).name],
         "task": task.name,
-        "points": points,
-        "rescale": rescale,
+        "points": how.points,
+        "rescale": how.rescale,
         "levels": found,
     }
     folder.mkdir(parents=True, exist_ok=True)
     appearing_text(folder / "levels.json", json.dumps(results, indent=2) + "\n")
     appearing_text(folder / "levels.md", table(results))
-    shown = "average" if "average" in methods else methods[0]
+    shown = "average" if "average" in how.methods else how.methods[0]
     plot_curves(
         {level: entry["methods"][shown] for level, entry in found.items()},
         folder / "levels.png",
-        title=title or f"{task.name}: {shown}",
+        title=how.title or f"{task.name}: {shown}",
         ends=(Path(a).name, f"{Path(b).name}, matched"),
     )
     return results
@@ -115,13 +128,15 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def _matched(
-    a: str | Path, b: str | Path, level: str, temporary: Path, rescale: str, device: str, tell: Tell | None
+    a: str | Path, b: str | Path, level: str, temporary: Path, how: Compared, tell: Tell | None
 ) -> tuple[tuple[str, str], dict[str, Any]]:
     """The folders of the two ends at a level, and how far apart they are."""
     if level == "none":
         distance = onebasin.distance(a, b).distance
         return (str(a), str(b)), {"distance_before": distance, "distance_after": distance, "seconds": 0.0}
-    found = onebasin.match(b, a, temporary / "matched", symmetry=level, rescale=rescale, device=device, tell=tell)
+    found = onebasin.match(
+        b, a, temporary / "matched", symmetry=level, rescale=how.rescale, device=how.device, tell=tell
+    )
     # A level that moves the residual stream gives the anchor a canonical form too: the line starts there.
     ends = (str(found.get("anchor_output", a)), str(found["output"]))
     return ends, {key: found[key] for key in ("distance_before", "distance_after", "seconds")}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,8 @@ from .measurement_cache import Once, measuring
 from .report import write
 from .results import Results, refuse_results
 
-Study = Callable[[Config, Once], Results]
-
-# name -> the study, and what its file need not say
-STUDIES: dict[str, tuple[Study, dict[str, Any]]] = {
+# name -> what measures it, and what its file need not say
+STUDIES: dict[str, tuple[Callable[[Config, Once], Results], dict[str, Any]]] = {
     "fusion-table": (fusion.fusion_table, {"matchings": fusion.MATCHINGS, "methods": fusion.METHODS}),
     "ablation": (fusion.ablation, {"matchings": fusion.ABLATIONS, "methods": fusion.METHODS}),
     "distance": (distances.distances, {"matchings": distances.MATCHINGS}),
@@ -31,37 +29,51 @@ STUDIES: dict[str, tuple[Study, dict[str, Any]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Study:
+    """A study by its name, and what its file asks for."""
+
+    name: str
+    file: Path
+    config: Config
+
+    @classmethod
+    def read(
+        cls, name: str, file: str | Path, methods: Collection[str] | None = None, metric: str | None = None
+    ) -> Study:
+        """Read the file. methods, metric: only these methods of the file, and another metric than its own.
+
+        Raises ValueError for a name, key or method that is unknown.
+        """
+        if name not in STUDIES:
+            raise ValueError(f"unknown study '{name}'; choose from {', '.join(STUDIES)}")
+        return cls(name, Path(file), read_config(file, **STUDIES[name][1]).only(methods, metric))
+
+
 def run_study(
-    name: str,
-    config: str | Path,
+    study: Study,
     output: str | Path,
     *,
-    methods: Collection[str] | None = None,
-    metric: str | None = None,
     overwrite: bool = False,
     resume: bool = False,
     tell: Tell | None = None,
     command: str = "",
 ) -> Results:
-    """Run the study `name` on the file `config`; writes NAME.json, its pictures and report.html under `output`.
+    """Run a study; writes NAME.json, its pictures and report.html under `output`.
 
     A folder may hold several studies: the report shows all of them. Nothing is written before all is measured, but for
-    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped, or
-    failed. methods, metric: only these methods of the file, and another metric than its own.
-    Raises ValueError for a name, key, model or dataset that cannot be used, for a NAME.json that exists (unless
-    `overwrite`), and where matplotlib is not installed.
+    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped, or failed.
+    Raises ValueError for a model or dataset that cannot be used, for a NAME.json that exists (unless `overwrite`), and
+    where matplotlib is not installed.
     """
-    if name not in STUDIES:
-        raise ValueError(f"unknown study '{name}'; choose from {', '.join(STUDIES)}")
     require_matplotlib()
-    study, defaults = STUDIES[name]
-    asked, folder = read_config(config, **defaults).only(methods, metric), Path(output)
-    inputs = [config, *(model for models in asked.runs() for model in models)]
-    refuse_results(output, [f"{name}.json"], inputs, overwrite)
-    if asked.task in TASKS:
-        refuse_unfit(list(dict.fromkeys(model for models in asked.runs() for model in models)), asked.task)
-    with measuring(name, asked, folder, resume, tell or (lambda text: None)) as once:
-        results = study(asked, once)
+    name, config, folder = study.name, study.config, Path(output)
+    models = list(dict.fromkeys(model for run in config.runs() for model in run))
+    refuse_results(output, [f"{name}.json"], [study.file, *models], overwrite)
+    if config.task in TASKS:
+        refuse_unfit(models, config.task)
+    with measuring(name, config, folder, resume, tell or (lambda text: None)) as once:
+        results = STUDIES[name][0](config, once)
     results = replace(results, seconds=round(once.seconds, 1), command=command)
     write(results, folder)
     return results

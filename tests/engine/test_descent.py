@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from onebasin.engine import Descent
+from onebasin.engine import Descent, Pace
 
 
 def test_a_matrix_moves_alike_in_all_directions_that_its_gradient_has() -> None:
@@ -23,7 +23,7 @@ def test_a_matrix_moves_alike_in_all_directions_that_its_gradient_has() -> None:
 
     for name in ("muon", "adam"):
         matrix, vector = start.clone().requires_grad_(), torch.zeros(3, requires_grad=True)
-        run = Descent([matrix, vector], matrices=[matrix] if name == "muon" else [], steps=1, lr=0.1, looks=1)
+        run = Descent([matrix, vector], Pace(1, 0.1, looks=1), matrices=[matrix] if name == "muon" else [])
         losses = iter([2.0, 1.0])  # the step is kept
         run.descend(partial(loss, matrix, vector), partial(next, losses))
         values = torch.linalg.svdvals(matrix.detach() - start)
@@ -46,9 +46,9 @@ def test_every_matrix_of_a_stack_moves_as_it_would_alone() -> None:
     def apart(step: int) -> Tensor:
         return sum(((slope * one).sum() for slope, one in zip(slopes, alone, strict=True)), torch.zeros(()))
 
-    how = {"steps": 2, "lr": 0.1, "looks": 1}
-    Descent([stack, scalar], matrices=[stack], matrix_lr=0.3, **how).descend(together, partial(next, iter([2.0, 1.0])))
-    Descent(alone, matrices=alone, **{**how, "lr": 0.3}).descend(apart, partial(next, iter([2.0, 1.0])))
+    pace = Pace(steps=2, lr=0.1, looks=1, matrix_lr=0.3)
+    Descent([stack, scalar], pace, matrices=[stack]).descend(together, partial(next, iter([2.0, 1.0])))
+    Descent(alone, Pace(2, 0.3, looks=1), matrices=alone).descend(apart, partial(next, iter([2.0, 1.0])))
     for one, other in zip(stack.detach(), alone, strict=True):
         assert torch.equal(one, other.detach())
     assert float(stack.detach()[0].norm()) > 2 * float(scalar.detach().abs())

@@ -289,7 +289,7 @@ def test_finished_units_are_not_done_again(
         onebasin.merge(pair, tmp_path / "out", match=level, **MERGE)
     assert not (tmp_path / "out").exists() and list((tmp_path / ".out.units").iterdir())
     with monkeypatch.context() as patched:
-        patched.setattr("onebasin.matching.weights._Descent._best", interrupt)
+        patched.setattr("onebasin.matching.coordinate_descent.CoordinateDescent._best", interrupt)
         onebasin.merge(pair, tmp_path / "out", match=level, resume=True, **MERGE)
     assert interrupted.weights(tmp_path / "out") == interrupted.weights(tmp_path / "whole")
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "out"}

@@ -15,7 +15,7 @@ from zoo import CASES, save
 import onebasin
 from onebasin.data.calibration import Batch, noised
 from onebasin.data.teaching import divergence, forward_of
-from onebasin.engine import Descent
+from onebasin.engine import Descent, Pace
 from onebasin.jobs.options import Options
 from onebasin.jobs.search import Candidate, Search, shortened
 from onebasin.models import Model
@@ -260,9 +260,9 @@ def test_a_descent_that_is_bounded_by_time_keeps_its_best_and_ends_by_ctrl_c() -
             raise KeyboardInterrupt
         return number.square().sum()
 
-    run = Descent([number], steps=10**6, lr=0.1, looks=4, seconds=3600)
+    run = Descent([number], Pace(10**6, 0.1, looks=4, seconds=3600))
     run.descend(loss_at, lambda: float(number.detach().square()))
     assert len(steps) == 50 and float(number) == 4.0  # no look was due yet: the start is the best that is known
-    run = Descent([number], steps=10**6, lr=0.1, looks=4, seconds=0.2)
+    run = Descent([number], Pace(10**6, 0.1, looks=4, seconds=0.2))
     run.descend(lambda _: number.square().sum(), lambda: float(number.detach().square()))
     assert run.losses[run.best_step] < run.losses[0]

@@ -73,7 +73,9 @@ def test_matching_finds_the_same_with_the_proof_and_without(tiny, monkeypatch, l
     found, seen = {}, []
     for least in (1, 10**9):
         monkeypatch.setattr("onebasin.matching.order_proof.FROM", least)
-        monkeypatch.setattr("onebasin.matching.weights.proved", lambda *given: seen.append(proved(*given)) or seen[-1])
+        monkeypatch.setattr(
+            "onebasin.matching.coordinate_descent.proved", lambda *given: seen.append(proved(*given)) or seen[-1]
+        )
         found[least] = match_weights(signature, lambda role: (anchor[role], source[role]), groups)
     assert any(seen)
     one, other = found.values()

@@ -10,6 +10,7 @@ import torch
 from elements import Tensors, apply, random_alignment, squared
 
 from onebasin.matching import Run, Weights, match_weights
+from onebasin.models.distance import squared_distance
 from onebasin.symmetry import LEVELS, Alignment, acting_groups
 from onebasin.symmetry.groups.elements import Monomial
 
@@ -66,6 +67,23 @@ def test_the_objective_is_the_distance_and_never_increases(tiny, case, level):
     gain = squared(anchor, source) - squared(anchor, apply(signature, found.alignment, source))
     assert found.before - found.objective[-1] == pytest.approx(gain, rel=1e-9)
     assert gain > 0
+
+
+def test_a_sweep_measures_every_tensor_once(tiny, monkeypatch):
+    """On the way, where the sweep reads it first; distances that are out of date at once are not measured."""
+    signature, anchor = tiny("GPT2LMHeadModel", "full")
+    _, source = tiny("GPT2LMHeadModel", "full", number=1)
+    measured = []
+
+    def counting(a, b):
+        measured.append(a)
+        return squared_distance(a, b)
+
+    monkeypatch.setattr("onebasin.matching.coordinate_descent.squared_distance", counting)
+    found = match_weights(signature, pairs(anchor, source), acting_groups(signature, "full"), run=Run(workers=1))
+    counted = sum(entry.alias is None for entry in signature.tensors.values())
+    assert len(found.apart) == counted and len(found.objective) > 3
+    assert len(measured) == counted * (1 + len(found.objective))  # and once before anything moves
 
 
 @pytest.mark.parametrize("level", ["paper", "orthogonal"])

@@ -18,7 +18,7 @@ from onebasin.studies.config import read_config
 from onebasin.studies.demo import PROCESSOR, train
 from onebasin.studies.distances import MATCHINGS
 from onebasin.studies.results import Results, read_all
-from onebasin.studies.run import STUDIES, run_study
+from onebasin.studies.run import STUDIES, Study, run_study
 
 pytestmark = pytest.mark.usefixtures("three_sweeps")
 
@@ -51,7 +51,7 @@ def study_file(folder: Path, vits: Path, models: int, **more: object) -> Path:
 
 
 def run(name: str, tmp_path: Path, vits: Path, models: int = 2, **more: object) -> Results:
-    return run_study(name, study_file(tmp_path, vits, models, **more), tmp_path / "out", overwrite=True)
+    return run_study(Study.read(name, study_file(tmp_path, vits, models, **more)), tmp_path / "out", overwrite=True)
 
 
 def test_the_row_without_matching_is_the_plain_average(tmp_path: Path, vits: Path) -> None:
@@ -117,12 +117,12 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path, vits: Path, monkey
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_study("distance", file, tmp_path / "stopped", tell=stop)
+        run_study(Study.read("distance", file), tmp_path / "stopped", tell=stop)
     assert not (tmp_path / "stopped" / "distance.json").exists()
     again: list[str] = []
-    found = run_study("distance", file, tmp_path / "stopped", resume=True, tell=again.append)
+    found = run_study(Study.read("distance", file), tmp_path / "stopped", resume=True, tell=again.append)
     assert again == said[1:] and len(again) == 1
-    assert found.tables == run_study("distance", file, tmp_path / "whole").tables
+    assert found.tables == run_study(Study.read("distance", file), tmp_path / "whole").tables
     assert not list((tmp_path / "stopped").glob(".*"))
 
 
@@ -134,31 +134,31 @@ def test_a_study_that_ends_in_an_error_goes_on_where_it_was(tmp_path: Path, vits
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:-4] + bytes.fromhex("0000c07f"))  # NaN, which only reading the numbers shows
     with pytest.raises(ValueError, match=r"NaN.* is kept: go on with --resume") as error:
-        run_study("distance", file, tmp_path / "out")
+        run_study(Study.read("distance", file), tmp_path / "out")
     assert "\n" not in str(error.value) and not (tmp_path / "out" / "distance.json").exists()
     damaged.write_bytes(whole)
     said: list[str] = []
-    found = run_study("distance", file, tmp_path / "out", resume=True, tell=said.append)
+    found = run_study(Study.read("distance", file), tmp_path / "out", resume=True, tell=said.append)
     assert len(said) == 2 and all(str(models / "2") in line for line in said)
-    assert found.tables == run_study("distance", file, tmp_path / "fresh").tables
+    assert found.tables == run_study(Study.read("distance", file), tmp_path / "fresh").tables
     assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_some_of_the_methods_and_another_metric(tmp_path: Path, vits: Path) -> None:
     file = study_file(tmp_path, vits, 2, methods=["average", "regmean"], matchings={"no match": None})
-    found = run_study("ablation", file, tmp_path / "out", methods=["regmean"], metric="loss")
+    found = run_study(Study.read("ablation", file, ["regmean"], metric="loss"), tmp_path / "out")
     assert [row[0] for row in found.tables[0].rows] == ["regmean", "the end models, each on its own"]
     assert found.config["metric"] == "loss"
     with pytest.raises(ValueError, match="no method 'ot'; it has average, regmean"):
-        run_study("ablation", file, tmp_path / "no", methods=["ot"])
+        run_study(Study.read("ablation", file, ["ot"]), tmp_path / "no")
 
 
 def test_results_are_replaced_only_where_asked_for(tmp_path: Path, vits: Path) -> None:
     file = study_file(tmp_path, vits, 2, matchings={"no match": None})
-    run_study("distance", file, tmp_path / "out")
+    run_study(Study.read("distance", file), tmp_path / "out")
     with pytest.raises(ValueError, match=r"distance\.json' exists; choose another place or pass --overwrite"):
-        run_study("distance", file, tmp_path / "out")
-    run_study("distance", file, tmp_path / "out", overwrite=True)
+        run_study(Study.read("distance", file), tmp_path / "out")
+    run_study(Study.read("distance", file), tmp_path / "out", overwrite=True)
 
 
 def test_no_matching_moves_models_apart(tmp_path: Path, vits: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_file_with_a_mistake_is_refused_in_one_sentence(
     file = study_file(tmp_path, vits, 2)
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **change}))
     with pytest.raises(ValueError) as error:
-        run_study("distance", file, tmp_path / "out")
+        run_study(Study.read("distance", file), tmp_path / "out")
     assert said in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 

@@ -15,7 +15,7 @@ from onebasin.cli import app
 from onebasin.data import Task, evaluate, load_model
 from onebasin.fusion import AVERAGES
 from onebasin.landscape import curve
-from onebasin.studies.levels import SETTINGS, study_levels, table
+from onebasin.studies.levels import SETTINGS, Compared, study_levels, table
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.usefixtures("three_sweeps")
@@ -35,7 +35,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], Path, d
     models = folders(where)
     with pytest.MonkeyPatch.context() as patch:
         few_sweeps(patch)
-        return models, where / "out", study_levels(*models, words(), where / "out", points=3)
+        return models, where / "out", study_levels(*models, words(), where / "out", Compared(points=3))
 
 
 def test_every_curve_starts_and_ends_at_the_models(study: tuple[list[Path], Path, dict[str, Any]]) -> None:
@@ -87,7 +87,7 @@ def test_what_is_written(study: tuple[list[Path], Path, dict[str, Any]]) -> None
 def test_models_that_do_not_lie_on_one_line(tmp_path: Path) -> None:
     tied, untied = (folder(tmp_path / str(tie), "GPT2LMHeadModel", 1, tie_word_embeddings=tie) for tie in (True, False))
     with pytest.raises(ValueError, match=r"do not share the tensor 'lm_head"):
-        study_levels(tied, untied, words(), tmp_path / "out", levels=["none"])
+        study_levels(tied, untied, words(), tmp_path / "out", Compared(levels=["none"]))
     assert not (tmp_path / "out").exists()
 
 

@@ -178,6 +178,18 @@ def test_rejects_other_dtypes(dtype: torch.dtype) -> None:
 # --- the sparse solver with its proof -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-5])
+@pytest.mark.parametrize("tail", [0.0, 1.0, 2.0])
+def test_scores_near_rank_one_are_left_to_the_dense_solver(tail: float, noise: float) -> None:
+    """However uneven their rows and columns are: on smaller ones SciPy's sparse solver does not end."""
+    n, g = module.CERTIFIED_FROM, torch.Generator().manual_seed(0)
+    a, b = (x * (tail * x.abs()).exp() for x in torch.randn(2, n, 1, generator=g, dtype=torch.float64))
+    score = a @ b.T
+    score += noise * score.std() * torch.randn(n, n, generator=g, dtype=torch.float64)
+    deviation = float(score.std())
+    assert assign_certified(score, module._column_shift(score, deviation), deviation) is None
+
+
 @settings(deadline=None)
 @given(st.integers(2, 6), st.data())
 def test_certified_near_ties_against_enumeration(n: int, data: st.DataObject) -> None:

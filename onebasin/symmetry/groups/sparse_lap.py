@@ -5,6 +5,9 @@ The entries of each row near its largest, after the column shift, are assigned b
 under which that solution is optimal among them are longest paths; then one pass over the whole score finds every entry
 that still beats its row's own price. None means that the solution is optimal (linear programming duality); those found
 join the entries, and it starts again. The score is read in blocks of rows: nothing of its size is made.
+
+The sparse solver may not end where very many entries nearly tie, as in a score of rank one with some 150 rows. At the
+sizes in use such a score has more than `MOST` entries per row, and is left to the dense solver.
 """
 
 from __future__ import annotations
