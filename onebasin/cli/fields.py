@@ -72,9 +72,19 @@ def typed(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in there.items()}  # fmt: skip
 
 
+_HINTS: dict[type, dict[str, Any]] = {}  # which take milliseconds, and are asked for by every field
+
+
+def _hints(kind: type[Settings]) -> dict[str, Any]:
+    """The types of all fields."""
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind)
+    return _HINTS[kind]
+
+
 def _hint(kind: type[Settings], name: str) -> Any:
     """The type of a field without bounds, and without None."""
-    hint = get_type_hints(kind)[name]
+    hint = _hints(kind)[name]
     if get_origin(hint) in (Union, UnionType):
         inside = tuple(one for one in get_args(hint) if one is not type(None))
         hint = inside[0] if len(inside) == 1 else inside
@@ -107,7 +117,7 @@ def section(kind: type[Settings], name: str) -> str:
 
 def choices(kind: type[Settings], name: str) -> tuple[str, ...]:
     """Return the words that a field may be; none where it may be anything of its type."""
-    hint = get_type_hints(kind)[name]
+    hint = _hints(kind)[name]
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
