@@ -11,7 +11,7 @@ from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .shrinking import configs, kind_of_number, numbers, settings
 
@@ -208,8 +208,13 @@ def _makers(
                for n in numbers(value)}  # fmt: skip
 
     rows = (number(name, default=0) for name in POSITIONS)
-    pads = [n for n in numbers(getattr(text, "pad_token_id", None)) if n < 8]  # RoBERTa counts positions from there on
-    length = min([most, *(n - max(pads, default=-1) - 1 for n in rows if n > 2)])
+    counted = [n for n in rows if n > 2]
+    pads = [
+        each.padding_idx
+        for each in model.modules()
+        if isinstance(each, nn.Embedding) and each.padding_idx is not None and each.num_embeddings in counted
+    ]  # RoBERTa counts from there on
+    length = min([most, *(n - max(pads, default=-1) - 1 for n in counted)])
 
     def ids(scope: Any, *shape: int) -> Tensor:
         vocabulary = number("vocab_size", "text_vocab_size", default=32, scopes=(scope,))

@@ -250,3 +250,10 @@ def test_a_twin_is_as_small_as_asked_after_a_larger_one() -> None:
     twins.build("granite")
     small, _ = twins.build("granite", None, 0, Scale(head=4, heads=1, most={"vocabulary": 23}))
     assert small.config.vocab_size == 23 and small.config.num_attention_heads == 2
+
+
+@pytest.mark.parametrize(("kind", "length"), [("helium", 6), ("roberta", 4)])
+def test_a_text_is_as_long_as_a_table_of_positions_allows(kind: str, length: int) -> None:
+    """RoBERTa counts its positions from the token that pads on; Helium pads, and has no such table."""
+    _, inputs = twins.build(kind, scale=Scale(most=dict(positions=6)))
+    assert inputs["input_ids"].shape == (3, length)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from onebasin.running import twins
-from onebasin.symmetry.inference.atoms import Atom, Axis, hold, new, unify
+from onebasin.symmetry.inference.atoms import Atom, Axis, fix, hold, new, unify
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace, tensors
 
@@ -63,6 +63,9 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
                         unify(one, other, "tied")
             if not copies:
                 hold(axes[name], "unused")
+        for leaf in (leaf for each in axes.values() for axis in each if axis is not None for leaf in axis.leaves):
+            if leaf.home != leaf.top:  # parameters of both orders
+                fix(leaf, "in another order")
     finally:
         for tensor in held.values():
             if hasattr(tensor, KEY):
@@ -162,7 +165,7 @@ def as_before(found: Traced) -> Iterator[None]:
         atom = waiting.pop()
         if id(atom) not in before:
             before[id(atom)] = atom, {**vars(atom), "why": list(atom.why)}
-            waiting += [axis.atom for axis in (*atom.parts, atom.link) if axis is not None]
+            waiting += [axis.atom for axis in (*atom.parts, atom.link, atom.evens) if axis is not None]
     try:
         yield
     finally:

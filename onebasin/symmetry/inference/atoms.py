@@ -27,7 +27,7 @@ class Atom:
     own: what may act, as in `MOVES`, but for norms. normed: what norms leave of it. link: the axis that it turned out
     to be, and whether as its dual. parts: what it consists of, as a product (`flat`) or side by side. written: whether
     something computes what lives here (an axis that parameters only read is not). data: batch, time, pixels: no
-    parameter has it.
+    parameter has it. evens: the axis whose entries these are, first those at even places; that one knows what may act.
     """
 
     size: int
@@ -39,10 +39,11 @@ class Atom:
     data: bool = False
     why: list[str] = field(default_factory=list)
     normed: frozenset[str] = LINEAR
+    evens: Axis | None = None
 
     @property
     def moves(self) -> frozenset[str]:
-        return self.own & self.normed
+        return _across(self.evens.moves) if self.evens is not None else self.own & self.normed
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,15 @@ class Axis:
         return self.top.atom.moves
 
     @property
+    def home(self) -> Axis:
+        """Return the axis whose entries these are, in whatever order."""
+        top = self.top
+        if top.atom.evens is None:
+            return top
+        home = top.atom.evens.home
+        return ~home if top.dual else home
+
+    @property
     def leaves(self) -> Iterator[Axis]:
         """Yield what it consists of in the end, left to right."""
         top = self.top
@@ -128,9 +138,24 @@ def joined(parts: Sequence[Axis]) -> Axis:
     return parts[0] if len(parts) == 1 else Axis(Atom(sum(part.size for part in parts), parts=tuple(parts), flat=False))
 
 
+def evens_first(axis: Axis) -> Axis:
+    """Return an axis without structure in another order: first its entries at even places, then the others."""
+    return Axis(Atom(axis.size, written=axis.top.atom.written, evens=axis))
+
+
+def _across(moves: frozenset[str]) -> frozenset[str]:
+    """Return what acts on an axis whose pairs (2 i, 2 i + 1) are the pairs (i, i + n / 2) of one on which this acts, or
+    the other way round."""
+    turned = {"pair": "next", "next": "pair"}
+    return frozenset(" ".join([turned.get(words[0], words[0]), *words[1:]]) for words in map(str.split, moves))
+
+
 def restrict(axis: Axis, moves: frozenset[str], why: str, *, norm: bool = False) -> None:
     """Lower what may act on every part of an axis. norm: since a norm takes it."""
     for leaf in axis.leaves:
+        if leaf.atom.evens is not None:
+            restrict(leaf.atom.evens, _across(moves), why, norm=norm)
+            continue
         if leaf.moves - moves:
             leaf.atom.why.append(why)
         if norm:
@@ -172,6 +197,9 @@ def _of_parts(moves: frozenset[str]) -> frozenset[str]:
 def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
     """Give an axis without structure one. Pairs do not survive it, other maps act on the parts."""
     top = axis.top
+    if top.atom.evens is not None:
+        fix(top, "pairs taken apart")
+        top.atom.own, top.atom.evens = frozenset(), None
     parts = [
         Axis(Atom(size, _of_parts(top.atom.own), written=top.atom.written, data=top.atom.data, why=list(top.atom.why),
                   normed=_of_parts(top.atom.normed))) for size in sizes
@@ -325,6 +353,13 @@ def unify(a: Axis, b: Axis, why: str) -> None:
             restrict(a, MOVES["orthogonal"], why)
         return
     if a.size != b.size or _inside(a.atom, b) or _inside(b.atom, a):
+        fix(a, why)
+        fix(b, why)
+        return
+    if a.atom.evens is not None and b.atom.evens is not None:
+        unify(a.home, b.home, why)
+        return
+    if a.atom.evens is not None or b.atom.evens is not None:  # one in another order
         fix(a, why)
         fix(b, why)
         return

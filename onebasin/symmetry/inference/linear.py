@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..tables.signature import MOVES
-from .atoms import Axis, fix, flat, joined, pick, restrict, split
+from .atoms import Axis, evens_first, fix, flat, joined, pick, restrict, split
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,10 @@ def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
                     if bool(touched[rest].any()):
                         continue
                     return _paired(axis, start, end, word, why)
+    evens = torch.cat([here[0::2], here[1::2]])
+    if n % 2 == 0 and not axis.top.atom.parts and _turns(maps[:, :, evens], "pair"):
+        restrict(axis, MOVES["interleaved"], why)
+        return evens_first(axis)
     fix(axis, why)
     return axis
 

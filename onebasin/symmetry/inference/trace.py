@@ -123,6 +123,8 @@ class Trace(TorchFunctionMode):
             if label is not None and name not in self.silent:
                 self.uses[label.by or ("", label.name)] += 1
         out_given = kwargs.get("out")
+        if name in BLANK:  # what stands there before anything is stored is no constant
+            return func(*args, **kwargs).zero_()
         if not any(hasattr(tensor, KEY) for tensor in given):
             return func(*args, **kwargs)
         rule = self.rules.get(name)
@@ -215,7 +217,10 @@ class Trace(TorchFunctionMode):
 
 
 SQUARES, ONES = MOVES["odd"], MOVES["ones"]  # what commutes with squares, and with a number added
-READS = frozenset({"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__"})
+BLANK = frozenset({"empty", "new_empty", "empty_like"})
+READS = frozenset(
+    {"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__", "__setitem__"}
+)
 
 
 @dataclass(frozen=True)

@@ -404,7 +404,7 @@ class Writer:
         passed = {
             id(leaf.top.atom) for axis, what in self.trace.passes if what == "passes" for leaf in list(axis.leaves)[-1:]
         }
-        asked = {id(leaf.top.atom): leaf.top.dual
+        asked = {id(leaf.home.atom): leaf.home.dual
                  for axis, what in self.trace.passes if what == "met" for leaf in axis.leaves}  # fmt: skip
         met = asked.keys()
         used: dict[str, int] = {}

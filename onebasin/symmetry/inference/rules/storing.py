@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, hold, lower, restrict, unify
+from ..atoms import PERMUTE, Axis, data, fix, hold, is_data, joined, lower, pick, restrict, unify
 from ..trace import Call, Trace, tensors
 from .constants import beside, lined_up
-from .places import coordinates, line_of
+from .places import coordinates, line_of, moved
 from .registry import rule
 
 
@@ -68,20 +68,25 @@ def scattered(trace: Trace, call: Call) -> Any:
 
 @rule("__setitem__ copy_ fill_")
 def stored(trace: Trace, call: Call) -> Any:
-    target = call.args[0]
-    value = call.args[-1]
-    if call.name == "fill_" or (call.name == "copy_" and trace.label(target) is None and target._is_view()):
+    """What is put into a tensor, or into a part of one, is what stands there from then on: of the whole, too."""
+    target, value = call.args[0], call.args[-1]
+    view = target._is_view()
+    whole = target._base if view else target
+    if call.name == "fill_":
         return trace.unruled(call)
-    empty = trace.label(target) is None and not bool(target.any())
-    mine = list(trace.axes(target, call.name))
-    where = torch.arange(target.numel()).view(target.shape)
-    if call.name == "copy_":
-        slot = where
-    else:
+    everywhere = torch.empty_strided(whole.shape, whole.stride(), dtype=torch.long)
+    everywhere.copy_(torch.arange(whole.numel()).view(whole.shape))
+    here = everywhere.as_strided(target.shape, target.stride(), target.storage_offset()) if view else everywhere
+    slot = here
+    if call.name == "__setitem__":
         what = call.args[1]
         if any(trace.label(one) is not None for one in tensors(what)):
             return trace.unruled(call)
-        slot = where[what]
+        slot = here[what]
+    mine = list(trace.axes(whole, call.name))
+    rest = torch.zeros_like(whole).copy_(whole).flatten()
+    rest[slot.flatten()] = 0
+    rest = rest.view(whole.shape)
     out = call.run()
     if not isinstance(value, Tensor) or (trace.label(value) is None and value.numel() == 1):
         if float(value) != 0:
@@ -92,30 +97,42 @@ def stored(trace: Trace, call: Call) -> Any:
     ):
         return trace.unruled(call.ran(out))
     theirs = lined_up(trace.axes(value, call.name), slot.dim())
-    places = coordinates(slot, target.shape)
+    places = coordinates(slot, whole.shape)
     for j in range(slot.dim()):
         if slot.shape[j] == 1:
             continue
-        dims = [d for d in range(target.dim()) if bool((places[d] != places[d].narrow(j, 0, 1)).any())]
+        dims = [d for d in range(whole.dim()) if bool((places[d] != places[d].narrow(j, 0, 1)).any())]
         axis = theirs[j]
         labelled = [d for d in dims if mine[d] is not None]
         if axis is None and not labelled:
             continue
-        full = len(dims) == 1 and slot.shape[j] == target.shape[dims[0]] and bool(
-            (line_of(places[dims[0]], j) == torch.arange(target.shape[dims[0]])).all())  # fmt: skip
-        if not full:
-            for one in [axis, *(mine[d] for d in labelled)]:
-                if one is not None:
-                    fix(one, "stored in part")
+        d, line = dims[0], line_of(places[dims[0]], j)
+        found = _beside(mine[d], line, whole.shape[d]) if len(dims) == 1 else None
+        if found is None:
+            hold([axis, *(mine[d] for d in labelled)], "stored in part")
             continue
-        d = dims[0]
-        if axis is not None and mine[d] is not None:
-            unify(axis, mine[d], call.name)  # type: ignore[arg-type]
+        before, taken, after = found
+        if axis is not None and not is_data(taken):
+            unify(axis, taken, call.name)
         elif axis is not None:
-            if not empty:
-                beside(axis, target, d, call.name)
-            mine[d] = axis
-        elif mine[d] is not None:
-            beside(mine[d], value.expand(slot.shape), j, call.name)  # type: ignore[arg-type]
-    trace.put(target, mine, target, value)
+            beside(axis, rest.narrow(d, int(line[0]), len(line)), d, call.name)
+            mine[d] = joined([*before, axis, *after])
+        else:
+            beside(taken, value.expand(slot.shape), j, call.name)
+    trace.put(whole, mine, whole, value)
+    if view:
+        moved(trace, whole, target, here, call)
     return out
+
+
+def _beside(axis: Axis | None, line: Tensor, size: int) -> tuple[list[Axis], Axis, list[Axis]] | None:
+    """Return the parts of an axis before these entries, they themselves, and those after, if they are a stretch of it.
+    Where nothing was stored yet there is data."""
+    start, end = int(line[0]), int(line[0]) + len(line)
+    if not bool((line == torch.arange(start, end)).all()):
+        return None
+    axis = data(size) if axis is None else axis
+    pieces = [pick(axis, at, [(length, 1)], "stored") if length else []
+              for at, length in ((0, start), (start, end - start), (end, size - end))]  # fmt: skip
+    before, taken, after = pieces
+    return None if before is None or not taken or after is None else (before, taken[0], after)
