@@ -18,7 +18,7 @@ from ..gauge.dataflow import along, has
 from ..groups.group import units
 from ..tables.axes import Leaf
 from ..tables.signature import Signature
-from .special import Tensors
+from .directions import Tensors
 
 
 def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:

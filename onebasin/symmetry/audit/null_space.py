@@ -20,8 +20,8 @@ from torch import Tensor
 from ..tables.signature import Signature
 from ..tables.ties import separate, share, with_ties
 from .around_norms import around_norms
-from .special import Tangent, Tensors
-from .tangents import SPAN, singular, tangents
+from .directions import SPAN, Tangent, Tensors, singular
+from .tangents import tangents
 
 WRONG = 1e-9  # change of the outputs along a tangent, from which on it is none
 STEPS = 50  # of power iteration

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers, returns, summands
 from ..groups.group import units
 from ..tables.axes import Leaf
 from ..tables.signature import MOVES, Signature
-
-Tensors = Mapping[str, Tensor]
-Tangent = dict[str, Tensor]
+from .directions import Tangent, Tensors, sandwiched, spread
 
 
 def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -164,30 +161,6 @@ def circles(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                     constant, leaves = -found[outlet.bias], (Leaf(outlet.norm.target),)
                     absorb(signature, {**tensors, **found}, reader, place, constant, leaves)
             yield found
-
-
-def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
-    """A tensor with its dimensions at `dims` of `count`, to broadcast."""
-    shape = [1] * count
-    for dim, size in zip(dims, unit.shape, strict=True):
-        shape[dim] = size
-    return unit.permute([dims.index(dim) for dim in sorted(dims)]).reshape(shape)
-
-
-def sandwiched(signature: Signature, space: str) -> bool:
-    """Whether norms that write back into a space normalize what begins the sum (BLOOM) or what a branch adds to it
-    (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
-    norms = {role: e.norm for role, e in signature.tensors.items() if e.norm and not e.head and e.norm.source == space}
-    if any(norm.writes_back and passes_on(signature, role) for role, norm in norms.items()):
-        return False
-    back = [norm.writes_back for norm in norms.values()]
-    return True in back and False in back[back.index(True) :]
-
-
-def passes_on(signature: Signature, role: str) -> bool:
-    """Whether a norm writes back what is read up to the next norm and summed there: its bias has the note `passes`."""
-    bias = signature.tensors.get(role.removesuffix("weight") + "bias")
-    return bias is not None and "passes" in bias.notes
 
 
 def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:

@@ -8,41 +8,20 @@ the span.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..gauge.dataflow import (
-    absorb,
-    along,
-    bias_of,
-    branch,
-    contract,
-    cut,
-    downstream,
-    dual,
-    has,
-    joined,
-    noted,
-    outlets,
-    readers,
-    returns,
-    speaks_of,
-    vanishes,
-)
+from ..gauge.dataflow import cut, joined, noted, outlets, speaks_of
 from ..gauge.rewrites import steps
-from ..groups.elements import Linear, act_on
 from ..groups.group import units
-from ..groups.orthogonal import complement_of_ones
-from ..groups.signs import pairs
 from ..levels import largest_group
-from ..tables.axes import Leaf, leaves, nesting
+from ..tables.axes import Leaf, leaves
 from ..tables.signature import MOVES, Entry, Norm, Signature
+from .directions import SPAN, Tangent, Tensors, gain, lie, singular, spread
 from .special import (
-    Tangent,
-    Tensors,
     batch_norms,
     between_zeros,
     circles,
@@ -51,13 +30,10 @@ from .special import (
     gated_convolutions,
     idle,
     lone_rows,
-    sandwiched,
-    spread,
     twice_normed,
     unscaled,
 )
-
-SPAN = 1e-9  # of vectors of norm 1: what is smaller counts as their dependence on each other
+from .sums import apart, branches, first_read, gains, passed_as_ones, scales, shifts, starts
 
 
 def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> Iterator[Tangent]:
@@ -79,9 +55,9 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> It
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
     noted_so = (_unseen, unscaled, idle, constants, batch_norms, gated_convolutions, between_zeros)
-    sums = (_passed_as_ones, circles, _apart, lone_rows, _shifts)
-    norms = (_first_read, constant_ones, twice_normed)
-    guessed = () if stated else (*norms, *sums, _scales, _starts, _branches, _gains)
+    sums = (passed_as_ones, circles, apart, lone_rows, shifts)
+    norms = (first_read, constant_ones, twice_normed)
+    guessed = () if stated else (*norms, *sums, scales, starts, branches, gains)
     for generate in (_groups, _gauge, *noted_so, *guessed):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
@@ -96,7 +72,7 @@ def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tupl
     for outlet in outlets(signature):
         if outlet.norm.kind != "layernorm" or outlet.bias is None:
             continue
-        h = 1 / _gain(tensors, outlet.role, outlet.norm)
+        h = 1 / gain(tensors, outlet.role, outlet.norm)
         for reader in outlet.readers:
             entry, bias = signature.tensors[reader], reader.removesuffix("weight") + "bias"
             if bias in signature.tensors or bias == reader:
@@ -128,43 +104,17 @@ def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along
     return out
 
 
-def _lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> Tangent:
-    """x -> (1 + X) x in every space of `maps`, norm weights left alone. X: (*batch, n, n)."""
-    found: Tangent = {}
-    for role, entry in signature.tensors.items():
-        if entry.diagonal or not any(leaf.space in maps for leaf in signature.leaves(entry)):
-            continue
-        found[role] = torch.zeros_like(tensors[role])
-        pieces = zip(cut(signature, role, tensors[role]), cut(signature, role, found[role]), strict=True)
-        for (piece, axes), (target, _) in pieces:
-            roots = [signature.root.get(leaf.space, "") for leaf in axes]
-            for dim, leaf in enumerate(axes):
-                if leaf.space in maps:
-                    batch = tuple(roots.index(outer) for outer in signature.spaces[roots[dim]].batch)
-                    x = maps[leaf.space]
-                    target += act_on(piece, Linear(x, -x.mT), batch, dim, leaf.dual)
-    return found
-
-
-def _gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
-    """Return the factors that the norm multiplies by."""
-    gain = tensors[role] + (1 - norm.unit)
-    if bool((gain == 0).any()):
-        raise ValueError(f"'{role}' holds zeros; an audit needs a generic point")
-    return gain
-
-
 def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """The Lie algebra of each space's largest group. A norm y = D xhat + b turns X into D X D^-1 in its output, where D
     is the same for all copies that it takes as one."""
     for root, kind in signature.kinds.items():
         space, members = signature.spaces[root], signature.members[root]
-        inner = {e.norm.target: _gain(tensors, r, e.norm)[-space.size :] for r, e in signature.tensors.items()
+        inner = {e.norm.target: gain(tensors, r, e.norm)[-space.size :] for r, e in signature.tensors.items()
                  if e.norm and signature.root[e.norm.source] == root and "ones" in MOVES[kind]}  # fmt: skip
         batch = tuple(signature.sizes[outer] for outer in space.batch)
         for x in largest_group(kind).algebra(space.size, batch):
             maps = {key: x if key not in inner else inner[key].unsqueeze(-1) * x / inner[key] for key in members}
-            yield _lie(signature, tensors, maps)
+            yield lie(signature, tensors, maps)
 
 
 def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -192,47 +142,6 @@ def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield {role: part.reshape(tensors[role].shape) for role, part in parts}
 
 
-def singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all singular values and right singular vectors, by the slower of two algorithms where the other fails, as
-    it may for many equal values."""
-    try:
-        _, values, vh = torch.linalg.svd(matrix)
-    except RuntimeError:  # it did not converge
-        from scipy.linalg import svd
-
-        _, values, vh = map(torch.from_numpy, svd(matrix.numpy(), lapack_driver="gesvd"))
-    return values, vh
-
-
-def _first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Readers of a sum that only a LayerNorm has written into yet meet only its bias along D^-1 1."""
-    order = list(signature.tensors)
-    for place, (role, entry) in enumerate(signature.tensors.items()):
-        norm = entry.norm
-        if norm is None or norm.kind != "layernorm" or not norm.writes_back or not sandwiched(signature, norm.source):
-            continue
-        rest = order[place + 1 + (_bias(role) in tensors) :]
-        stop = next((i for i, other in enumerate(rest) if has(signature, other, Leaf(norm.source))), len(rest))
-        read, unread = Leaf(norm.source, dual=True), 1 / _gain(tensors, role, norm)
-        for reader in rest[:stop]:
-            bias = bias_of(signature, reader, (read,)) if has(signature, reader, read) else None
-            if has(signature, reader, read) and _bias(role) not in tensors:
-                yield from _along(signature, tensors, reader, read, unread)
-            elif bias is not None:
-                yield from _reading(signature, tensors, reader, bias, read, unread, tensors[_bias(role)])
-
-
-def _along(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
-    """One direction along the axis of `leaf` (and along those before it, where it has several dimensions), for every
-    index of the others."""
-    for block, view in enumerate(along(signature, role, tensors[role], leaf)):
-        for unit in units(view.shape[: -direction.dim()]):
-            found = torch.zeros_like(tensors[role])
-            target = list(along(signature, role, found, leaf))[block]
-            target += unit[(..., *[None] * direction.dim())] * direction
-            yield {role: found}
-
-
 def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     for role, word in (found for note in ("unused", "chooses") for found in noted(signature, note)):
         for unit in units(tensors[role].shape):
@@ -243,268 +152,3 @@ def _unseen(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 else all(speaks_of(signature, axes, word) for axes in parts)
             ):
                 yield {role: unit}
-
-
-def _passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Where attention's output has no bias, values may still add what comes out along ones, which LayerNorms of the sum
-    do not see."""
-    for role, word in noted(signature, "passes"):
-        moving = [unit for unit in units(tensors[role].shape) for constant, axes in cut(signature, role, unit)
-                  if bool(constant.any()) and speaks_of(signature, axes, word)]  # fmt: skip
-        _, axes = cut(signature, role, tensors[role])[-1]
-        source = tuple(dual(signature, leaf) for leaf in axes)
-        reading = [reader for reader in readers(signature, axes[-1].space) if reader.endswith("weight")]
-        if not moving or downstream(signature, role, axes) is not None or len(reading) != 1:
-            continue
-        ((weight, found),) = cut(signature, reading[0], tensors[reading[0]])
-        out = next((leaf for leaf in found if not leaf.dual and leaf not in source), None)
-        if out is None or not set(source) <= set(found) or not vanishes(signature, reading[0], out.space):
-            continue
-        made = torch.stack([contract(weight, found, cut(signature, role, unit)[-1][0], source, (out,))
-                            for unit in moving], dim=1)  # (stream, units)  # fmt: skip
-        values, vh = singular(made - made.mean(0))
-        for direction in vh[int((values > SPAN * values.max()).sum()) :]:
-            yield {role: torch.stack([part * unit for part, unit in zip(direction, moving, strict=True)]).sum(0)}
-
-
-def _apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A bias without a weight of its own trades with the part of a fused bias that enters the same space (DeBERTa)."""
-    vectors = {role: cut(signature, role, tensors[role]) for role, entry in signature.tensors.items()
-               if role.endswith("bias") and len(entry.axes) == 1}  # fmt: skip
-    for role, blocks in vectors.items():
-        if not role.endswith("_bias") or role.removesuffix("bias") + "weight" in signature.tensors:
-            continue
-        for other, parts in vectors.items():
-            places = [number for number, (_, axes) in enumerate(parts) if axes == blocks[0][1]]
-            for unit in units(tensors[role].shape) if other != role and places else ():
-                found = {role: unit, other: torch.zeros_like(tensors[other])}
-                view = cut(signature, other, found[other])[places[0]][0]
-                view -= unit.view(view.shape)
-                yield found
-
-
-def _shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A table that nothing is added to: what its rows share can move into the biases of all that reads it."""
-    for members in signature.members.values():
-        roles = [role for role, entry in signature.tensors.items()
-                 if any(leaf.space in members for leaf in signature.leaves(entry))]  # fmt: skip
-        if not roles:
-            continue  # joined with another
-        written = [leaf for leaf in signature.leaves(signature.tensors[roles[0]]) if leaf.space in members]
-        table = MOVES[signature.spaces[members[0]].kind] and len(signature.tensors[roles[0]].axes) == 2
-        normed = any(signature.tensors[role].norm for role in roles)
-        if not table or normed or written[0].dual or len(written) > 1 or signature.spaces[written[0].space].batch:
-            continue
-        read = {role: [leaf for leaf in signature.leaves(signature.tensors[role]) if leaf.space in members]
-                for role in roles[1:]}  # fmt: skip
-        if not read or any(len(found) != 1 or not found[0].dual for found in read.values()):
-            continue
-        biases = {role: bias_of(signature, role, tuple(found)) for role, found in read.items()}
-        if None in biases.values() or bias_of(signature, roles[0], (written[0],)):
-            continue
-        for unit in units((signature.sizes[written[0].space],)):
-            found = {roles[0]: torch.zeros_like(tensors[roles[0]])}
-            for view in along(signature, roles[0], found[roles[0]], written[0]):
-                view += unit
-            for role, bias in biases.items():
-                found[bias or ""] = torch.zeros_like(tensors[bias or ""])
-                absorb(signature, {**tensors, **found}, role, bias or "", -unit, (Leaf(read[role][0].space),))
-            yield found
-
-
-def _scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """All that writes into a sum which only norms read scales together. In post-LN the sum begins with a norm's
-    output, which scales too, against what else reads it."""
-    entries = list(signature.tensors.values())
-    for space in {entry.norm.source for entry in entries if entry.norm}:
-        in_heads = bool(signature.spaces[space].batch) and signature.spaces[space].layer is not None
-        if MOVES[signature.spaces[space].kind] != MOVES["linear"] or in_heads:
-            continue  # see `_branches`
-        stage, inner = entries, set[str]()
-        if sandwiched(signature, space):
-            inner = {writer for entry in entries if returns(signature, entry.role, space)
-                     for writer in branch(signature, entry.role)}  # fmt: skip
-        else:
-            stop = next((i for i, entry in enumerate(entries) if returns(signature, entry.role, space)), None)
-            stage = entries[:stop]
-            if stop is None and signature.spaces[space].output:
-                continue
-        reading = [entry.role for entry in stage if has(signature, entry.role, Leaf(space, dual=True))]
-        if reading and not inner:
-            continue  # see `_starts`
-        writing = [entry.role for entry in stage if has(signature, entry.role, Leaf(space)) and entry.role not in inner]
-        if set(reading) & set(writing) or any("nonlinear" in signature.tensors[r].notes for r in (*reading, *writing)):
-            continue
-        yield {
-            entry.role: _gain(tensors, entry.role, entry.norm)
-            if entry.norm
-            else _part(signature, tensors, entry.role, space)
-            for entry in stage
-            if entry.role in writing and not entry.scaled
-        } | {role: -tensors[role] for role in reading}
-    for outlet in outlets(signature):
-        if outlet.writers:
-            grown = [outlet.role, *([outlet.bias] if outlet.bias else []), *outlet.writers]
-            yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}
-
-
-def _part(signature: Signature, tensors: Tensors, role: str, space: str) -> Tensor:
-    """A tensor without the blocks that write elsewhere, as `[latent | rope']` does."""
-    found = torch.zeros_like(tensors[role])
-    cuts = zip(cut(signature, role, tensors[role]), cut(signature, role, found), strict=True)
-    for (piece, axes), (target, _) in cuts:
-        if Leaf(space) in axes:
-            target += piece
-    return found
-
-
-def _starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A post-LN stream that begins with a projection, which the first layer reads as it is (ELECTRA). Where the last
-    norm's bias does not `pass`, the layers run again on what it puts out (ALBERT): both beginnings change together."""
-    order = list(signature.tensors)
-    for space in {entry.norm.source for entry in signature.tensors.values() if entry.norm}:
-        leaf, read = Leaf(space), Leaf(space, dual=True)
-        norms = [i for i, role in enumerate(order)
-                 if returns(signature, role, space) and not signature.tensors[role].head]  # fmt: skip
-        if not norms or signature.spaces[space].layer is not None or sandwiched(signature, space):
-            continue
-        reading = [role for role in order[: norms[0]] if has(signature, role, read)]
-        if not reading:
-            continue
-        writing = [role for role in order[: norms[0]] if has(signature, role, leaf)]
-        start = [role for role in writing if order.index(role) < order.index(reading[0])]
-        added = [role for role in writing if role not in start]
-        passing = [role for role in order if "passes" in signature.tensors[role].notes]
-        again = [i for i in norms if _bias(order[i]) not in passing]
-        after = [role for role in order[norms[-1] :] if has(signature, role, read)] if again else []
-        if again not in ([], [norms[-1]]) or (again and signature.spaces[space].output):
-            continue
-        if any("nonlinear" in signature.tensors[role].notes for role in (*reading, *after)):
-            continue
-        last = [order[norms[-1]], _bias(order[norms[-1]])] if again else []
-        grown = [*start, *last, *added]
-        yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in (*reading, *after)}
-
-        biases = {reader: bias_of(signature, reader, (read,)) for reader in (*reading, *after)}
-        shifts = [[role for role in roles if role.endswith("bias")] for roles in (start, last, added)]
-        tables = [role for role in start if not any(x.dual for x in signature.leaves(signature.tensors[role]))]
-        first = [*shifts[0], *tables][:1]  # a bias, or all rows of a table
-        if None in biases.values() or not first or not shifts[2]:
-            continue
-        for unit in units((signature.sizes[space],)):
-            found = {first[0]: torch.zeros_like(tensors[first[0]]), **{role: unit for role in shifts[1]}}
-            found[shifts[2][0]] = -unit
-            for view in along(signature, first[0], found[first[0]], leaf):
-                view += unit
-            for reader, bias in biases.items():
-                found[bias or ""] = torch.zeros_like(tensors[bias or ""])
-                absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (leaf,))
-            yield found
-        # The norm of the sum does not see what is added along ones, whatever it depends on; where the layers run
-        # again it may depend only on what a norm's output does not have.
-        seen = list(units((signature.sizes[space],)))
-        norm = signature.tensors[last[0]].norm if last else None
-        if norm is not None:
-            seen = [1 / _gain(tensors, last[0], norm)]
-            for reader in after if norm.kind == "layernorm" and last[1] in tensors else ():
-                yield from _reading(signature, tensors, reader, biases[reader] or "", read, seen[0], tensors[last[1]])
-        for unit in seen:
-            moved = _lie(signature, tensors, {space: torch.ones_like(unit).unsqueeze(-1) * unit})
-            yield {role: moved[role] for role in (*start, *last[1:], *reading, *after)}
-        if again:
-            continue
-        for direction, constant in _unreached(signature, tensors, start, leaf):
-            for reader, bias in biases.items():
-                yield from _reading(signature, tensors, reader, bias or "", read, direction, constant)
-
-
-def _reading(
-    signature: Signature, tensors: Tensors, reader: str, bias: str, leaf: Leaf, direction: Tensor, constant: Tensor
-) -> Iterator[Tangent]:
-    """Changes of a reader along a direction in which it meets only a constant."""
-    for tangent in _along(signature, tensors, reader, leaf, direction):
-        tangent[bias] = torch.zeros_like(tensors[bias])
-        absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
-        yield tangent
-
-
-def _unreached(signature: Signature, tensors: Tensors, start: list[str], leaf: Leaf) -> Iterator[tuple[Tensor, Tensor]]:
-    """Directions that a projection from a normed, narrower space does not write along, but for its constant part."""
-    outlet = next((found for found in outlets(signature) if found.readers == start[:1]), None)
-    if outlet is None or outlet.norm.kind != "layernorm" or len(start) != 2 or outlet.bias is None:
-        return
-    ((matrix, axes),) = cut(signature, start[0], tensors[start[0]])
-    matrix = matrix if axes[0] == leaf else matrix.mT
-    reached = (matrix * _gain(tensors, outlet.role, outlet.norm)) @ complement_of_ones(matrix.shape[1])
-    u, values, _ = torch.linalg.svd(reached)
-    constant = matrix @ tensors[outlet.bias] + tensors[start[1]]
-    for direction in u[:, int((values > SPAN).sum()) :].mT:
-        yield direction, constant
-
-
-def _bias(role: str) -> str:
-    return role.removesuffix("weight") + "bias"
-
-
-def _branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Scales that a norm inside a branch removes: of all that it reads, or of each head that it normalizes."""
-    for role, entry in signature.tensors.items():
-        norm = entry.norm
-        if norm is None or not norm.writes_back:
-            continue
-        if signature.spaces[norm.source].layer is None and not sandwiched(signature, norm.source):
-            continue
-        members = branch(signature, role)
-        if not members:
-            continue
-        outer = next(
-            [space for space in before if space not in norm.over]
-            for leaf, before in nesting(signature.tensors[members[0]].axes)
-            if leaf.space == norm.source
-        )
-        for unit in units(tuple(signature.sizes[space] for space in outer)):
-            found = {}
-            for writer in members:
-                found[writer] = torch.zeros_like(tensors[writer])
-                pieces = zip(
-                    cut(signature, writer, tensors[writer]), cut(signature, writer, found[writer]), strict=True
-                )
-                for (piece, axes), (target, _) in pieces:
-                    names = [leaf.space for leaf in axes]
-                    if set(norm.parts) & set(names):
-                        front = [names.index(space) for space in outer]
-                        target += piece * spread(unit, front, piece.dim())
-            yield found
-
-
-def _gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """The weights of the norms of queries and keys scale against each other, as far as rotary embeddings allow."""
-    for key, space in signature.spaces.items():
-        norms = {role: entry for role, entry in signature.tensors.items() if returns(signature, role, key)}
-        moves = MOVES[space.kind]
-        if space.layer is None or len(norms) < 2 or not moves & {"scale", "pair scale", "next scale"}:
-            continue
-        shared = [outer for outer in space.batch if all(outer in {x.space for x in signature.leaves(entry)}
-                                                        for entry in norms.values())]  # fmt: skip
-        groups = torch.eye(space.size, dtype=torch.float64)
-        if "scale" not in moves:
-            first, second = pairs(space.size, interleaved="next scale" in moves)
-            groups = groups[first] + groups[second]
-        for unit in units(tuple(signature.sizes[outer] for outer in shared)):
-            for group in groups:
-                found = {}
-                for role, entry in norms.items():
-                    sign = -1 if has(signature, branch(signature, role)[0], Leaf(key, dual=True)) else 1
-                    assert entry.norm is not None
-                    for name in (role, role.removesuffix("weight") + "bias"):
-                        if name not in tensors:
-                            continue
-                        found[name] = _gain(tensors, role, entry.norm) if name == role else tensors[name].clone()
-                        for view, axes in cut(signature, name, found[name]):
-                            names = [leaf.space for leaf in axes]
-                            if key not in names:
-                                view *= 0
-                                continue
-                            front = [names.index(outer) for outer in (*shared, key)]
-                            view *= sign * spread(unit.unsqueeze(-1) * group, front, view.dim())
-                yield found

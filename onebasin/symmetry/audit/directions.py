@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tangents are made of: maps that act to first order, changes along an axis, factors of norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ..gauge.dataflow import absorb, along, cut
+from ..groups.elements import Linear, act_on
+from ..groups.group import units
+from ..tables.axes import Leaf
+from ..tables.signature import Norm, Signature
+
+Tensors = Mapping[str, Tensor]
+Tangent = dict[str, Tensor]
+
+SPAN = 1e-9  # of vectors of norm 1: what is smaller counts as their dependence on each other
+
+
+def lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> Tangent:
+    """x -> (1 + X) x in every space of `maps`, norm weights left alone. X: (*batch, n, n)."""
+    found: Tangent = {}
+    for role, entry in signature.tensors.items():
+        if entry.diagonal or not any(leaf.space in maps for leaf in signature.leaves(entry)):
+            continue
+        found[role] = torch.zeros_like(tensors[role])
+        pieces = zip(cut(signature, role, tensors[role]), cut(signature, role, found[role]), strict=True)
+        for (piece, axes), (target, _) in pieces:
+            roots = [signature.root.get(leaf.space, "") for leaf in axes]
+            for dim, leaf in enumerate(axes):
+                if leaf.space in maps:
+                    batch = tuple(roots.index(outer) for outer in signature.spaces[roots[dim]].batch)
+                    x = maps[leaf.space]
+                    target += act_on(piece, Linear(x, -x.mT), batch, dim, leaf.dual)
+    return found
+
+
+def gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
+    """Return the factors that the norm multiplies by."""
+    factors = tensors[role] + (1 - norm.unit)
+    if bool((factors == 0).any()):
+        raise ValueError(f"'{role}' holds zeros; an audit needs a generic point")
+    return factors
+
+
+def singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all singular values and right singular vectors, by the slower of two algorithms where the other fails, as
+    it may for many equal values."""
+    try:
+        _, values, vh = torch.linalg.svd(matrix)
+    except RuntimeError:  # it did not converge
+        from scipy.linalg import svd
+
+        _, values, vh = map(torch.from_numpy, svd(matrix.numpy(), lapack_driver="gesvd"))
+    return values, vh
+
+
+def along_axis(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
+    """One direction along the axis of `leaf` (and along those before it, where it has several dimensions), for every
+    index of the others."""
+    for block, view in enumerate(along(signature, role, tensors[role], leaf)):
+        for unit in units(view.shape[: -direction.dim()]):
+            found = torch.zeros_like(tensors[role])
+            target = list(along(signature, role, found, leaf))[block]
+            target += unit[(..., *[None] * direction.dim())] * direction
+            yield {role: found}
+
+
+def meeting(
+    signature: Signature, tensors: Tensors, reader: str, bias: str, leaf: Leaf, direction: Tensor, constant: Tensor
+) -> Iterator[Tangent]:
+    """Changes of a reader along a direction in which it meets only a constant."""
+    for tangent in along_axis(signature, tensors, reader, leaf, direction):
+        tangent[bias] = torch.zeros_like(tensors[bias])
+        absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
+        yield tangent
+
+
+def bias_beside(role: str) -> str:
+    return role.removesuffix("weight") + "bias"
+
+
+def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
+    """A tensor with its dimensions at `dims` of `count`, to broadcast."""
+    shape = [1] * count
+    for dim, size in zip(dims, unit.shape, strict=True):
+        shape[dim] = size
+    return unit.permute([dims.index(dim) for dim in sorted(dims)]).reshape(shape)
+
+
+def passes_on(signature: Signature, role: str) -> bool:
+    """Whether a norm writes back what is read up to the next norm and summed there: its bias has the note `passes`."""
+    bias = signature.tensors.get(bias_beside(role))
+    return bias is not None and "passes" in bias.notes
+
+
+def sandwiched(signature: Signature, space: str) -> bool:
+    """Whether norms that write back into a space normalize what begins the sum (BLOOM) or what a branch adds to it
+    (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
+    norms = {role: e.norm for role, e in signature.tensors.items() if e.norm and not e.head and e.norm.source == space}
+    if any(norm.writes_back and passes_on(signature, role) for role, norm in norms.items()):
+        return False
+    back = [norm.writes_back for norm in norms.values()]
+    return True in back and False in back[back.index(True) :]
