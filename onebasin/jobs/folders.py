@@ -18,7 +18,7 @@ from onebasin.engine import Placing, kept, placed_by
 from onebasin.engine.placing import hidden, real, said
 from onebasin.models import Canonical, Folder, Model, ModelError, Widened
 from onebasin.models.companions import copy_companions
-from onebasin.models.folder import link, locate, refuse_links_out
+from onebasin.models.fetching import link, locate, refuse_links_out
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.models.weight_files import CannotWrite

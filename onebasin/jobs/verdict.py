@@ -28,7 +28,7 @@ from torch import Tensor
 from onebasin.data.teaching import predictions, where_counted
 from onebasin.engine import Tell
 from onebasin.models import Folder, numel
-from onebasin.models.folder import one_line
+from onebasin.models.errors import one_line
 from onebasin.running.classes import takes_cache
 from onebasin.running.expert_layout import running_experts
 from onebasin.running.float64 import throughout

@@ -8,7 +8,9 @@ Everything that touches the disk lives here. Nothing here runs a model (`onebasi
 from .canonical import Canonical
 from .card import model_card, provenance
 from .distance import Distances, before_and_after, distances
-from .folder import DTYPES, Folder, ModelError, locate
+from .errors import ModelError
+from .fetching import locate
+from .folder import DTYPES, Folder
 from .lazy_tensors import LazyTensors
 from .model import Held, Model, View, numel
 from .pairing import Common, Shared, common_roles, of_one_width, read_pair, shared_roles

@@ -3,33 +3,29 @@
 
 from __future__ import annotations
 
-import json
 import mmap
-import os
-import re
-import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from onebasin.families import named_table, table_of, tables
-from onebasin.settings import refuse_vast
 from onebasin.symmetry import Signature, Table, resolve
 from onebasin.symmetry.tables.conditions import lookup
 
+from .configuration import completed, refuse_counts, refuse_kinds
+from .errors import ModelError, read_json
+from .errors import one_line as one_line
+from .fetching import gguf, locate
 from .shards import CODES, Place, mapped, pages_of, places
 
 DTYPES = {
@@ -39,121 +35,10 @@ DTYPES = {
     "float64": torch.float64,
 }
 _STORED = {CODES[dtype]: dtype for dtype in DTYPES.values()}
-_INSIDE = ("additional_chat_templates/*", "[0-9]_*/*")  # of the folders inside a model's, what is read
 _ADAPTER = "adapter_config.json"
-_BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model holds besides weights
-
-_LAYERS, _LABELS = 1000, 10**6  # no more of them than these are believed where there are fewer tensors
 
 
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _FOUND = "WeightsUnpickler error: "  # after it, torch says what a pickle holds besides tensors
-
-
-class ModelError(ValueError):
-    """A model folder that cannot be read; the message says which file and what to do."""
-
-
-def one_line(error: Exception) -> str:
-    """The first two lines of an error's message as one, for use inside another message; with the error's kind where
-    its message alone is no sentence, such as the key of a KeyError."""
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    lines = [line.strip() for line in _COLOUR.sub("", told).splitlines() if line.strip()]
-    text = " ".join(lines[:2])[:300]
-    bare = isinstance(error, AssertionError | AttributeError | LookupError | NameError | TypeError)
-    return f"{type(error).__name__}: {text}" if bare and text else text or type(error).__name__
-
-
-def _number(read: dict[str, Any]) -> Any:
-    """A number that JSON has no word for, as transformers writes it, or what else was read."""
-    return float(read["__float__"]) if read.get("__float__") in ("Infinity", "-Infinity", "NaN") else read
-
-
-def _json(path: Path) -> Any:
-    try:
-        content = json.loads(path.read_text("utf-8"), object_hook=_number)
-        refuse_vast(content)
-        return content
-    except OSError as error:
-        raise ModelError(f"'{path}' cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"'{path}' is not valid JSON: {one_line(error)}") from None
-
-
-def locate(model: str | Path, *files: str) -> Path:
-    """The local folder of a model: a path, or a hub id `owner/name[@revision]` fetched into the hub's cache.
-
-    files: patterns of what to fetch (default: a model's weights and what lies beside them). Raises ModelError
-    where there is neither, and where a file of the folder is a link that leads out of it.
-    """
-    text = str(model)
-    path = Path(text)
-    if text and path.is_dir():
-        refuse_links_out(path)
-        return path
-    if text and path.exists():
-        if path.suffix == ".gguf":
-            raise ModelError(_gguf(path))
-        raise ModelError(f"'{text}' is a file; give the folder that holds config.json and the weights")
-    if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.parent.is_dir():
-        raise ModelError(f"there is no folder '{text}' (a model on the hub is called 'owner/name')")
-    try:
-        if files:
-            return _fetch(text, *files)
-        found = _fetch(text, "model*.safetensors")
-        return found if any(found.glob("model*.safetensors")) else _fetch(text, "pytorch_model*.bin")
-    except LocalEntryNotFoundError:  # offline, or no connection
-        reason = "it is not in the hub's cache, and the hub cannot be reached"
-        fetch = f"give a folder, or fetch it first: hf download {text.partition('@')[0]}"
-        raise ModelError(f"there is no folder '{text}', {reason}; {fetch}") from None
-    except Exception as error:  # the client's own errors, and those of whichever transport it uses
-        reason = one_line(error)
-        raise ModelError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None
-
-
-_followed: set[Path] = set()  # links that `link` made
-
-
-def link(place: Path, target: Path) -> None:
-    """Make `place` a link to the file `target`, or a copy of it where links cannot be made.
-
-    Models may be read through it, unlike through links that are found.
-    """
-    try:
-        place.symlink_to(target.resolve())
-    except OSError:  # Windows, where only some may make links
-        shutil.copyfile(target, place)
-    _followed.add(place.absolute())
-
-
-def refuse_links_out(folder: Path) -> None:
-    """Raise ModelError, naming the file, where a file of a model folder lies elsewhere, by a link.
-
-    Such a folder may come from anywhere, and what its files hold goes into the output. The hub's cache is made of
-    links: those into it are followed, and those of a snapshot to the blobs beside it, wherever that cache lies.
-    """
-    whole = folder.resolve()
-    roots = [whole, Path(constants.HF_HUB_CACHE).resolve()]
-    if whole.parent.name == "snapshots":
-        roots.append(whole.parent.parent / "blobs")
-    for path in (*folder.iterdir(), *(path for inside in _INSIDE for path in folder.glob(inside))):
-        target = Path(os.path.realpath(path))  # `resolve` raises where links run in a circle
-        if not any(map(target.is_relative_to, roots)) and target.is_file() and path.absolute() not in _followed:
-            raise ModelError(f"'{path}' is a link that leads out of its folder, to '{target}'; put a copy of the "
-                                  "file in its place")  # fmt: skip
-
-
-def _fetch(model: str, *weights: str) -> Path:
-    name, _, revision = model.partition("@")
-    return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_BESIDES, *weights]))
-
-
-def _gguf(file: Path) -> str:
-    # transformers has the numbers in floating point by then, but saves no model that it thinks of as quantised.
-    return (f"'{file}' is a GGUF file; write it in floating point first (with the packages gguf and accelerate): "
-            f"model = transformers.AutoModelForCausalLM.from_pretrained('{file.parent}', gguf_file='{file.name}'); "
-            "model.hf_quantizer = None; vars(model.config).pop('quantization_config', None); "
-            "model.save_pretrained(FOLDER)")  # fmt: skip
 
 
 def finite(tensor: Tensor) -> bool:
@@ -188,7 +73,7 @@ class Folder:
         path = self.folder / "config.json"
         if not path.is_file():
             raise ModelError(self._no_config())
-        config = _json(path)
+        config = read_json(path)
         if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
             raise ModelError(f"'{path}' names no model_type")
         if "quantization_config" in config:
@@ -198,19 +83,19 @@ class Folder:
                 f"'{self.name}' is quantised; write it in floating point first: transformers.{cls}.from_pretrained"
                 f"('{self.name}').dequantize().save_pretrained(FOLDER)"
             )
-        _refuse_kinds(config, path)
+        refuse_kinds(config, path)
         return config
 
     def _no_config(self) -> str:
         """Why there is no config.json: what this is instead of a model."""
         if (self.folder / _ADAPTER).is_file():
-            config = _json(self.folder / _ADAPTER)
+            config = read_json(self.folder / _ADAPTER)
             base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
             named = base if isinstance(base, str) and base else "BASE"
             return f"'{self.name}' is an adapter alone; name it with its base model: '{named}+{self.name}'"
         packed = sorted(self.folder.glob("*.gguf"))
         if packed:
-            return _gguf(packed[0])
+            return gguf(packed[0])
         return f"'{self.folder}' holds no config.json; is it a Hugging Face model folder?"
 
     @cached_property
@@ -249,7 +134,7 @@ class Folder:
 
     def _fits(self, table: Table, kind: str) -> bool:
         try:
-            full, aliases = _complete({**self._stated, "model_type": kind})
+            full, aliases = completed({**self._stated, "model_type": kind})
             stated = {**self._stated, **{new: self._stated[old] for new, old in aliases.items() if old in self._stated}}
             resolve(table, self.shapes, full)
         except Exception:  # each class refuses values in its own way, and so does each table
@@ -266,9 +151,9 @@ class Folder:
         """The configuration with the defaults of its class filled in. No code of the folder is run."""
         if self.raw_config["model_type"] not in CONFIG_MAPPING:
             return self.raw_config
-        _refuse_counts(self.raw_config, len(self.files), self.folder / "config.json")
+        refuse_counts(self.raw_config, len(self.files), self.folder / "config.json")
         try:
-            return _complete(self.raw_config)[0]
+            return completed(self.raw_config)[0]
         except Exception as error:  # each config class refuses bad values in its own way
             raise ModelError(f"'{self.folder / 'config.json'}': {one_line(error)}") from None
 
@@ -293,7 +178,7 @@ class Folder:
         raise ModelError(f"'{self.folder}' holds no model.safetensors and no pytorch_model.bin")
 
     def _indexed(self, index: Path, suffix: str) -> dict[str, Path]:
-        read = _json(index)
+        read = read_json(index)
         named = read.get("weight_map") if isinstance(read, dict) else None
         if not isinstance(named, dict) or not named or not all(isinstance(file, str) for file in named.values()):
             raise ModelError(f"'{index}' is not an index of weight files: it has no usable 'weight_map'")
@@ -491,42 +376,3 @@ class Folder:
         """Names on disk that the table ignores (buffers)."""
         placed = {name for entry in self.signature.tensors.values() for name in entry.names}
         return (name for name in self.files if name not in placed)
-
-
-def _refuse_kinds(config: dict[str, Any], path: Path) -> None:
-    """Raise ModelError where what is read of every config, and checked by no class, is of another kind."""
-    names = config.get("architectures")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ModelError(f"'{path}': architectures is {str(names)[:40]!r} and not a list of names")
-    for key in ("id2label", "label2id"):
-        if not isinstance(config.get(key), dict | None):
-            raise ModelError(f"'{path}': {key} is {str(config[key])[:40]!r} and not an object")
-
-
-def _refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
-    """Raise ModelError for more layers than there are tensors, or labels than there can be.
-
-    A class makes something for each, which takes minutes and all memory before anything is compared with the weights.
-    """
-    for key, value in config.items():
-        if isinstance(value, dict):
-            _refuse_counts(value, tensors, path)
-        most = max(tensors, _LAYERS) if re.search("layers?$", key) else _LABELS if key == "num_labels" else None
-        if most is not None and isinstance(value, int | float) and value > most:
-            raise ModelError(f"'{path}': {key} is {str(value)[:20]}, for which {tensors} tensors are too few")
-
-
-def _complete(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A configuration with the defaults of its class, and what the class calls by other names: theirs -> ours."""
-    full = CONFIG_MAPPING[given["model_type"]].from_dict(deepcopy(given))
-    aliases = dict(getattr(full, "attribute_map", {}))
-    names = {new: getattr(full, new, None) for new in aliases}
-    return _filled(given, {**full.to_dict(), **names}), aliases
-
-
-def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with defaults for all keys that it lacks, also inside the configs of towers."""
-    inner = {key: _filled(value, defaults[key]) for key, value in given.items()
-             if isinstance(value, dict) and isinstance(defaults.get(key), dict)
-             and key.endswith("_config")}  # fmt: skip
-    return {**defaults, **given, **inner}

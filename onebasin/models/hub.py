@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from .folder import ModelError, one_line
+from .errors import ModelError, one_line
 
 
 def upload(folder: str | Path, repository: str) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from onebasin.engine.placing import real, replaceable, tidy
 
 from .companions import companions
-from .folder import Folder, ModelError
+from .errors import ModelError
+from .folder import Folder
 
 MODEL = "config.json"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from onebasin.symmetry import Entry, Signature, Space
 from onebasin.symmetry.tables.axes import show
 
-from .folder import ModelError
+from .errors import ModelError
 from .model import Model
 
 

@@ -15,7 +15,8 @@ from onebasin.symmetry import Signature, acting_groups
 from onebasin.symmetry.gauge.canonical import plan
 from onebasin.symmetry.gauge.widening import widening
 
-from .folder import Folder, ModelError, _json, one_line
+from .errors import ModelError, one_line, read_json
+from .folder import Folder
 from .model import View
 from .pairing import read_pair, shared_roles
 
@@ -146,7 +147,7 @@ def tokens(folder: Path) -> dict[int, str] | None:
     """Id -> token, from tokenizer.json, vocab.json or vocab.txt, whichever there is first."""
     whole, words, lines = (folder / name for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
     if whole.is_file():
-        read = _json(whole)
+        read = read_json(whole)
         model, added = (read.get(key) for key in ("model", "added_tokens")) if isinstance(read, dict) else (None, None)
         found = _by_id(model.get("vocab")) if isinstance(model, dict) else {}
         for token in added if isinstance(added, list) else []:
@@ -155,7 +156,7 @@ def tokens(folder: Path) -> dict[int, str] | None:
         return found or None
     if words.is_file():
         extra = folder / "added_tokens.json"
-        return _by_id(_json(words)) | (_by_id(_json(extra)) if extra.is_file() else {}) or None
+        return _by_id(read_json(words)) | (_by_id(read_json(extra)) if extra.is_file() else {}) or None
     if lines.is_file():
         try:
             text = lines.read_text("utf-8")

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 from onebasin.symmetry import Signature
 
 from .companions import TOKENIZER
-from .folder import Folder, ModelError, one_line
+from .errors import ModelError, one_line
+from .folder import Folder
 from .model import Model, View
 from .preflight import tokens, vocabulary
 from .rewritten import Rewritten

@@ -17,7 +17,8 @@ from torch import Tensor
 from onebasin import engine
 from onebasin.engine import behind, on_ray
 
-from .folder import ModelError, finite
+from .errors import ModelError
+from .folder import finite
 from .lazy_tensors import Group, LazyTensors
 from .model import Model
 from .shards import HALF, Cut, Shard, room_for

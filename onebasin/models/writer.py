@@ -17,7 +17,7 @@ from onebasin.engine import Placing
 from onebasin.settings import Written
 
 from .companions import copy_companions
-from .folder import ModelError
+from .errors import ModelError
 from .model import Model
 from .outputs import MODEL, Output, refuse_outputs
 from .published import public_name

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onebasin.models.folder import Folder, ModelError
+from onebasin.models.errors import ModelError
+from onebasin.models.folder import Folder
 from onebasin.models.writer import write_model
 
 from .lora import _FACTOR, Adapter, fit

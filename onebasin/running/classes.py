@@ -14,7 +14,8 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoModel, PretrainedConfig
 
-from onebasin.models.folder import Folder, ModelError
+from onebasin.models.errors import ModelError
+from onebasin.models.folder import Folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

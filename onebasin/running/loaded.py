@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.models import Model
-from onebasin.models.folder import ModelError, one_line
+from onebasin.models.errors import ModelError, one_line
 from onebasin.symmetry import Entry, Signature
 
 from .expert_layout import Part, assembled, observed, one_by_one

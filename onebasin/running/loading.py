@@ -16,7 +16,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from onebasin.models.folder import Folder, ModelError, one_line
+from onebasin.models.errors import ModelError, one_line
+from onebasin.models.folder import Folder
 from onebasin.models.lazy_tensors import LazyTensors
 
 from .classes import class_for, class_of, config_of, kind_of, quietly, runnable, some_of

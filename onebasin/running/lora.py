@@ -22,7 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from onebasin.models.companions import copy_companions
-from onebasin.models.folder import Folder, ModelError, _json, one_line, refuse_links_out
+from onebasin.models.errors import ModelError, one_line, read_json
+from onebasin.models.fetching import refuse_links_out
+from onebasin.models.folder import Folder
 from onebasin.models.weight_files import clearly
 from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.gauge.canonical import plan
@@ -53,7 +55,7 @@ class Adapter:
             if not path.is_file():
                 raise ModelError(f"'{folder}' holds no {path.name}; give the folder of a LoRA adapter")
         refuse_links_out(self.folder)
-        self.config: dict[str, Any] = _json(config)
+        self.config: dict[str, Any] = read_json(config)
         if not isinstance(self.config, dict) or self.config.get("peft_type") != "LORA":
             raise ModelError(f"'{config}': only adapters of peft_type LORA can be rewritten")
         start = str(self.config.get("init_lora_weights")).lower()

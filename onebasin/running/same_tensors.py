@@ -8,7 +8,8 @@ from math import inf
 import torch
 
 from onebasin.engine import Means, in_order
-from onebasin.models.folder import Folder, ModelError
+from onebasin.models.errors import ModelError
+from onebasin.models.folder import Folder
 from onebasin.running.verification import Verification
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure

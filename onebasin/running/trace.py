@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.models.folder import ModelError
+from onebasin.models.errors import ModelError
 from onebasin.symmetry.tables.axes import Axis, leaves
 
 from .classes import takes_cache

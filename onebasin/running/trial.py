@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from onebasin.models import Canonical, Folder, Model, ModelError, Rewritten
-from onebasin.models.folder import one_line
+from onebasin.models.errors import one_line
 from onebasin.models.model import View
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.groups.elements import Element

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from onebasin.models.folder import Folder, ModelError, one_line
+from onebasin.models.errors import ModelError, one_line
+from onebasin.models.folder import Folder
 from onebasin.models.lazy_tensors import LazyTensors
 from onebasin.models.model import Model
 

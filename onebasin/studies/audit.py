@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from onebasin.families import UnknownFamily, named_table, table_for, tables
 from onebasin.models import Folder, ModelError
-from onebasin.models.folder import one_line
+from onebasin.models.errors import one_line
 from onebasin.running.classes import quietly
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.float64 import Float64, OnlyFloat64

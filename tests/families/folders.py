@@ -15,7 +15,8 @@ from elements import random_alignment
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onebasin.models.folder import Folder, ModelError
+from onebasin.models.errors import ModelError
+from onebasin.models.folder import Folder
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.groups import (

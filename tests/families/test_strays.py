@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import onebasin
 from onebasin.families import table_for
-from onebasin.models.folder import Folder, ModelError
+from onebasin.models.errors import ModelError
+from onebasin.models.folder import Folder
 from onebasin.symmetry import TableError, resolve
 
 Saved = Callable[[str], Folder]

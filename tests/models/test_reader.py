@@ -16,7 +16,7 @@ from zoo import CASES, save
 
 import onebasin
 from onebasin.models import Folder, ModelError, write_model
-from onebasin.models.folder import link
+from onebasin.models.fetching import link
 from onebasin.running import compare
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
@@ -82,7 +82,7 @@ def test_missing_folder(tmp_path: Path) -> None:
 def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onebasin.models.folder.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("onebasin.models.fetching.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(ModelError, match="there is no folder 'models/typo'"):
         Folder("models/typo")
 
@@ -94,7 +94,7 @@ def test_hub_id(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append((name, revision, allow_patterns[-1]))
         return str(bert)
 
-    monkeypatch.setattr("onebasin.models.folder.snapshot_download", download)
+    monkeypatch.setattr("onebasin.models.fetching.snapshot_download", download)
     assert Folder("owner/name@v2").folder == bert
     to_pickle(bert)
     assert Folder("owner/name").folder == bert

@@ -18,7 +18,7 @@ from onebasin.engine import peak_memory
 from onebasin.fusion import METHODS, method_of
 from onebasin.models import DTYPES, Folder, Model, View, write_model
 from onebasin.models.card import paths_of
-from onebasin.models.folder import locate
+from onebasin.models.fetching import locate
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.published import without_paths
 from onebasin.models.writer import appearing

@@ -15,7 +15,7 @@ import torch
 
 from onebasin.models import Folder, ModelError
 from onebasin.models.companions import copy_companions
-from onebasin.models.folder import one_line
+from onebasin.models.errors import one_line
 from onebasin.models.writer import bytes_of
 from onebasin.settings import Written, refuse_unknown
 

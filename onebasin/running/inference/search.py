@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onebasin.models import ModelError
-from onebasin.models.folder import one_line
+from onebasin.models.errors import one_line
 from onebasin.running import twins
 from onebasin.running.shrinking import Scale
 from onebasin.symmetry import Table, TableError, read_table

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's configuration: what may stand in it, and the defaults of its class."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING
+
+from .errors import ModelError
+
+_LAYERS, _LABELS = 1000, 10**6  # no more of them than these are believed where there are fewer tensors
+
+
+def refuse_kinds(config: dict[str, Any], path: Path) -> None:
+    """Raise ModelError where what is read of every config, and checked by no class, is of another kind."""
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ModelError(f"'{path}': architectures is {str(names)[:40]!r} and not a list of names")
+    for key in ("id2label", "label2id"):
+        if not isinstance(config.get(key), dict | None):
+            raise ModelError(f"'{path}': {key} is {str(config[key])[:40]!r} and not an object")
+
+
+def refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
+    """Raise ModelError for more layers than there are tensors, or labels than there can be.
+
+    A class makes something for each, which takes minutes and all memory before anything is compared with the weights.
+    """
+    for key, value in config.items():
+        if isinstance(value, dict):
+            refuse_counts(value, tensors, path)
+        most = max(tensors, _LAYERS) if re.search("layers?$", key) else _LABELS if key == "num_labels" else None
+        if most is not None and isinstance(value, int | float) and value > most:
+            raise ModelError(f"'{path}': {key} is {str(value)[:20]}, for which {tensors} tensors are too few")
+
+
+def completed(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A configuration with the defaults of its class, and what the class calls by other names: theirs -> ours."""
+    full = CONFIG_MAPPING[given["model_type"]].from_dict(deepcopy(given))
+    aliases = dict(getattr(full, "attribute_map", {}))
+    names = {new: getattr(full, new, None) for new in aliases}
+    return _filled(given, {**full.to_dict(), **names}), aliases
+
+
+def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return a config with defaults for all keys that it lacks, also inside the configs of towers."""
+    inner = {key: _filled(value, defaults[key]) for key, value in given.items()
+             if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+             and key.endswith("_config")}  # fmt: skip
+    return {**defaults, **given, **inner}
