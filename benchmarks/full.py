@@ -43,7 +43,7 @@ from onebasin.engine import peak_memory
 from onebasin.jobs import aligning, writing
 from onebasin.jobs import match as matching
 from onebasin.matching import coordinate_descent as descent
-from onebasin.models import canonical, folder
+from onebasin.models import folder, views
 from onebasin.symmetry import alignment
 from onebasin.symmetry.groups import grouped, orthogonal, permutation, wreath
 
@@ -87,7 +87,7 @@ SOLVERS = ("head pairs", "gains", "assignment", "order proofs")
 # Where what a part runs is called: module or class, name.
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "reading": [(folder.Folder, "read")],
-    "canonical form": [(canonical.Canonical, "read")],
+    "canonical form": [(views.Canonical, "read")],
     "rotations": [(alignment.Alignment, "apply")],
     "stream moments": [(descent, "cross_moments")],
     "neuron moments": [(descent, "pairwise_moments"), (descent, "outer_moments")],

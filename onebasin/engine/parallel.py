@@ -53,21 +53,16 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
                     future.cancel()
 
 
-def behind(function: Callable[[T], object], items: Iterable[T], ahead: int = 1) -> None:
-    """Call function(item) for every item, in order, in one thread, while the caller's thread makes the next items.
+def behind(function: Callable[[T], object], items: Iterable[T]) -> None:
+    """Call function(item) for every item, in order, in one thread, while the caller's thread makes the next but one.
 
     The first exception of either thread is raised.
-
-    Args:
-        function: Called with every item.
-        items: Made in the caller's thread.
-        ahead: How many items may wait.
     """
     waiting: deque[Future[object]] = deque()
     with ThreadPoolExecutor(1) as pool:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) > ahead:
+            if len(waiting) > 1:
                 waiting.popleft().result()
         for future in waiting:
             future.result()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onebasin.models import Model, View
-from onebasin.models.widened import sizes_of
+from onebasin.models.views import sizes_of
 from onebasin.settings import Strength, checked
 from onebasin.symmetry import Signature
 from onebasin.symmetry.coupling import Blend

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from onebasin.data import Task, evaluate, load_model
+from onebasin.data import Scores, Task, evaluate, load_model
 from onebasin.engine import Tell
 from onebasin.models import Folder
 from onebasin.settings import Points, checked
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Model = Mapping[str, Tensor] | str | Path
 
@@ -101,19 +104,34 @@ def curve(
     if len(list(other.parameters())) > len(list(model.parameters())):
         model = other  # where one model ties two tensors and the other does not, only the latter can hold both
     model.to(device)  # type: ignore[arg-type]
-    lambdas = [i / (points - 1) for i in range(points)]
-    losses, accuracies = [], []
-    for lam in lambdas:
+
+    def at(lam: float) -> PreTrainedModel:
+        model.load_state_dict(interpolate(ends[0], ends[1], lam))
+        return model
+
+    lambdas = even(points)
+    return measured(lambdas, map(at, lambdas), task, tell)
+
+
+def even(points: int) -> list[float]:
+    """Return the places of equally spaced points on a line, from 0 to 1."""
+    return [i / (points - 1) for i in range(points)]
+
+
+def measured(
+    lambdas: Sequence[float], models: Iterable[PreTrainedModel], task: Task, tell: Tell | None = None
+) -> dict[str, Any]:
+    """Return what `curve` does, of models that are made one after another."""
+    scores: list[Scores] = []
+    for lam, model in zip(lambdas, models, strict=True):
         if tell:
             tell(f"evaluating at lambda {lam:.3g}")
-        model.load_state_dict(interpolate(ends[0], ends[1], lam))
-        scores = evaluate(model, task)
-        losses.append(scores.loss)
-        accuracies.append(scores.accuracy)
+        scores.append(evaluate(model, task))
+    losses = [score.loss for score in scores]
     return {
-        "lambdas": lambdas,
+        "lambdas": list(lambdas),
         "losses": losses,
-        "accuracies": accuracies,
+        "accuracies": [score.accuracy for score in scores],
         "barrier": barrier(losses[0], losses[-1], losses, lambdas),
         "end_losses": [losses[0], losses[-1]],
     }

@@ -248,10 +248,10 @@ def _rates() -> Work:
     )
 
 
-def _rate(amount: float, run: Callable[[], object], repeats: int = 3) -> float:
+def _rate(amount: float, run: Callable[[], object]) -> float:
     """Work a second of one thread's processor time."""
     with one_core_each():
-        return amount / min(_taken(run) for _ in range(repeats))
+        return amount / min(_taken(run) for _ in range(3))
 
 
 def _taken(run: Callable[[], object]) -> float:

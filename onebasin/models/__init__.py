@@ -5,7 +5,6 @@ Everything that touches the disk lives here. Nothing here runs a model (`onebasi
 (tables do), or searches for an alignment.
 """
 
-from .canonical import Canonical
 from .card import model_card, provenance
 from .distance import Distances, before_and_after, distances
 from .errors import ModelError
@@ -14,8 +13,7 @@ from .folder import DTYPES, Folder
 from .lazy_tensors import LazyTensors
 from .model import Held, Model, View, numel
 from .pairing import Common, Shared, common_roles, of_one_width, read_pair, shared_roles
-from .rewritten import Rewritten
-from .widened import Widened
+from .views import Canonical, Rewritten, Widened
 from .writer import write_model
 
 __all__ = [

@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import mmap
-import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
@@ -26,7 +22,7 @@ from .configuration import completed, refuse_counts, refuse_kinds
 from .errors import ModelError, read_json
 from .errors import one_line as one_line
 from .fetching import gguf, locate
-from .shards import CODES, Place, mapped, pages_of, places
+from .stored import PickleFile, SafeFile
 
 DTYPES = {
     "float32": torch.float32,
@@ -34,11 +30,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float64": torch.float64,
 }
-_STORED = {CODES[dtype]: dtype for dtype in DTYPES.values()}
 _ADAPTER = "adapter_config.json"
-
-
-_FOUND = "WeightsUnpickler error: "  # after it, torch says what a pickle holds besides tensors
 
 
 def finite(tensor: Tensor) -> bool:
@@ -57,7 +49,8 @@ class Folder:
         self.name = str(model)
         self.folder = locate(model)
         self._family = family
-        self._open = ExitStack()
+        self._opened: dict[Path, SafeFile | PickleFile] = {}
+        self._finite: set[str] = set()  # roles that were read and found so: the descent reads them again and again
         self.notes: list[str] = []
 
     def __repr__(self) -> str:
@@ -169,7 +162,7 @@ class Folder:
         for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
             single = self.folder / f"{stem}{suffix}"
             if single.is_file():
-                if not (names := self._names(single)):
+                if not (names := self._file(single).names()):
                     raise ModelError(f"'{single}' holds no tensors")
                 return dict.fromkeys(names, single)
             index = self.folder / f"{stem}{suffix}.index.json"
@@ -187,7 +180,7 @@ class Folder:
             path = self.folder / file
             if Path(file).name != file or not file.endswith(suffix) or not path.is_file():
                 raise ModelError(f"'{index}' names '{file}', which is no weight file of this folder")
-            for name in self._names(path):  # transformers loads all that a file holds, listed or not
+            for name in self._file(path).names():  # transformers loads all that a file holds, listed or not
                 if name in files:
                     raise ModelError(f"'{name}' is in '{files[name]}' and again in '{path}'")
                 files[name] = path
@@ -196,109 +189,31 @@ class Folder:
                 raise ModelError(f"'{self.folder / file}' lacks '{name}', which '{index.name}' promises")
         return files
 
-    # --- safetensors and pickles ----------------------------------------------------------------------------
-
-    @cached_property
-    def _handles(self) -> dict[Path, Any]:
-        return {}
-
-    def _handle(self, file: Path) -> Any:
-        if file not in self._handles:
-            try:
-                self._handles[file] = self._open.enter_context(safe_open(str(file), "pt"))
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"'{file}' is damaged or cut short: {error}") from None
-        return self._handles[file]
-
-    @cached_property
-    def _headers(self) -> dict[Path, dict[str, Place]]:
-        return {}
-
-    @cached_property
-    def _maps(self) -> dict[Path, mmap.mmap]:
-        return {}
-
-    def _map(self, file: Path) -> mmap.mmap:
-        if file not in self._maps:
-            self._maps[file] = pages_of(file)
-        return self._maps[file]
-
-    def _places(self, file: Path) -> dict[str, Place]:
-        if file not in self._headers:
-            self._headers[file] = places(file)
-        return self._headers[file]
-
-    def _names(self, file: Path) -> list[str]:
-        return list((self._handle(file) if file.suffix == ".safetensors" else self._pickle(file)).keys())
-
-    def _pickle(self, file: Path) -> dict[str, Tensor]:
-        """The tensors of a pickle, by the loader that builds nothing but tensors and runs no code."""
-        if file not in self._handles:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # about how the file was written
-                    try:
-                        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-                    except RuntimeError:  # the older format, without zip, cannot be memory-mapped
-                        loaded = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # a hostile file can raise anything
-                found = str(error).partition(_FOUND)[2].partition("\n")[0]
-                found = found.partition(". ")[0]  # torch goes on about how to load it anyway
-                reason = f"is damaged, or holds more than tensors and could run code ({found or one_line(error)})"
-                raise ModelError(f"'{file}' {reason}; it was not loaded") from None
-            if not isinstance(loaded, dict) or not all(
-                isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
-                for name, value in loaded.items()
-            ):
-                raise ModelError(f"'{file}' is not a dictionary of tensors")
-            for name, value in loaded.items():
-                if value.is_meta:
-                    raise ModelError(f"'{file}': the tensor '{name}' is on the device meta, where it has no "
-                                          "numbers; save the model again from memory")  # fmt: skip
-                if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                    raise ModelError(f"'{file}': the tensor '{name}' repeats numbers that it stores once (an "
-                                          "expanded tensor); save it again as .contiguous()")  # fmt: skip
-            self._handles[file] = {name: value.detach() for name, value in loaded.items()}
-        return self._handles[file]  # type: ignore[no-any-return]
+    def _file(self, path: Path) -> SafeFile | PickleFile:
+        if path not in self._opened:
+            self._opened[path] = (SafeFile if path.suffix == ".safetensors" else PickleFile)(path)
+        return self._opened[path]
 
     def close(self) -> None:
         """Let go of all files."""
-        self._open.close()
-        self.__dict__.pop("_handles", None)
-        self.__dict__.pop("_maps", None)  # unmapped with the last tensor
+        for file in self._opened.values():
+            file.close()
+        self._opened.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which opens the files itself."""
-        opened = ("_open", "_handles", "_maps")
-        return {key: value for key, value in self.__dict__.items() if key not in opened}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _open=ExitStack())
-
-    # --- what matching needs --------------------------------------------------------------------------------
+        return {**self.__dict__, "_opened": {}}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Tensor name on disk -> shape, from headers only."""
-        return {
-            name: tuple(self._handle(file).get_slice(name).get_shape())
-            if file.suffix == ".safetensors"
-            else tuple(self._pickle(file)[name].shape)
-            for name, file in self.files.items()
-        }
+        return {name: self._file(path).shape(name) for name, path in self.files.items()}
 
     @cached_property
     def dtypes(self) -> dict[str, torch.dtype]:
         """Tensor name on disk -> floating-point dtype, from headers only; other tensors are left out."""
-        found = {}
-        for name, file in self.files.items():
-            if file.suffix == ".safetensors":
-                dtype = _STORED.get(self._handle(file).get_slice(name).get_dtype())
-            else:
-                dtype = self._pickle(file)[name].dtype
-            if dtype is not None and dtype in DTYPES.values():
-                found[name] = dtype
-        return found
+        found = {name: self._file(path).dtype(name) for name, path in self.files.items()}
+        return {name: dtype for name, dtype in found.items() if dtype is not None and dtype in DTYPES.values()}
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -331,18 +246,7 @@ class Folder:
 
     def read_name(self, name: str) -> Tensor:
         """The tensor `name` (as on disk) in its own dtype."""
-        file = self.files[name]
-        if file.suffix != ".safetensors":
-            return self._pickle(file)[name]
-        whole = self._handle(file)  # which refuses what is damaged
-        try:
-            place = self._places(file).get(name)
-            if place is None:  # of a dtype that is not computed with
-                unusual: Tensor = whole.get_tensor(name)
-                return unusual
-            return mapped(self._map(file), place)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise ModelError(f"'{file}': '{name}' cannot be read ({one_line(error)})") from None
+        return self._file(self.files[name]).read(name)
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         """Return the tensor `role` of the signature.
@@ -366,11 +270,6 @@ class Folder:
             raise ModelError(f"'{self.name}': the tensor '{name}' holds NaN or infinite values")
         self._finite.add(role)
         return tensor
-
-    @cached_property
-    def _finite(self) -> set[str]:
-        """Roles that were read and found finite: the descent reads them again and again."""
-        return set()
 
     def others(self) -> Iterator[str]:
         """Names on disk that the table ignores (buffers)."""

@@ -20,7 +20,7 @@ from .errors import ModelError, one_line
 from .folder import Folder
 from .model import Model, View
 from .preflight import tokens, vocabulary
-from .rewritten import Rewritten
+from .views import Rewritten
 from .writer import write_model
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 import onebasin
-from onebasin.data import Scores, Task, evaluate, load_model
+from onebasin.data import Task, load_model
 from onebasin.data.calibration import Calibration, Data
 from onebasin.data.models import quiet
 from onebasin.engine import Means, Tell, appearing_text
 from onebasin.fusion import AVERAGES, method_of
 from onebasin.fusion.method import Sources
-from onebasin.landscape import barrier
+from onebasin.landscape.line import even, measured
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.models import Folder, shared_roles
 from onebasin.settings import Points, check_fields
@@ -83,7 +83,6 @@ def study_levels(
     how, folder = how or Compared(), Path(output)
     refuse_results(output, FILES, [a, b], overwrite)
     require_matplotlib()
-    lambdas = [i / (how.points - 1) for i in range(how.points)]
     found: dict[str, Any] = {}
     for level in how.levels:
         with tempfile.TemporaryDirectory() as temporary:
@@ -91,7 +90,7 @@ def study_levels(
             found[level]["methods"] = {}
             for method in how.methods:
                 say = None if tell is None else _prefixed(tell, f"{level}, {method}")
-                found[level]["methods"][method] = _curve(*ends, task, method, lambdas, how.device, say)
+                found[level]["methods"][method] = _curve(*ends, task, method, even(how.points), how.device, say)
     results = {
         "models": [Path(a).name, Path(b).name],
         "task": task.name,
@@ -147,20 +146,9 @@ def _curve(
 ) -> dict[str, Any]:
     started = time.perf_counter()
     frame = load_model(a, task.name)
-    scores: list[Scores] = []
-    for lam, tensors in zip(lambdas, _merged(a, b, method, lambdas, device), strict=True):
-        if tell:
-            tell(f"evaluating at lambda {lam:.3g}")
-        scores.append(evaluate(_filled(frame, tensors).to(device), task))  # type: ignore[arg-type]
-    losses = [score.loss for score in scores]
-    return {
-        "lambdas": list(lambdas),
-        "losses": losses,
-        "accuracies": [score.accuracy for score in scores],
-        "barrier": barrier(losses[0], losses[-1], losses, lambdas),
-        "end_losses": [losses[0], losses[-1]],
-        "seconds": round(time.perf_counter() - started, 3),
-    }
+    merged = (_filled(frame, tensors).to(device) for tensors in _merged(a, b, method, lambdas, device))  # type: ignore[arg-type]
+    found = measured(lambdas, merged, task, tell)
+    return {**found, "seconds": round(time.perf_counter() - started, 3)}
 
 
 def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) -> Iterator[dict[str, Tensor]]:

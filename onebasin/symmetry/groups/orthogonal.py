@@ -21,15 +21,15 @@ def random_orthogonal(size: int, batch: tuple[int, ...], generator: torch.Genera
     return q * torch.sign(torch.diagonal(r, dim1=-2, dim2=-1)).unsqueeze(-2)
 
 
-def complement_of_ones(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Orthonormal basis of the vectors that sum to zero, (size, size - 1).
+def complement_of_ones(size: int) -> Tensor:
+    """Orthonormal basis of the vectors that sum to zero, (size, size - 1) float64.
 
     The Helmert basis: column k is (1, ..., 1, -k, 0, ...) / sqrt(k (k + 1)).
     """
     k = torch.arange(1, size, dtype=torch.float64)
     basis = torch.triu(torch.ones(size, size - 1, dtype=torch.float64))
     basis[torch.arange(1, size), torch.arange(size - 1)] = -k
-    return (basis / torch.sqrt(k * (k + 1))).to(dtype)
+    return basis / torch.sqrt(k * (k + 1))
 
 
 def turned(free: Tensor) -> Tensor:

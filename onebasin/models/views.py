@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views of a model: in canonical form, in the shapes of a wider one, and rewritten by an alignment or by anything else
+that acts on its tensors one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from onebasin.symmetry import Signature
+from onebasin.symmetry.gauge.canonical import plan
+from onebasin.symmetry.gauge.widening import eps_factor, widen
+
+from .model import Model, View
+
+
+class Canonical(View):
+    """The same model with every parameter that its function does not see fixed by rule.
+
+    Every tensor is made when it is read, from its own file and those that move into it. Only vectors stay in memory.
+    The config says what the form needs (an untied head, say).
+
+    Args:
+        base: the model.
+        dtype: of the arithmetic, float32 or float64.
+    """
+
+    def __init__(self, base: Model, dtype: torch.dtype = torch.float32) -> None:
+        self.form = plan(base.signature)
+        super().__init__(base, self.form.signature, self.form.config_updates, self.form.log)
+        self.dtype = dtype
+        self._kept: dict[tuple[str, int], Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, or other arithmetic, which makes the vectors itself."""
+        return {**self.__dict__, "_kept": {}}
+
+    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        start = partial(self.base.read, dtype=self.dtype)
+        return self.form.tensor(role, start, self._kept).to(device=device, dtype=dtype)
+
+
+class Widened(Canonical):
+    """A model in canonical form, in the shapes and with the sizes of a wider one; the function stays.
+
+    Args:
+        base: the narrower model.
+        like: the wider model, in canonical form.
+
+    Raises:
+        ValueError: naming the space, where that cannot be exact.
+    """
+
+    def __init__(self, base: Canonical, like: Model) -> None:
+        super().__init__(_Embedded(base, like), base.dtype)
+
+
+class _Embedded(View):
+    """The tensors of `base` in the shapes of `like`."""
+
+    def __init__(self, base: Canonical, like: Model) -> None:
+        narrow, wide = base.signature, like.signature
+        kept = {role: entry for role, entry in wide.tensors.items() if role in narrow.tensors}
+        super().__init__(
+            base,
+            replace(wide, tensors=kept, temperature=narrow.temperature),
+            {**sizes_of(like.raw_config), **base.updates, **_eps(base, like)},
+            [f"widened '{base.name}' to the sizes of '{like.name}'"],
+        )
+        self.like, self.dtype = wide, base.dtype
+
+    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        wide = widen(self.base.signature, {role: self.base.read(role, self.dtype)}, self.like)[role]
+        return wide.to(device=device, dtype=dtype)
+
+
+def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole numbers of a config, which hold all of its sizes."""
+    return {key: value for key, value in config.items() if isinstance(value, int)}
+
+
+def _eps(base: Model, like: Model) -> dict[str, Any]:
+    """Return what the config says of the norms' eps, which is stored for the narrower model's width."""
+    eps, factor = base.signature.eps, eps_factor(base.signature, like.signature)
+    return {eps: base.config[eps] * factor} if factor != 1 and eps else {}
+
+
+class Acts(Protocol):
+    """Anything that rewrites a model's tensors one by one: an alignment, exact or softened."""
+
+    def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
+        """Return the tensor `role` of a model of this signature, rewritten."""
+        ...
+
+
+A = TypeVar("A", bound=Acts)
+
+
+class Rewritten(View, Generic[A]):
+    """The model `base`, every tensor rewritten by `alignment` when it is read.
+
+    Args:
+        base: the model.
+        alignment: what acts on its tensors.
+        dtype: of the arithmetic, float32 or float64.
+    """
+
+    def __init__(self, base: Model, alignment: A, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(base)
+        self.alignment, self.dtype = alignment, dtype
+
+    def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        return self.alignment.apply(self.base.signature, role, self.base.read(role, self.dtype, device)).to(dtype)
