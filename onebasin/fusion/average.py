@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from onebasin.models import Model
+from onebasin.models.pairing import corner
 from onebasin.symmetry import Entry, Signature
 
 from .method import TensorMethod
@@ -38,8 +39,8 @@ def nearest_to_mean(models: Sequence[Model], shared: Sequence[str], weights: Seq
     distances = [0.0] * len(models)
     for role in shared:
         tensors = [model.read(role) for model in models]
-        corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in tensors), strict=True))
-        tensors = [tensor[corner] for tensor in tensors]
+        common = corner(tensor.shape for tensor in tensors)
+        tensors = [tensor[common] for tensor in tensors]
         mean = average(tensors, weights, models[0].signature, models[0].signature.tensors[role])
         for i, tensor in enumerate(tensors):
             distances[i] += float((tensor - mean).square().sum(dtype=torch.float64))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from onebasin.data.calibration import Data
@@ -20,7 +19,7 @@ from onebasin.models import Model, Rewritten
 from onebasin.models.published import public_name
 from onebasin.settings import setting
 from onebasin.symmetry import Alignment, Entry, Signature
-from onebasin.symmetry.alignment import save_in_order
+from onebasin.symmetry.alignment import load_whole, save_in_order
 from onebasin.symmetry.groups.elements import Monomial
 from onebasin.symmetry.tables.axes import Axis, Flat, Leaf, size
 
@@ -63,12 +62,7 @@ class Statistics:
     @classmethod
     def load(cls, path: str | Path) -> Statistics:
         """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
-        try:
-            with safe_open(str(path), "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"cannot read the statistics '{path}': {error}") from None
+        tensors, metadata = load_whole(path, "the statistics")
         if metadata.get("format") != FORMAT:
             raise ValueError(f"'{path}' holds no statistics of this version ({FORMAT})")
         try:

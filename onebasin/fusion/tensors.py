@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onebasin.engine import Means
 from onebasin.models import LazyTensors
+from onebasin.models.pairing import corner
 from onebasin.symmetry import Entry, Signature
 
 from .method import Sources
@@ -56,12 +57,12 @@ def merged_tensors(
 
     def merged(role: str, tensors: list[Tensor]) -> Tensor:
         base = tensors[template]
-        corner = tuple(slice(0, min(lengths)) for lengths in zip(*(t.shape for t in tensors), strict=True))
-        mean = combine([tensor[corner] for tensor in tensors], sources.weights, signature, signature.tensors[role])
+        common = corner(tensor.shape for tensor in tensors)
+        mean = combine([tensor[common] for tensor in tensors], sources.weights, signature, signature.tensors[role])
         if mean.shape == base.shape:
             return mean
         whole = base.clone()
-        whole[corner] = mean
+        whole[common] = mean
         return whole
 
     def single(role: str) -> Tensor:

@@ -27,6 +27,8 @@ from onebasin.models import (
     read_pair,
     shared_roles,
 )
+from onebasin.models.pairing import corner
+from onebasin.models.weight_files import name_of
 from onebasin.running import loaded_model, tolerance_of
 from onebasin.running.trace import Batch
 from onebasin.symmetry import Alignment
@@ -190,7 +192,7 @@ def refuse_beyond(models: Sequence[Model], opt: Options) -> None:
         other = "; use --precision float64" if opt.dtype == torch.float32 else ""
         raise ModelError(
             f"the tensor '{model.signature.tensors[role].name}' of '{model.name}' has {size} in "
-            f"{str(opt.dtype).removeprefix('torch.')}{other}"
+            f"{name_of(opt.dtype)}{other}"
         ) from None
 
 
@@ -204,12 +206,12 @@ def refuse_faint(source: Model, before: Distances, opt: Options) -> None:
     if 0 < size < least_of(stored):
         raise ModelError(
             f"the weights of '{source.name}' and its anchor, of norm {size:.3g}, are too small to be rewritten in "
-            f"{str(stored).removeprefix('torch.')}, which holds few digits of them; multiply both models first"
+            f"{name_of(stored)}, which holds few digits of them; multiply both models first"
         )
     if 0 < size < least_of(opt.dtype) ** 0.5:
         raise ModelError(
             f"the weights of '{source.name}' and its anchor, of norm {size:.3g}, are too small to be squared in "
-            f"{str(opt.dtype).removeprefix('torch.')}; use --precision float64"
+            f"{name_of(opt.dtype)}; use --precision float64"
         )
 
 
@@ -287,8 +289,7 @@ def align_together(models: Sequence[Model], centre: int, opt: Options, tell: Tel
     """Match three or more models to one another by their weights, over the rows that all have."""
 
     def read(model: Model, role: str) -> Tensor:
-        shapes = [each.signature.tensors[role].shape for each in models]
-        return model.read(role, opt.dtype, opt.device)[tuple(map(slice, map(min, zip(*shapes, strict=True))))]
+        return model.read(role, opt.dtype, opt.device)[corner(each.signature.tensors[role].shape for each in models)]
 
     def progress(what: str, objective: float) -> None:
         if tell:

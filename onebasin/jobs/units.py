@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight matching of two opened models in units of work: in threads or on a cluster, kept as they are finished."""
+"""Weight matching of two opened models in units of work: in threads or on a cluster, kept as they are finished.
+
+A unit is the spaces of one layer that no tensor joins to another's, or all the rest. What is found for it is small, a
+few maps.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +17,35 @@ import torch
 
 from onebasin.engine import Store, in_order, on_ray
 from onebasin.matching import Matched, Run, match_weights
-from onebasin.matching.units import Unit, units
+from onebasin.matching.components import components_of, present
 from onebasin.matching.weights import joined
 from onebasin.models import Model, read_pair
-from onebasin.symmetry import Group, acting_groups
+from onebasin.symmetry import Group, Signature, acting_groups
 
 from .options import Options, Tell
+
+
+@dataclass(frozen=True)
+class Unit:
+    """roots: the spaces to solve. wide: whether one of them belongs to all layers, so that it is worth all workers."""
+
+    name: str
+    roots: tuple[str, ...]
+    wide: bool
+
+
+def units(signature: Signature, roles: Sequence[str], groups: Mapping[str, Group]) -> list[Unit]:
+    """Return the units of a model: one for every layer, and one for every set of spaces coupled across layers."""
+    layers: dict[int, list[str]] = {}
+    found: list[Unit] = []
+    for component in components_of(signature, roles, present(signature, roles, groups)):
+        roots = [root for one in component.blocks for root in one.roots]
+        numbers = {signature.spaces[root].layer for root in roots}
+        if len(numbers) == 1 and (number := numbers.pop()) is not None:
+            layers.setdefault(number, []).extend(roots)
+        else:
+            found.append(Unit(", ".join(sorted(roots)[:1]), tuple(roots), True))
+    return [Unit(f"layer {number}", tuple(roots), False) for number, roots in sorted(layers.items())] + found
 
 
 def align_weights(source: Model, anchor: Model, roles: Sequence[str], opt: Options, tell: Tell | None) -> Matched:

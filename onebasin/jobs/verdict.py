@@ -29,12 +29,10 @@ from onebasin.data.teaching import predictions, where_counted
 from onebasin.engine import Tell
 from onebasin.models import Folder, numel
 from onebasin.models.errors import one_line
-from onebasin.running.classes import takes_cache
-from onebasin.running.expert_layout import running_experts
-from onebasin.running.float64 import throughout
 from onebasin.running.loading import held, streamed
 from onebasin.running.probes import probe, unpadded
 from onebasin.running.trace import Batch
+from onebasin.running.verification import output_of
 
 from .options import Options
 
@@ -190,9 +188,7 @@ def _loaded(folder: Folder, opt: Options) -> Run:
 def _runner(model: PreTrainedModel) -> Run:
     def answer(batch: Batch) -> Mapping[str, Any]:
         given = {name: value.to(model.device) for name, value in batch.items() if name != "labels"}
-        cache = {"use_cache": False} if takes_cache(model) else {}
-        with running_experts(model), throughout(model.dtype):
-            return model(**given, **cache, return_dict=True)  # type: ignore[no-any-return]
+        return output_of(model, given)  # type: ignore[no-any-return]
 
     return answer
 

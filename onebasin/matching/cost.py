@@ -20,7 +20,7 @@ from onebasin.symmetry.groups.gemm import gemm
 from onebasin.symmetry.groups.procrustes import polar
 from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 
-from .components import Block, components_of
+from .components import Block, components_of, present
 from .order_proof import provable
 
 COPIES = 4  # of a tensor that is at work: the anchor's, the source's, the rewritten one, and a temporary of its size
@@ -45,8 +45,7 @@ def numbers_held(
     """
     counted = list(roles)
     count = workers or os.cpu_count() or 1
-    present = {signature.root[leaf.space] for role in counted for leaf in signature.leaves(signature.tensors[role])}
-    active = {root: group for root, group in groups.items() if root in present}
+    active = present(signature, counted, groups)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
     largest = max(sizes.values(), default=0)
     held = 2 * count * COPIES * largest  # distances, and writing
@@ -129,8 +128,7 @@ def work(
     counted = list(roles)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
     on = {role: [signature.root[leaf.space] for leaf in signature.leaves(signature.tensors[role])] for role in counted}
-    present = {root for roots in on.values() for root in roots}
-    active = {root: group for root, group in groups.items() if root in present}
+    active = present(signature, counted, groups)
     turning = {root: signature.spaces[root].size for root, group in active.items() if _turns(group, signature, root)}
 
     def looked(role: str, without: Collection[str] = ()) -> Work:

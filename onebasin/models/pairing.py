@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,6 +110,11 @@ def read_pair(
         raise ModelError(f"'{role}' has shape {tuple(x.shape)} in '{a.name}' and {tuple(y.shape)} in "
                               f"'{b.name}'")  # fmt: skip
     return x, y
+
+
+def corner(shapes: Iterable[Sequence[int]]) -> tuple[slice, ...]:
+    """Return the part that tensors of these shapes all have, where some have more rows."""
+    return tuple(map(slice, map(min, zip(*shapes, strict=True))))
 
 
 def refuse_other_spaces(a: Model, role: str, b: Model, other: str) -> None:

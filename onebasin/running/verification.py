@@ -198,20 +198,25 @@ def compare_models(
 @torch.no_grad()
 def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """All floating-point outputs that are not internal, by name."""
-    cache = {"use_cache": False} if takes_cache(model) else {}
     training = model.training
     cpu_and_device = [model.device] if model.device.type != "cpu" else []
     try:
         with torch.random.fork_rng(devices=cpu_and_device, device_type=model.device.type):
             torch.manual_seed(seed)  # for models that draw a mask of their own
             model.train(False)
-            with running_experts(model), throughout(model.dtype):
-                found = model(**given, **cache, return_dict=True)
+            found = output_of(model, given)
     except Exception as error:
         raise DoesNotRun(f"{kind_of(model)} cannot be run on random inputs: {one_line(error)}") from None
     finally:
         model.train(training)
     return outward(found)
+
+
+def output_of(model: PreTrainedModel, given: Mapping[str, Tensor]) -> Any:
+    """Return the output of a model, computed in its dtype throughout; nothing is cached for a next call."""
+    cache = {"use_cache": False} if takes_cache(model) else {}
+    with running_experts(model), throughout(model.dtype):
+        return model(**given, **cache, return_dict=True)
 
 
 def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -90,12 +90,7 @@ class Alignment:
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
         """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
-        try:
-            with safe_open(str(path), "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"cannot read the alignment '{path}': {error}") from None
+        tensors, metadata = load_whole(path, "the alignment")
         if metadata.get("format") != FORMAT:
             raise ValueError(f"'{path}' is not an alignment of this version ({FORMAT})")
         try:
@@ -109,6 +104,15 @@ class Alignment:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise ValueError(f"'{path}' is not an alignment that can be read") from None
         return cls(elements, batch)
+
+
+def load_whole(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a safetensors file, and its metadata. Raises ValueError, naming it as `what`."""
+    try:
+        with safe_open(str(path), "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"cannot read {what} '{path}': {error}") from None
 
 
 def save_in_order(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str]) -> None:

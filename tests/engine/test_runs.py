@@ -25,9 +25,9 @@ from zoo import CASES, save
 
 import onebasin
 from onebasin.engine import Cache, Store, behind, in_order, kept, on_ray
+from onebasin.jobs.units import units
 from onebasin.jobs.writing import tensors_of
 from onebasin.matching import Matched
-from onebasin.matching.units import units
 from onebasin.models import Folder, ModelError, write_model
 from onebasin.models import weight_files as weights
 from onebasin.settings import Written
