@@ -67,10 +67,12 @@ SIZES: dict[str, Any] = dict(
 TOWERS = ("text_config", "vision_config")  # configurations inside a configuration
 END = dict(eos_token_id=2)  # CLIP then compares what stands at the largest token, else at the first
 
-# Of the twin of a type whose table is inferred.
+# Of the twin of a type whose table is inferred. There are more tokens than a norm of what a matrix makes of a stream of
+# eight has squares and products, and vectors that neurons write into sixteen have as many: else some matrix is free to
+# change the lengths that norms take, where no token sees it.
 SMALLEST = Scale(
     head=4, heads=1,
-    most=dict(width=6, neurons=5, vocabulary=22, positions=6, experts=2, labels=12, grid=2, patches=16, bins=10,
+    most=dict(width=6, neurons=7, vocabulary=40, positions=6, experts=2, labels=12, grid=2, patches=16, bins=10,
               ratio=1),
 )  # fmt: skip
 Function = Callable[[dict[str, Tensor]], Tensor]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from zoo import build, save
 from onebasin.models import Folder
 from onebasin.studies.audit import as_functions, audit, audit_checkpoint, audit_inferred, verdict
 from onebasin.symmetry import Signature
-from onebasin.symmetry.audit.null_space import Audit, smallest
+from onebasin.symmetry.audit.null_space import Audit, orthonormal, smallest
 from onebasin.symmetry.audit.null_space import audit as audit_signature
 
 ONE = dict(num_hidden_layers=1, vocab_size=14)
@@ -221,6 +222,25 @@ def test_a_missing_symmetry_leaves_a_difference(tmp_path: Path) -> None:
     poorer = Signature(signature.family, signature.tensors, spaces, signature.root, signature.absent)
     found = audit_signature(poorer, tensors, functions)
     assert found.nullity - found.dimension == 2 * 2 * 9 and not found.complete
+
+
+def test_a_rank_that_the_tolerance_decides_proves_nothing() -> None:
+    clear = Audit(parameters=9, rank=6, nullity=3, gap=(1e-5, 1e-15), dimension=3, largest_change=0.0)
+    assert clear.complete and not replace(clear, gap=(3e-12, 8e-13)).complete
+    assert replace(clear, rank=9, nullity=0, gap=(1e-5, 0.0), dimension=0).complete
+
+
+def test_a_basis_is_found_where_the_faster_algorithm_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = torch.randn(7, 3, dtype=torch.float64) @ torch.randn(3, 5, dtype=torch.float64)
+    expected = orthonormal(columns)
+
+    def fails(*given: object, **kwargs: object) -> None:
+        raise RuntimeError("did not converge")
+
+    monkeypatch.setattr(torch.linalg, "svd", fails)
+    found = orthonormal(columns)
+    assert found.shape == (7, 3)
+    torch.testing.assert_close(found @ found.mT, expected @ expected.mT)
 
 
 def test_too_few_outputs_and_zero_norms_are_refused(tmp_path: Path) -> None:

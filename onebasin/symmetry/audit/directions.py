@@ -47,15 +47,21 @@ def gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
 
 
 def singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all singular values and right singular vectors, by the slower of two algorithms where the other fails, as
-    it may for many equal values."""
+    """Return all singular values and right singular vectors."""
+    return decomposed(matrix, whole=True)[1:]
+
+
+def decomposed(matrix: Tensor, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the singular value decomposition (u, values, vh), by the slower of two algorithms where the other fails,
+    as it may for many equal values. whole: with the vectors of the null space."""
     try:
-        _, values, vh = torch.linalg.svd(matrix)
+        u, values, vh = torch.linalg.svd(matrix, full_matrices=whole)
     except RuntimeError:  # it did not converge
         from scipy.linalg import svd
 
-        _, values, vh = map(torch.from_numpy, svd(matrix.numpy(), lapack_driver="gesvd"))
-    return values, vh
+        found = svd(matrix.numpy(), full_matrices=whole, lapack_driver="gesvd")
+        u, values, vh = map(torch.from_numpy, found)
+    return u, values, vh
 
 
 def along_axis(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:

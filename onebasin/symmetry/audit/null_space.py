@@ -20,11 +20,12 @@ from torch import Tensor
 from ..tables.signature import Signature
 from ..tables.ties import separate, share, with_ties
 from .around_norms import around_norms
-from .directions import SPAN, Tangent, Tensors, singular
+from .directions import SPAN, Tangent, Tensors, decomposed, singular
 from .tangents import tangents
 
 WRONG = 1e-9  # change of the outputs along a tangent, from which on it is none
 STEPS = 50  # of power iteration
+CLEAR = 100.0  # times as large as the largest singular value that counts as zero is the smallest that does not
 NEAR = 1e-6  # of null vectors, which are as exact as the gap is wide
 NOISE = 1e-13  # what zeros among singular values are taken for, over the largest
 
@@ -49,7 +50,9 @@ class Audit:
 
     @property
     def complete(self) -> bool:
-        return self.nullity == self.dimension and self.largest_change < WRONG
+        """Whether nothing is missing and nothing wrong; a nullity that the tolerance alone decides proves neither."""
+        kept, lost = self.gap
+        return self.nullity == self.dimension and self.largest_change < WRONG and kept > CLEAR * lost
 
 
 def audit(
@@ -214,6 +217,6 @@ def orthonormal(columns: Tensor) -> Tensor:
     """An orthonormal basis of the span of some columns."""
     if not columns.numel():
         return columns[:, :0]
-    u, values, _ = torch.linalg.svd(columns, full_matrices=False)
+    u, values, _ = decomposed(columns)
     basis: Tensor = u[:, values > SPAN * values.max()]
     return basis
