@@ -21,7 +21,7 @@ from onebasin.families import tables
 from onebasin.models import Folder, ModelError
 from onebasin.running import inference, twins
 from onebasin.running.inference import known, proof, search, tracing
-from onebasin.running.inference.sizes import key_of_size
+from onebasin.running.inference.sizes import key_of_size, list_of_layers
 from onebasin.running.inference.text import table_text, with_fixed
 from onebasin.symmetry import acting_groups
 from onebasin.symmetry.inference.atoms import new
@@ -142,6 +142,7 @@ def test_a_scrambled_model_of_a_type_without_a_table_is_matched_back(kind: str, 
         "mamba2",  # neurons and factors for every entry of spaces that stay
         "dinov3_vit",  # a tensor that holds nothing
         "gpt_oss",  # neurons of permuted experts, gate and up side by side
+        "smollm3",  # layers with and without positions
     ],
 )
 def test_a_twin_whose_every_space_was_scrambled_is_recovered(kind: str) -> None:
@@ -185,6 +186,25 @@ def test_a_size_is_told_from_what_two_configurations_say(name: str, sizes: tuple
         {"width": 60, "heads": 6, "inner": {"few": 3}, "stages": [9, 1]},
     ]
     assert key_of_size(name, sizes, configs) == key
+
+
+@pytest.mark.parametrize(("kinds", "config", "found"), [
+    (["a", "b", "a"], {"depth": 3, "inner": {"types": ["x", "y", "x"]}}, ("inner.types", ["x", "y", "x"])),
+    (["a", "b", "a"], {"types": ["x", "y", "x", "y"]}, None),  # of other layers
+    (["a", "b", "a"], {"types": ["x", "y", "y"]}, None),
+    (["a", "b", "a"], {"types": ["x", "y", "x"], "rope": [1, 0, 1]}, None),  # in larger models they may differ
+    (["a", "b", "a"], {"types": ["x", "y", "x"], "rope": [1, 1, 0]}, ("types", ["x", "y", "x"])),
+])  # fmt: skip
+def test_kinds_of_layers_are_told_by_the_only_list_that_can(kinds, config, found) -> None:  # type: ignore[no-untyped-def]
+    assert list_of_layers(kinds, config) == found
+
+
+def test_layers_without_positions_move_more_than_those_with(tmp_path: Path) -> None:
+    """SmolLM3 turns queries and keys in some layers, which its configuration lists."""
+    model = Folder(saved("smollm3", tmp_path))
+    kinds = [model.signature.kinds[f"layers.{n}.rope"] for n in model.signature.layers]
+    told = model.raw_config["no_rope_layers"]  # 1: it turns
+    assert set(told) == {0, 1} and kinds == [("linear", "rotary")[turns] for turns in told]
 
 
 def test_experts_that_no_token_reached_are_found_in_another_run() -> None:

@@ -203,3 +203,44 @@ tensors
     )
     signature = resolve(table, {"up.weight": (6, 3), "down.weight": (3, 6)}, {})
     assert signature.sizes["ffn"] == 6
+
+
+LISTED = """
+family toy
+types  toy
+size head = heads
+
+spaces
+    vocab   fixed
+    stream  linear       stream
+    head    permutation  attention  per layer
+    turned  rotary       attention  per layer, head
+    turned  linear       attention  per layer, head ; when inner.kinds[layer]=full
+    turned  signs        attention  per layer, head ; when inner.kinds[layer]!=full, plain=True
+
+tensors
+    embed.weight    vocab stream
+
+layer layers.{}
+    q.weight        (head turned) stream'
+    k.weight        (head turned') stream'
+"""
+
+
+def turned(plain: bool, *kinds: str) -> list[str]:
+    shapes = {"embed.weight": (9, 8)} | {f"layers.{n}.{name}.weight": (8, 8) for n in range(3) for name in "qk"}
+    config = {"heads": 2, "plain": plain, "inner": {"kinds": kinds}}
+    signature = resolve(read_table(LISTED), shapes, config)
+    return [signature.kinds[f"layers.{n}.turned"] for n in range(3)]
+
+
+def test_a_space_has_another_kind_in_layers_that_a_list_names() -> None:
+    assert turned(False, "near", "full", "near") == ["rotary", "linear", "rotary"]
+    assert turned(True, "full", "near", "near") == ["linear", "signs", "signs"]
+    assert turned(False, "far", "far", "far") == ["rotary"] * 3
+
+
+def test_a_list_of_layers_that_the_config_lacks_is_named() -> None:
+    shapes = {"embed.weight": (9, 8), "layers.0.q.weight": (8, 8), "layers.0.k.weight": (8, 8)}
+    with pytest.raises(TableError, match=r"lacks 'inner\.kinds'"):
+        resolve(read_table(LISTED), shapes, {"heads": 2})

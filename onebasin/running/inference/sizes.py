@@ -74,6 +74,27 @@ def _shares_of(
                     yield f"even {body} * {share}"
 
 
+def list_of_layers(kinds: Sequence[str], config: Mapping[str, Any]) -> tuple[str, list[str]] | None:
+    """Return the only list of a configuration whose items, one for each layer, tell these kinds apart, and the items.
+    Where there are several, nothing says which of them a larger model follows."""
+    found = []
+    for key, value in _lists_of(config):
+        items = [str(item) for item in value]
+        told = len(set(zip(items, kinds, strict=False))) == len(set(items))
+        if len(items) == len(kinds) and told and all(re.fullmatch(r"[\w.-]+", item) for item in items):
+            found.append((key, items))
+    return found[0] if len(found) == 1 else None
+
+
+def _lists_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Yield keys and lists, `outer.inner` for a configuration inside."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", each) for name, each in _lists_of(value))
+        elif isinstance(value, (list, tuple)):
+            yield key, value
+
+
 def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield keys and what they hold, `outer.inner` for a configuration or a list inside."""
     for key, value in config.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from onebasin.symmetry.inference.writing import Style, Writer
 
 from .disk import on_disk
-from .sizes import key_of_size
+from .sizes import key_of_size, list_of_layers
 from .tracing import Traced, as_before, as_stored, kind_of
 
 
@@ -47,7 +47,10 @@ def table_text(
         known, configs = sizes()
         return key_of_size(name, tuple(each[name] for each in known), configs)
 
-    text = writer.text(model.config.model_type, [model.config.model_type], key_of, ignored)
+    def list_of(kinds: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+        return list_of_layers(kinds, model.config.to_dict())
+
+    text = writer.text(model.config.model_type, [model.config.model_type], key_of, list_of, ignored)
     if any(place.moves for place in writer.places if place.name in writer.unsized):
         return table_text(found, style, larger, by_name, (*still, writer.unsized))
     return text

@@ -486,6 +486,23 @@ class Writer:
                 part = "attention" if place.heading else "head"
             self.parts[number] = part
 
+    def _in_some_layers(
+        self, place: Place, list_of: Callable[[Sequence[str]], tuple[str, Sequence[str]] | None]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what more a space is in layers that a list of the configuration names, and how it names them."""
+        homes = self._homes()
+        layers: dict[int, list[Axis]] = defaultdict(list)
+        for axis in place.atoms:
+            if (home := homes.get(id(axis.atom))) is not None:
+                layers[home[1]].append(axis)
+        if not place.heading or set(layers) != set(range(len(layers))) or kind_of(place.moves) == "fixed":
+            return
+        kinds = [self._declared(Place(layers[number], place.heading)) for number in range(len(layers))]
+        if len(set(kinds)) > 1 and (listed := list_of(kinds)) is not None:
+            told = dict(zip(listed[1], kinds, strict=True))
+            yield from ((kind, f"{listed[0]}[layer]={item}") for item, kind in told.items()
+                        if kind != self._declared(place))  # fmt: skip
+
     def _declared(self, place: Place) -> str:
         """Return the kind of a space before the norms that read it lower it, where the lines of these say how far."""
         keys = {id(axis.atom) for axis in place.atoms}
@@ -722,11 +739,17 @@ class Writer:
         return self.written
 
     def text(
-        self, family: str, types: Sequence[str], key_of: Callable[[str], str | None], ignored: Sequence[str]
+        self,
+        family: str,
+        types: Sequence[str],
+        key_of: Callable[[str], str | None],
+        list_of: Callable[[Sequence[str]], tuple[str, Sequence[str]] | None],
+        ignored: Sequence[str],
     ) -> str:
         """Return the table.
 
-        key_of: name of a space -> what a configuration says of its size. ignored: patterns of buffers.
+        key_of: name of a space -> what a configuration says of its size. list_of: a kind for each layer -> the list of
+        a configuration whose items tell these apart, and the items. ignored: patterns of buffers.
         """
         lines = self.spaces()
         needed = self._unsolved()
@@ -746,8 +769,10 @@ class Writer:
             properties = self.properties[number] if self.style.constants else []
             if self.style.sums and self._begins_anew(place):
                 properties = [*properties, "post-norm"]
-            out.append(" ".join(["   ", place.name, self._declared(place), self.parts[number],
-                                 *([f"per {', '.join(per)}"] if per else []), *properties]))  # fmt: skip
+            after = [self.parts[number], *([f"per {', '.join(per)}"] if per else []), *properties]
+            out.append(" ".join(["   ", place.name, self._declared(place), *after]))
+            out += [" ".join(["   ", place.name, kind, *after, f"; when {asked}"])
+                    for kind, asked in self._in_some_layers(place, list_of)]  # fmt: skip
         out += [f"    {name} fixed{' per layer' if layer else ''}" for name, layer in self.kept]
         section = None
         first: dict[str, int] = {}

@@ -2,6 +2,7 @@
 """Reading a model's configuration for a table: values by key, and the conditions of `when`.
 
     KEY=VALUE, KEY!=VALUE     the config says so, or does not; of a list: a part of one of its items
+    KEY[layer]=VALUE, ..!=..  so says the item of a list in the config that is this layer's
     layer<N, layer>=N         this is one of the first N layers, or a later one (N: a number, or a config key)
     lacks NAME                this block, or the model, has no such tensor
 
@@ -41,7 +42,7 @@ class Condition:
 def condition(text: str) -> Condition:
     """Read what follows a `when`. Raises TableError where a part of it is no condition."""
     for part in _parts(text):
-        if not (_LAYER.match(part) or _LACKS.match(part) or re.match(r"[\w.]+!?=\S", part)):
+        if not (_LAYER.match(part) or _LACKS.match(part) or re.match(r"[\w.]+(\[layer\])?!?=\S", part)):
             raise TableError(f"'{part}' is no condition; write 'when KEY=VALUE', 'layer<N' or 'lacks NAME'")
     return Condition(text)
 
@@ -54,7 +55,7 @@ def settled(when: Iterable[Condition], config: Mapping[str, Any]) -> tuple[Condi
     found: list[Condition] = []
     for each in when:
         parts = _parts(each.text)
-        of_config = [part for part in parts if not (_LAYER.match(part) or _LACKS.match(part))]
+        of_config = [part for part in parts if not any(each.match(part) for each in (_LAYER, _LISTED, _LACKS))]
         so = all(holds(part, config) for part in of_config)
         if so and len(of_config) < len(parts):
             found.append(replace(each, text=", ".join(_counted(p, config) for p in parts if p not in of_config)))
@@ -64,6 +65,8 @@ def settled(when: Iterable[Condition], config: Mapping[str, Any]) -> tuple[Condi
 
 
 _LAYER = re.compile(r"layer(<|>=)(\S+)$")
+_LISTED = re.compile(r"([\w.]+)\[layer\](!?)=(\S+)$")
+_AMONG = re.compile(r"layer (not )?among([ \d]*)$")  # what a list of the config comes to
 _LACKS = re.compile(r"lacks\s+(\S+)$")
 
 
@@ -72,6 +75,11 @@ def _parts(text: str) -> list[str]:
 
 
 def _counted(part: str, config: Mapping[str, Any]) -> str:
+    if listed := _LISTED.match(part):
+        if not isinstance(items := setting(config, listed[1]), (list, tuple)):
+            raise TableError(f"the config lacks '{listed[1]}' (what each layer is)")
+        here = " ".join(str(layer) for layer, item in enumerate(items) if str(item) == listed[3])
+        return f"layer {'not ' * bool(listed[2])}among {here}"
     if not (found := _LAYER.match(part)):
         return part
     if not isinstance(number := lookup(config, [found[2]]), int):
@@ -80,6 +88,8 @@ def _counted(part: str, config: Mapping[str, Any]) -> str:
 
 
 def _found(part: str, layer: int | None, lacks: Callable[[str], bool] | None) -> bool | None:
+    if among := _AMONG.match(part):
+        return None if layer is None else (str(layer) in among[2].split()) != bool(among[1])
     if found := _LAYER.match(part):
         return None if layer is None else (layer < int(found[2])) == (found[1] == "<")
     return None if lacks is None else lacks(part.removeprefix("lacks ").strip())

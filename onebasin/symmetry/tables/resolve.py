@@ -12,7 +12,7 @@ from .conditions import TableError, holds, lookup, setting, settled
 from .locate import joined, layer_numbers, located, regex, require, role_of, same_here
 from .signature import Entry, Signature, Space
 from .sizes import Placed, solved
-from .table import Declared, Line, Table, spelled
+from .table import Declared, Line, Table, When, spelled
 
 
 def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Signature:
@@ -123,9 +123,14 @@ def _settled(table: Table, config: Mapping[str, Any]) -> Table:
             lines.append(replace(line, when=when, clauses=clauses, notes={note.word: note.text for note in clauses}))
     spaces = {}
     for name, declared in table.spaces.items():
+        some: list[tuple[When, Declared]] = []  # in some layers
         for when, other in declared.other:
-            declared = other if settled(when, config) is not None else declared
-        spaces[name] = replace(declared, kind=_kind(declared, config))
+            left = settled(when, config)
+            if left:
+                some.append((left, replace(other, kind=_kind(other, config))))
+            elif left is not None:
+                declared, some = other, []
+        spaces[name] = replace(declared, kind=_kind(declared, config), other=tuple(some))
     same = [(name, other, still) for name, other, when in table.same if (still := settled(when, config)) is not None]
     return replace(table, lines=lines, spaces=spaces, same=same)
 
@@ -153,6 +158,8 @@ class _Block:
             key = f"{word}.{stage}"
         elif "layer" in declared.per and self.heading:
             key, layer = f"{role_of(self.heading, self.indices)}.{word}", self.layer
+        for when, other in declared.other:
+            declared = other if all(of.of(layer) for of in when) else declared
         per = frozenset(self.place(outer).key for outer in declared.per if outer not in ("layer", "stage"))
         self.places[space] = found = Placed(key, word, declared, layer, stage, per)
         return found
