@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that users give and their bounds: numbers as types, settings as dataclasses of them, YAML or JSON files."""
+"""Values that users give and their bounds: numbers as types, settings as dataclasses of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
@@ -23,8 +23,7 @@ from typing import (
     get_type_hints,
 )
 
-import yaml
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes, and so mergekit
 Index = Annotated[int, Field(ge=0, lt=10**6)]  # of layers and tokens, counted from 0
@@ -43,17 +42,12 @@ Concentration = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**6)]  # 
 Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**7)]
 Weight = Annotated[float, Field(allow_inf_nan=False, ge=-(10**6), le=10**6)]  # of a model in a sum
 
-MOST_VALUES = 100_000  # of a YAML file
-DEEPEST = 100
-
 
 def checked(kind: Any, name: str, value: Any) -> Any:
     """Return a value in the type that it shall have: a "2" as 2.
 
-    Args:
-        kind: a type with bounds, such as `Count` or `Count | None`, or a collection of such.
-        name: of the setting, for the message.
-        value: what was given.
+    kind: a type with bounds, such as `Count` or `Count | None`, or a collection of such. name: of the setting, for the
+    message.
 
     Raises:
         ValueError: in one sentence, for what is not of that type or is out of bounds (NaN always is).
@@ -246,10 +240,6 @@ def _plain(value: Any) -> Any:
 def taken(kind: type[S], given: dict[str, Any]) -> S:
     """Return a `kind` made from keyword arguments, and remove those that it took.
 
-    Args:
-        kind: the settings that are wanted.
-        given: keyword arguments of several kinds.
-
     Raises:
         ValueError: for a value out of bounds.
     """
@@ -261,9 +251,7 @@ def refuses_unknown(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function answer a keyword argument that it does not have with the nearest that it has.
 
-    Args:
-        kinds: the dataclasses whose fields it takes besides its own arguments.
-        more: gives further names.
+    kinds: the dataclasses whose fields it takes besides its own arguments. more: gives further names.
 
     Returns:
         A decorator; the function then raises ValueError for an unknown name.
@@ -297,11 +285,7 @@ def refuse_left(given: Mapping[str, Any], *kinds: type[Settings]) -> None:
 def refuse_unknown(given: Iterable[str], known: Collection[str], what: str = "setting", of: str = "") -> None:
     """Refuse names that are not known, with the nearest that is.
 
-    Args:
-        given: the names.
-        known: those that may be given.
-        what: they are called in the message.
-        of: the place where they stand.
+    what: they are called in the message. of: the place where they stand.
 
     Raises:
         ValueError: naming the first.
@@ -311,52 +295,6 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], what: str = "se
             near = get_close_matches(str(name), known, 1, 0.5)
             hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known) or 'none'}"
             raise ValueError(f"unknown {what} '{name}'{of and ' '}{of}; {hint}")
-
-
-def sentence_of(error: ValidationError, whole: type[BaseModel]) -> str:
-    """Return the first mistake of a file in words; an unknown key goes before all others.
-
-    Args:
-        error: what reading the file as `whole` raised.
-        whole: the file's outermost block.
-    """
-    first = sorted(error.errors(), key=lambda mistake: mistake["type"] != "extra_forbidden")[0]
-    *inside, last = where = [str(piece) for piece in first["loc"]] or [""]
-    if first["type"] == "extra_forbidden":
-        try:
-            refuse_unknown([last], sorted(_keys_at(inside, whole)), "key", f"in {_path(inside)}" if inside else "")
-        except ValueError as unknown:
-            return str(unknown)
-    what = first["msg"].removeprefix("Value error, ")
-    return f"{_path(where)}: {what}" if first["loc"] else what
-
-
-def _path(where: Sequence[str]) -> str:
-    """`models[0].parameters`; what pydantic adds to tell the members of a union apart is left out."""
-    pieces = [one for one in where if one.isdigit() or (one.isidentifier() and one.islower() and one not in _TYPES)]
-    return "".join(f"[{piece}]" if piece.isdigit() else f".{piece}" for piece in pieces).lstrip(".")
-
-
-_TYPES = {"bool", "int", "float", "str"}
-
-
-def _keys_at(where: Sequence[str], whole: type[BaseModel]) -> set[str]:
-    """The keys of the block at a place of a file."""
-    blocks: list[type[BaseModel]] = [whole]
-    for piece in where:
-        inside = [found for block in blocks if piece in block.model_fields for found in
-                  _blocks(block.model_fields[piece].annotation)]  # fmt: skip
-        blocks = inside or blocks
-        blocks = [block for block in blocks if block.__name__ == piece] or blocks
-    return {key for block in blocks for key in block.model_fields}
-
-
-def _blocks(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The blocks inside a type such as `list[Source] | None`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inside in get_args(annotation):
-        yield from _blocks(inside)
 
 
 def duration(text: str | float) -> float:
@@ -369,48 +307,3 @@ def duration(text: str | float) -> float:
     if found is None or not 0 < (seconds := float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]) <= 10**7:
         raise ValueError(f"'{text}' is no time; write it such as 30s, 5m or 2h")
     return seconds
-
-
-def read_yaml(path: str | Path, several: bool = False) -> tuple[Any, str]:
-    """Return what a YAML file holds, and its text; with `several` a list of all its documents.
-
-    Raises ValueError, naming the file, where it cannot be read, is not YAML, or holds more than `refuse_vast` allows.
-    """
-    try:
-        text = Path(path).read_text("utf-8")
-    except OSError as error:
-        raise ValueError(f"'{path}' cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"'{path}' is not valid YAML: {error}") from None
-    try:
-        content = [one for one in yaml.safe_load_all(text) if one is not None] if several else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that Python cannot hold
-        raise ValueError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ValueError(f"'{path}' is nested too deeply") from None
-    try:
-        refuse_vast(content, MOST_VALUES)
-    except ValueError as error:
-        raise ValueError(f"'{path}' {error}") from None
-    return content, text
-
-
-def refuse_vast(content: object, most: int | None = None) -> None:
-    """Refuse lists and dictionaries that are nested too deeply for code that recurses, or hold too many values.
-
-    most: how many; None for any number. A value behind several aliases of YAML counts every time: whoever walks through
-    the content meets it as often, which a few lines can make 10^9 times. Raises ValueError ("is nested ...").
-    """
-    layer, count = [content], 0
-    for _ in range(DEEPEST):
-        inner: list[object] = []
-        for item in layer:
-            inside = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
-            count += len(inside)
-            if most is not None and count > most:
-                raise ValueError(f"holds more than {most:,} values")
-            inner += [value for value in inside if isinstance(value, dict | list | tuple)]
-        if not inner:
-            return
-        layer = inner
-    raise ValueError(f"is nested more than {DEEPEST} deep")

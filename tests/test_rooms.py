@@ -13,6 +13,7 @@ PACKAGE = Path(onebasin.__file__).parent
 # From the ground up. Rooms of one floor do not import each other.
 FLOORS = [
     {"symmetry", "settings"},
+    {"config_files"},
     {"families"},
     {"engine"},
     {"models"},

@@ -22,6 +22,8 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from onebasin import fusion
+
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
     from rich.progress import Task as Step
@@ -33,9 +35,9 @@ console = Console(stderr=True, highlight=False, markup=False, emoji=False)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+AVERAGES = ", ".join(fusion.AVERAGES)
 # What the help texts list. Written out, since the modules that define these take seconds to import; a test compares.
 LEVELS = "paper, permutation, orthogonal, full, invertible"
-AVERAGES = "average, norm-preserving, spectrum-preserving, circuit"
 STATISTICS = "fisher, gram"
 TASKS = (
     "image-classification, causal-lm, masked-lm, text-classification, text-regression, token-classification, "

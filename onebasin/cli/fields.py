@@ -23,10 +23,8 @@ def options_of(
 ) -> dict[str, Option]:
     """Return the options of a command for settings: name -> its type and default, as `common.takes` wants them.
 
-    Args:
-        kind: the settings.
-        without: fields that the command has no option for.
-        defaults: those of the command, where they differ from the fields'.
+    without: fields that the command has no option for. defaults: those of the command, where they differ from the
+    fields'.
     """
     found = {}
     for one in fields(kind):
@@ -39,9 +37,7 @@ def options_of(
 def methods_options(methods: Mapping[str, type[Settings]], taken: Sequence[str]) -> dict[str, Option]:
     """Return the options of several methods, None where they are not typed, so that one can refuse another's.
 
-    Args:
-        methods: name -> the settings of a method.
-        taken: names of other options of the command.
+    taken: names of other options of the command.
 
     Raises:
         ValueError: for a setting that has the name of one of these, or another type in another method.

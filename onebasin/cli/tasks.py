@@ -66,11 +66,7 @@ class Examples:
     def of(self, model: str, beside: Sequence[str] = (), device: str = "cpu", **more: Any) -> Task:
         """Return them as `model` reads them, once all models and the device are known to be there.
 
-        Args:
-            model: a folder or a hub id.
-            beside: the other models that will be measured.
-            device: where they will be.
-            more: further arguments of `onebasin.data.load_task`.
+        beside: the other models that will be measured. more: further arguments of `onebasin.data.load_task`.
         """
         from onebasin.data import load_task
 

@@ -24,10 +24,7 @@ def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | N
     Threads are enough: GEMM, SVD and assignment release the interpreter. Each unit runs its linear algebra on one
     core, so the result has the same bits for any number of workers. The first exception is raised.
 
-    Args:
-        function: The unit of work.
-        items: Its arguments.
-        workers: How many run at a time (default: one per core).
+    workers: how many run at a time (default: one per core).
     """
     return list(in_order(function, items, workers))
 

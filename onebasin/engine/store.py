@@ -96,10 +96,7 @@ def kept(folder: Path, resume: bool, *, through_errors: bool = False) -> Iterato
     A process that is killed or interrupted leaves the folder where it holds anything, and so does every error but a
     refusal (ValueError). A refusal leaves what was there before.
 
-    Args:
-        folder: Where the results are kept.
-        resume: Use what is there; else it is removed first.
-        through_errors: Leave everything after a refusal, too.
+    resume: use what is there; else it is removed first. through_errors: leave everything after a refusal, too.
 
     Raises:
         ValueError: Another living process has the folder.

@@ -69,12 +69,7 @@ def average_circuit(
 ) -> None:
     """Write the factors of the mean circuit of `root` into the tensors of `mean`, in place.
 
-    Args:
-        signature: Of the aligned models.
-        root: The space inside the circuit.
-        models: For each, role -> aligned tensor, over all tensors that touch `root`.
-        weights: Of the models.
-        mean: Their plain average.
+    models: for each, role -> aligned tensor, over all tensors that touch `root`. mean: their plain average.
     """
     depth = len(signature.spaces[root].batch)
 

@@ -89,13 +89,7 @@ def transport(
 ) -> Transport:
     """Find how to carry `source` among the neurons of `anchor`, of the same or of other widths.
 
-    Args:
-        source: The model that is carried.
-        anchor: The model among whose neurons it comes.
-        way: What neurons are compared by, and how softly; see also `plan`.
-        batches: Inputs, for a ground cost from activations.
-        means: The type of the mathematics, and where it runs.
-        tell: Called with a line about what happens now.
+    batches: inputs, for a ground cost from activations.
 
     Raises:
         ValueError: `acts` has no data, or spaces differ in size between which nothing can be carried

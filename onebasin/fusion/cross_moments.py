@@ -55,12 +55,7 @@ def of_activations(
 ) -> dict[tuple[str, tuple[str, ...]], CrossMoments]:
     """Return the cross-moments of every block of the outputs of linear layers and norms.
 
-    Args:
-        anchor: A loaded model.
-        source: Another.
-        batches: Inputs of both.
-        sizes: Of the spaces; those of size 1 are left out of the roots.
-        tell: Called with a line about what happens now.
+    sizes: of the spaces; those of size 1 are left out of the roots.
 
     Returns:
         (role, roots of the block) -> sums.

@@ -14,11 +14,6 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float], normalize: bool 
 
     Summed in float32, or in float64 where the tensors are; returned in their dtype.
 
-    Args:
-        tensors: T_i, of equal shapes.
-        weights: w_i.
-        normalize: Divide by the sum of the weights.
-
     Raises:
         ValueError: The weights to be normalized by sum to 0.
     """

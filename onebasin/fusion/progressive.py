@@ -57,15 +57,13 @@ class Progressive:
     """tensors: role -> merged tensor. fitted: False where the plain average was better in the end.
 
     ridges: module -> the ridge that its layer took, None where it kept its average. losses: of the plain average and of
-    the fitted model on held-out data, empty where there was nothing to choose. skipped: linear layers that keep their
-    average, because the models do not share them or they are tied.
+    the fitted model on held-out data, empty where there was nothing to choose.
     """
 
     tensors: dict[str, Tensor]
     fitted: bool
     ridges: dict[str, float | None] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
-    skipped: list[str] = field(default_factory=list)
 
     def merged(self, sources: Sources) -> Merged:
         """Return the tensors under the template's names, and what is said about the fit."""
@@ -152,13 +150,12 @@ def merge_progressively(
     fitting.walk()
     if fitting.repeated and how.settle:
         _settle(fitting, held_out_loss)
-    skipped = [call.weight for call in calls if call not in fitted]
     if held:
         losses[FITTED] = held_out_loss()
     better = not held or losses[FITTED] < losses[AVERAGE]
     if better:
         mean.update({role: tensor.detach() for role, tensor in student.parameter.items()})
-    return Progressive(mean, better, fitting.chosen, losses, skipped)
+    return Progressive(mean, better, fitting.chosen, losses)
 
 
 def _settle(fitting: Fitting, loss: Callable[[], float]) -> None:

@@ -67,10 +67,7 @@ def input_grams(
 ) -> tuple[dict[str, Tensor], frozenset[str], int]:
     """Return Gram matrices of the inputs of all linear layers, summed batch by batch.
 
-    Args:
-        stock: The model.
-        batches: Inputs; padding is left out where there is an attention_mask.
-        tell: Called with a line about what happens now.
+    Padding is left out where there is an attention_mask.
 
     Returns:
         Role of the weight -> mean of x x^T over all inputs, (n, n) float64, or for experts (experts, n, n), where the
@@ -202,11 +199,7 @@ def regression_mean(
     model ever gives keeps the average of its weights. Solved by Cholesky in float64; j is the least of `JITTERS` that
     lets it.
 
-    Args:
-        grams: G_i, (n, n).
-        matrices: W_i, (n, outputs).
-        weights: w_i.
-        shrink: See above, from 0 to 1.
+    grams: G_i, (n, n). matrices: W_i, (n, outputs). shrink: from 0 to 1.
     """
     shares = [weight / sum(weights) for weight in weights]
     mixed = [w * (shrink * g + (1 - shrink) * torch.diag(g.diagonal())) for w, g in zip(shares, grams, strict=True)]

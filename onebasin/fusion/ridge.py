@@ -71,11 +71,7 @@ def solution(sums: Sums, ridge: float) -> Tensor:
 def best_solution(fit: Sums, held: Sums, ridges: Sequence[float], first: int = 0) -> tuple[int, Tensor, float]:
     """Return the place of the ridge with the least error on `held`, its solution on `fit`, and that error.
 
-    Args:
-        fit: Sums over the samples that are fitted.
-        held: Sums over those that are held out.
-        ridges: To choose from, in order.
-        first: Where to begin; neighbours are tried while they are better, since the error has one minimum.
+    first: where to begin; neighbours are tried while they are better, since the error has one minimum.
     """
     tried: dict[int, tuple[Tensor, float]] = {}
 

@@ -38,11 +38,7 @@ def merged_tensors(
     What the models share is combined; all else comes from the template alone. Where position tables differ in length,
     the common rows are combined and the rest are the template's.
 
-    Args:
-        sources: the aligned models.
-        combine: makes one tensor of those of all models.
-        means: the type and device of the arithmetic, and the workers (default: one thread, float32).
-        joint: what is merged together.
+    combine: makes one tensor of those of all models. joint: what is merged together.
     """
     means = means or Means(workers=1)
     signature, template = sources.signature, sources.template

@@ -129,13 +129,7 @@ def carried(signature: Signature, target: Signature, role: str, tensor: Tensor, 
 
 
 class Transported(View):
-    """A model carried among the neurons of an anchor, in the anchor's widths.
-
-    Args:
-        base: the model, aligned.
-        transport: what carries it.
-        anchor: the model whose sizes the result has.
-    """
+    """A model carried among the neurons of an anchor, in the anchor's widths."""
 
     def __init__(self, base: Model, transport: Transport, anchor: Model) -> None:
         sizes = sizes_of(anchor.raw_config) if transport.target.sizes != base.signature.sizes else {}

@@ -109,9 +109,7 @@ LEVEL_NAMES = ("match", "symmetry", "level")
 def level_named(given: dict[str, Any], own: str) -> None:
     """Rename the level of symmetry among keyword arguments: `match`, `symmetry` and `level` are one argument.
 
-    Args:
-        given: keyword arguments, which are changed.
-        own: the name that is wanted.
+    given: keyword arguments, which are changed. own: the name that is wanted.
 
     Raises:
         ValueError: where it is given under two names.

@@ -86,12 +86,8 @@ def report_on(
 ) -> str:
     """Return the page about a merge.
 
-    Args:
-        title: the name of the merged model.
-        result: as `merge` returns it, with its kinship.
-        models: the models as they were given.
-        frame: the same in one form, one of which the others were aligned to.
-        found: what was found for the others, in their order.
+    result: as `merge` returns it, with its kinship. found: what was found for all models but the anchor, in their
+    order.
     """
     known = paths_of(models)
     names = [f"{chr(65 + i)}: {plain(public_name(model.name))}" for i, model in enumerate(models)]

@@ -111,10 +111,8 @@ def _percent(share: float) -> str:
 def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judged_on: str) -> Verdict:
     """Compare what a merged model predicts with what its sources predict.
 
-    Args:
-        merged, sources: load a model, which gives its output for a batch. One at a time is held.
-        batches: inputs that nothing was fitted on.
-        judged_on: what they are, in words.
+    merged, sources: load a model, which gives its output for a batch; one at a time is held. batches: inputs that
+    nothing was fitted on. judged_on: what they are, in words.
     """
     asked = [_answers(load(), batches) for load in (merged, *sources)]
     mine, theirs = asked[0], asked[1:]
@@ -152,11 +150,8 @@ def verdict_on(
 ) -> Verdict:
     """Judge a merged model on disk beside its sources; one that cannot be run is not judged.
 
-    Args:
-        folder: the merged model.
-        sources: the models that it was merged from.
-        inputs: makes the inputs; where there are none, random ones that the models take serve.
-        judged_on: what they are, in words.
+    inputs: makes the inputs; where there are none, random ones that the models take serve. judged_on: what they are, in
+    words.
     """
     if tell:
         tell("judging the merged model")

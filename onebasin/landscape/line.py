@@ -25,10 +25,7 @@ Model = Mapping[str, Tensor] | str | Path
 def interpolate(a: Model, b: Model, lam: float) -> dict[str, Tensor]:
     """Return (1 - lam) a + lam b, tensor by tensor, in float32; exactly a at lam 0 and exactly b at lam 1.
 
-    Args:
-        a: A model folder or a state dict; tensors that are not of floating point (buffers) come from it.
-        b: Another of the same shapes.
-        lam: The share of b.
+    Tensors that are not of floating point (buffers) come from a.
 
     Raises:
         ValueError: One of them lacks a tensor, or has it in another shape.
@@ -57,11 +54,7 @@ def barrier(loss_a: float, loss_b: float, losses: Sequence[float], lambdas: Sequ
     max over i of losses[i] - ((1 - lambdas[i]) loss_a + lambdas[i] loss_b) (Frankle et al., 2020; Entezari et al.,
     2022, Eq. 1).
 
-    Args:
-        loss_a: The loss at lambda 0.
-        loss_b: The loss at lambda 1.
-        losses: The losses at `lambdas`.
-        lambdas: Places on the line, from 0 to 1.
+    lambdas: places on the line, from 0 to 1.
 
     Raises:
         ValueError: There are no points, the lengths differ, or a loss is not a number.
@@ -84,13 +77,7 @@ def curve(
 ) -> dict[str, Any]:
     """Return the loss and the accuracy of equally spaced models on the line from `a` to `b`.
 
-    Args:
-        a: The model folder at lambda 0.
-        b: The model folder at lambda 1.
-        task: What they are measured on.
-        points: How many models, both ends among them.
-        device: Where they run.
-        tell: Called with a line about what happens now.
+    points: how many models, both ends among them.
 
     Returns:
         `lambdas`, `losses`, `accuracies` (lists), `barrier` (a number) and `end_losses` ([a, b]).

@@ -28,14 +28,7 @@ def plane(
     The origin is a; the first axis points to b, the second is the part of c - a at right angles to it, so distances on
     the grid are distances between weights.
 
-    Args:
-        a: The model folder at the origin.
-        b: The model folder on the first axis.
-        c: The third model folder.
-        task: What the models are measured on.
-        points: How many along each axis.
-        margin: How far the grid reaches beyond the models, as a share of their extent.
-        tell: Called with a line about what happens now.
+    points: how many along each axis. margin: how far the grid reaches beyond the models, as a share of their extent.
 
     Returns:
         `x`, `y` (coordinates, lists of `points`), `z` (losses, rows along y) and `marks` (name -> place).

@@ -55,11 +55,7 @@ def plot_curves(
 
     The end losses carry rings and a dotted line between them; a curve's barrier is its largest rise above it.
 
-    Args:
-        curves: Legend text -> the result of `landscape.curve`.
-        file: Where the PNG is written.
-        title: Stands above both.
-        ends: Names of the models at lambda 0 and 1.
+    curves: legend text -> the result of `landscape.curve`. ends: names of the models at lambda 0 and 1.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -95,11 +91,7 @@ def plot_curves(
 def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, names: tuple[str, str, str]) -> None:
     """Plot loss and accuracy over the triangle of three models' shares, side by side in one PNG.
 
-    Args:
-        surface: The result of `landscape.simplex`.
-        file: Where the PNG is written.
-        title: Stands above both.
-        names: Of the models, written at their corners.
+    surface: the result of `landscape.simplex`. names: of the models, written at their corners.
 
     Raises:
         ValueError: matplotlib is not installed.

@@ -21,11 +21,7 @@ from .line import interpolate
 def simplex(models: Sequence[str | Path], task: Task, points: int = 6, *, tell: Tell | None = None) -> dict[str, Any]:
     """Return losses of sum_i w_i model_i over a regular grid of shares w (Theus et al., 2025, draw this surface).
 
-    Args:
-        models: Three folders, already matched to one another.
-        task: What they are measured on.
-        points: How many on each edge of the triangle.
-        tell: Called with a line about what happens now.
+    models: three folders, already matched to one another. points: how many on each edge of the triangle.
 
     Returns:
         `shares` (a list of triples), `losses`, `accuracies`, `end_losses` (of each model) and `barrier`: the largest

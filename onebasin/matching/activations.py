@@ -93,13 +93,7 @@ def match_activations(
     Scales stay 1 and shears are left out, since one activation alone does not tell them: the rotation or permutation is
     found. Levels that rotate the stream need both models in canonical form.
 
-    Args:
-        signature: Of the source.
-        anchor: The model that stays as it is.
-        source: The model that is matched.
-        batches: Inputs of both models; padding is left out where there is an attention_mask.
-        groups: Root space -> what may act.
-        tell: Called with a line about what happens now.
+    Padding is left out of `batches` where there is an attention_mask.
 
     Raises:
         ModelError: The models' layers cannot be followed.

@@ -37,11 +37,7 @@ def numbers_held(
     or else one tensor, and the moments of the space that it solves; of what belongs to all layers, two tensors for
     every worker and the moments of all.
 
-    Args:
-        signature: Of the source.
-        roles: The tensors that are matched.
-        groups: Root space -> what may act.
-        workers: How many pieces run at once (default: one per core).
+    workers: how many pieces run at once (default: one per core).
     """
     counted = list(roles)
     count = workers or os.cpu_count() or 1
@@ -118,12 +114,7 @@ def work(
     every head, and every pair of them is solved, for every pair of the members where they come in groups. Neurons are
     assigned twice: then their order hardly changes, which is soon proved.
 
-    Args:
-        signature: Of the source.
-        roles: The tensors that are matched.
-        groups: Root space -> what may act.
-        sweeps: How many passes over coupled spaces.
-        near: Whether a few columns prove the order of neurons.
+    sweeps: how many passes over coupled spaces. near: whether a few columns prove the order of neurons.
     """
     counted = list(roles)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
@@ -204,12 +195,7 @@ def expected(
 ) -> tuple[float, float]:
     """Estimate how many seconds matching takes on this machine, at best and at worst; shapes do not tell which it is.
 
-    Args:
-        signature: Of the source.
-        roles: The tensors that are matched.
-        groups: Root space -> what may act.
-        itemsize: Bytes of a number in the mathematics.
-        workers: How many pieces run at once (default: one per core).
+    itemsize: bytes of a number in the mathematics. workers: how many pieces run at once (default: one per core).
 
     Returns:
         Seconds for models that are near or copies, whose neurons are soon found, and for others, which need many

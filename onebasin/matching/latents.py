@@ -33,11 +33,7 @@ def zeros(
 ) -> dict[str, Latent]:
     """Return root space -> the free numbers of the identity (of a coupling near it, where neurons are relaxed).
 
-    Args:
-        signature: Of all models.
-        groups: Root space -> what may act; signs alone have no numbers.
-        like: Gives dtype and device.
-        permutations: One of `permutation.ORDERS`.
+    like: gives dtype and device. permutations: one of `permutation.ORDERS`.
     """
     found: dict[str, Latent] = {}
     for root, group in groups.items():
@@ -59,12 +55,8 @@ def blend(
 ) -> dict[str, Tensor]:
     """Return shares[0] A + sum_j shares[j] e_j(B_j), by role, differentiable in what the elements e_j were made of.
 
-    Args:
-        signature: Of all models.
-        anchor: A, role -> tensor.
-        sources: The models B_j.
-        elements: Per source, root space -> what acts.
-        shares: Of the anchor, then of each source.
+    sources: role -> tensor, B_j. elements: per source, root space -> what acts. shares: of the anchor, then of each
+    source.
     """
     total = {role: shares[0] * tensor for role, tensor in anchor.items()}
     for share, tensors, moving in zip(shares[1:], sources, elements, strict=True):
@@ -82,11 +74,7 @@ def finished(
 ) -> tuple[Alignment, dict[str, Coupling]]:
     """Return the elements of free numbers in float64, without the rounding of training, and the couplings of neurons.
 
-    Args:
-        signature: Of all models.
-        groups: Root space -> what may act.
-        start: The alignment that the numbers come after.
-        latents: Root space -> free numbers.
+    start: the alignment that the numbers come after.
 
     Returns:
         The whole alignment, and the couplings that come after it where neurons were relaxed.

@@ -82,12 +82,7 @@ def pairwise_moments(
 
     One GEMM of all heads against all heads.
 
-    Args:
-        signature: Of the source.
-        outer: The heads.
-        inner: The space inside them.
-        pairs: (anchor, source) tensors.
-        gram: Also sum the source's own Gram matrices.
+    gram: also sum the source's own Gram matrices.
 
     Returns:
         Matrices (*batch of outer, h, h, n, n) and norms (*batch of outer, h, h, n), for `Wreath.nearest`.
@@ -114,13 +109,8 @@ def grouped_moments(
 ) -> tuple[Moments | None, Moments | None]:
     """Return the two parts of `inner`'s moments for every pair of entries of `outer`, for `GroupedWreath.nearest`.
 
-    Args:
-        signature: Of the source.
-        outer: The groups of heads.
-        member: The heads of a group.
-        inner: The space inside them.
-        pairs: (anchor, source) tensors.
-        gram: Also sum the source's own Gram matrices.
+    outer: the groups of heads. member: the heads of a group. inner: the space inside them. gram: also sum the source's
+    own Gram matrices.
 
     Returns:
         First from blocks that all members share, `(kv qk')`, as `pairwise_moments` has them; then from blocks in which

@@ -80,12 +80,7 @@ def nearest_nested(
 ) -> tuple[dict[str, Element], float]:
     """Return the best elements of all spaces of a chain together, and by how much they lower the squared distance.
 
-    Args:
-        signature: Of the source.
-        chain: As `chains` gives it.
-        groups: Root space -> what may act.
-        pairs: (anchor, source) tensors.
-        workers: How many pieces run at once (default: one per core).
+    chain: as `chains` gives it. pairs: (anchor, source) tensors.
     """
     terms = [term for pair in pairs for term in _terms(signature, chain, pair)]
     elements, value = _solve([groups[space] for space in chain], terms, workers)

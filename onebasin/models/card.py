@@ -109,14 +109,7 @@ def provenance(
 
     It names models and files without saying where they lie, since it is published with the model.
 
-    Args:
-        inputs: The models.
-        command: The command line that made the model.
-        options: Its options.
-        result: As the job returns it.
-        before: Distances before matching, as in `model_card`.
-        after: Distances after matching.
-        sha256: `hashes` of every input, where they are known already.
+    before, after: distances, as in `model_card`. sha256: `hashes` of every input, where they are known already.
     """
     sha256 = [hashes(model) for model in inputs] if sha256 is None else sha256
     named = zip(map(public_name, (model.name for model in inputs)), sha256, strict=True)

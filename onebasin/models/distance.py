@@ -67,12 +67,7 @@ def before_and_after(
 ) -> tuple[Distances, Distances]:
     """Return the distances of `a` as it is and as `align` rewrites it, from one read.
 
-    Args:
-        a: A model.
-        b: The model it is compared with.
-        align: Rewrites `a`.
-        means: As in `distances`.
-        weigh: Role, its tensors of b and of a -> the weight of its squared distance (default: 1).
+    means: as in `distances`. weigh: role, its tensors of b and of a -> the weight of its squared distance (default: 1).
     """
     means, signature = means or Means(workers=1), a.signature
     roles = shared_roles(a, b).roles

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from onebasin.settings import refuse_vast
+from onebasin.config_files import refuse_vast
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 

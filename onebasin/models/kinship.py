@@ -40,9 +40,7 @@ def kinship(models: Sequence[Model], *, workers: int | None = None) -> Kinship:
     Only the matrices inside layers tell: norms and biases agree between models that have nothing to do with each other,
     and tables are often shared by models whose layers are not.
 
-    Args:
-        models: two or more. Those of different shapes are trained apart.
-        workers: threads that read them.
+    models: two or more; those of different shapes are trained apart.
     """
     if not of_one_width(models):
         return Kinship(0.0, APART)

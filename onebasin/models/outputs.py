@@ -43,11 +43,7 @@ def refuse_outputs(
     another; none may exist, unless `overwrite` is given and it is of the kind that is replaced. What killed runs with
     the same outputs have left beside them is removed.
 
-    Args:
-        outputs: All that the command writes.
-        inputs: All that it reads: models, other folders, files.
-        overwrite: Whether existing outputs are replaced.
-        own: Places that an earlier run of the same command has filled, which it may fill again.
+    own: places that an earlier run of the same command has filled, which it may fill again.
 
     Raises:
         ModelError: In one sentence, naming both places.

@@ -89,13 +89,6 @@ def read_pair(
 ) -> tuple[Tensor, Tensor]:
     """Return the tensor `role` of both models, cut to the leading rows that both have.
 
-    Args:
-        a: A model.
-        b: Another.
-        role: The tensor's name in the signature.
-        dtype: Of the mathematics.
-        device: Where the mathematics runs.
-
     Raises:
         ModelError: The shapes differ otherwise, or a tensor holds NaN or infinity.
     """
@@ -121,12 +114,6 @@ def refuse_other_spaces(a: Model, role: str, b: Model, other: str) -> None:
     """Refuse to put the tensor `other` of `b`, from whichever layer, where `a` has `role`.
 
     Task heads and missing tensors pass.
-
-    Args:
-        a: The model that has `role`.
-        role: A tensor of it.
-        b: The model that has `other`.
-        other: A tensor of it.
 
     Raises:
         ModelError: The families differ, or spaces (heads, neurons) have other sizes: equal shapes are not enough, since

@@ -63,11 +63,7 @@ class Preflight:
 def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = False) -> Preflight:
     """Tell whether `a` can be matched to `b` at a level of symmetry, and what would move. Reads no weights.
 
-    Args:
-        a: The source.
-        b: The anchor.
-        level: Of symmetry.
-        canonical: Whether the level works on canonical forms.
+    canonical: whether the level works on canonical forms.
 
     Raises:
         ModelError: A folder cannot be read. Models that do not belong together are no error.
@@ -126,10 +122,7 @@ def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = Fals
 def vocabulary(a: Folder, b: Folder, shown: int = 5) -> Vocabulary | None:
     """Compare the vocabularies of two folders id by id; None where one of them holds none that can be read.
 
-    Args:
-        a: A model folder.
-        b: Another.
-        shown: How many tokens that differ are named.
+    shown: how many tokens that differ are named.
 
     Raises:
         ModelError: A vocabulary is damaged.
@@ -197,11 +190,6 @@ def peek(a: Folder, b: Folder, found: Preflight) -> tuple[str, float] | None:
     Near 1: one base. Near 0: trained apart, or rewritten. None where there is no such matrix. Biases, norms and tables
     are passed over: they agree between models that have nothing to do with each other. So are matrices of zeros, which
     have no direction.
-
-    Args:
-        a: The source.
-        b: The anchor.
-        found: The result of `preflight` for both.
     """
     signature = a.signature
     inside = [

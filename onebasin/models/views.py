@@ -25,9 +25,7 @@ class Canonical(View):
     Every tensor is made when it is read, from its own file and those that move into it. Only vectors stay in memory.
     The config says what the form needs (an untied head, say).
 
-    Args:
-        base: the model.
-        dtype: of the arithmetic, float32 or float64.
+    dtype: of the arithmetic, float32 or float64.
     """
 
     def __init__(self, base: Model, dtype: torch.dtype = torch.float32) -> None:
@@ -48,9 +46,7 @@ class Canonical(View):
 class Widened(Canonical):
     """A model in canonical form, in the shapes and with the sizes of a wider one; the function stays.
 
-    Args:
-        base: the narrower model.
-        like: the wider model, in canonical form.
+    like: the wider model, in canonical form.
 
     Raises:
         ValueError: naming the space, where that cannot be exact.
@@ -104,10 +100,7 @@ A = TypeVar("A", bound=Acts)
 class Rewritten(View, Generic[A]):
     """The model `base`, every tensor rewritten by `alignment` when it is read.
 
-    Args:
-        base: the model.
-        alignment: what acts on its tensors.
-        dtype: of the arithmetic, float32 or float64.
+    dtype: of the arithmetic, float32 or float64.
     """
 
     def __init__(self, base: Model, alignment: A, dtype: torch.dtype = torch.float32) -> None:

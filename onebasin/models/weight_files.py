@@ -44,10 +44,7 @@ class Target:
 
         It is written while the caller goes on.
 
-        Args:
-            name: On disk.
-            tensor: Its numbers.
-            copy: Give it memory of its own, for a caller who may use the tensor's again.
+        copy: give it memory of its own, for a caller who may use the tensor's again.
         """
         wanted = self.stored(name, tensor.dtype)
         stored = tensor.detach().to("cpu", wanted, copy=copy, memory_format=torch.contiguous_format)
@@ -74,11 +71,6 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
 
     Where `tensors` can be made on a cluster, every file is a task, which makes its tensors and writes them. The task
     of a lost worker is run again. Which tensors share a file, and so its bytes, does not depend on who writes it.
-
-    Args:
-        target: Says where, and in which dtypes.
-        tensors: (name on disk, tensor) pairs.
-        limit: Bytes of a file.
     """
     cut = Cut(room_for(*target.like.origin.files, *("spare",) * 64), limit)
     if isinstance(tensors, LazyTensors) and tensors.ray:

@@ -80,11 +80,8 @@ def appearing(
 ) -> Iterator[Path]:
     """Yield a hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
 
-    Args:
-        out: The folder.
-        overwrite: Replace a model folder that stands there.
-        inputs: Folders that must not be overwritten.
-        placing: Takes it to its place later, with others that the caller has checked.
+    inputs: folders that must not be overwritten. placing: takes it to its place later, with others that the caller has
+    checked.
 
     Raises:
         ModelError: As in `write_model`.

@@ -21,11 +21,6 @@ from .lora import _FACTOR, Adapter, fit
 def write_adapted(base: Folder, adapter: Adapter, out: Path) -> None:
     """Write the folder `out`: the base model with the adapter merged into it, in the dtypes of the base.
 
-    Args:
-        base: The model folder.
-        adapter: An adapter of it.
-        out: The folder to write.
-
     Raises:
         ModelError: The adapter cannot be read, or does not fit.
     """

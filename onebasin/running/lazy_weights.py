@@ -63,12 +63,8 @@ def await_weights(model: nn.Module, given: Mapping[str, Tensor], make: Make, dty
 
     Return whether the model can be used: not where it holds copies of stand-ins.
 
-    Args:
-        model: Built of stand-ins.
-        given: The stand-ins, by names on disk.
-        make: Makes a tensor, by its name on disk.
-        dtype: Of all else, which stays, and of buffers, which are made at once.
-        device: Of the same.
+    given: the stand-ins, by names on disk. make: makes a tensor, by its name on disk. dtype, device: of all else, which
+    stays, and of buffers, which are made at once.
     """
     name_of = _naming(given)
     spent = []

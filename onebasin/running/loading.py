@@ -66,11 +66,7 @@ def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str
 
 
 def refuse_contradiction(folder: Folder) -> None:
-    """Raise ModelError where a tensor has another shape than config.json says; no weight is read, no memory taken.
-
-    Args:
-        folder: Of a type that transformers has a class for.
-    """
+    """Raise ModelError where a tensor has another shape than config.json says; no weight is read, no memory taken."""
     cls = class_of(folder)
     if not hasattr(cls, "config_class"):
         return
@@ -86,11 +82,7 @@ def refuse_contradiction(folder: Folder) -> None:
 
 
 def refuse_lacking(folder: Folder) -> None:
-    """Raise ModelError where the class needs a tensor that the weights lack, or cannot be built; no weight is read.
-
-    Args:
-        folder: Of a type that transformers has a class for.
-    """
+    """Raise ModelError where the class needs a tensor that the weights lack, or cannot be built; no weight is read."""
     like = {name: folder.read_name(name) for name in folder.files}
     _complete(folder, folder.stored_dtype, ({**like, **stand_ins(like, folder.stored_dtype)}, {}))
 
@@ -100,11 +92,7 @@ def refuse_larger(name: str, cls: Any, config: PretrainedConfig, held: Mapping[s
 
     It would be filled with random numbers first, for minutes, or take all memory.
 
-    Args:
-        name: what the model is called.
-        cls: the class that is to be loaded; it is built without numbers.
-        config: its configuration.
-        held: name -> shape of the weights.
+    cls: is built without numbers. held: name -> shape of the weights.
     """
     largest = max((length for shape in held.values() for length in shape), default=0)
     if _largest_in(config.to_dict()) <= largest or not hasattr(cls, "config_class"):

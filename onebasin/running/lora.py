@@ -103,12 +103,7 @@ def rewritten_adapter(
 ) -> dict[str, Tensor]:
     """Return the adapter's tensors for the base model that `alignment` rewrites, by name, in their stored dtypes.
 
-    Args:
-        adapter: The adapter.
-        fitted: The result of `fit`.
-        alignment: Of the base model.
-        dtype: Of the arithmetic.
-        tensors: The result of `folded`, where the base is in canonical form.
+    fitted: the result of `fit`. tensors: the result of `folded`, where the base is in canonical form.
     """
     return {
         name: alignment.apply(fitted, name, tensor.to(dtype).contiguous()).to(adapter.tensors[name].dtype)
@@ -120,12 +115,6 @@ def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype
     """Return the adapter's tensors for the canonical form of the base model.
 
     There an RMSNorm's weight D stands in what reads it: W D + s B (A D).
-
-    Args:
-        adapter: The adapter.
-        fitted: The result of `fit`.
-        base: The model folder.
-        dtype: Of the tensors.
 
     Raises:
         ModelError: Constants move as well, for which a low rank has no place (LayerNorms, value biases that move into

@@ -46,10 +46,6 @@ class Way:
     def made(self, model: PreTrainedModel, seed: int) -> Given:
         """Return such inputs for a model of this class.
 
-        Args:
-            model: A model in float64.
-            seed: Of the inputs.
-
         Raises:
             StopIteration: It takes fewer.
         """
@@ -62,11 +58,8 @@ def made_inputs(
 ) -> Iterator[tuple[Way, Given]]:
     """Yield inputs that a model may run on, those that reach most of it first.
 
-    Args:
-        model: A model in float64.
-        seed: Of the inputs.
-        widths: How many numbers a frame of sound or a patch may have, besides what the configuration says.
-        length: How many tokens a text has, if the model can take so many.
+    widths: how many numbers a frame of sound or a patch may have, besides what the configuration says. length: how many
+    tokens a text has, if the model can take so many.
 
     Returns:
         How they were made, and keywords of its `forward`: 3 rows of random tokens that are not special, images, sounds,
@@ -351,10 +344,6 @@ def _makers(
 
 
 def senses(model: PreTrainedModel) -> set[str]:
-    """Return the images and sounds that a model takes beside its text.
-
-    Args:
-        model: A model.
-    """
+    """Return the images and sounds that a model takes beside its text."""
     accepted = inspect.signature(model.forward).parameters.keys()
     return {"pixel_values", "input_features", "input_values"} & accepted if "input_ids" in accepted else set()

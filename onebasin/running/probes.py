@@ -22,12 +22,7 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
     Token ids lie in the smaller vocabulary and are not special; rows have different lengths, end in the end
     token where there is one, and are padded and masked. Images and audio are standard normal.
 
-    Args:
-        a: A loaded model.
-        b: Another.
-        batch: How many rows.
-        length: Of the longest text, in tokens.
-        seed: Of the draws.
+    batch: how many rows. length: of the longest text, in tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     text = [model.config.get_text_config() for model in (a, b)]
@@ -74,9 +69,7 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
 def unpadded(value: Tensor, mask: Tensor | None) -> Tensor:
     """Return what a mask leaves of a tensor whose first axes are those of the mask; any other tensor as it is.
 
-    Args:
-        value: (batch, tokens, ...).
-        mask: (batch, tokens), 0 at padding, or None.
+    value: (batch, tokens, ...). mask: (batch, tokens), 0 at padding, or None.
 
     Returns:
         (samples, ...). What stands at padding means nothing: a padded query may have no key left to attend to.

@@ -72,10 +72,8 @@ def hooks(
 ) -> Iterator[None]:
     """Watch modules as long as the block lasts. Inputs and outputs may be changed in place.
 
-    Args:
-        stock: The model.
-        after: Module -> called with (input, output) when it returns.
-        before: Module -> called with its input when it is called.
+    after: module -> called with (input, output) when it returns. before: module -> called with its input when it is
+    called.
     """
     handles = [stock.model.get_submodule(name).register_forward_hook(_after(look)) for name, look in after.items()] + [
         stock.model.get_submodule(name).register_forward_pre_hook(_before(look), with_kwargs=True)

@@ -39,9 +39,7 @@ LAYERS = (2, 4, 8)  # of a twin, until every kind of layer is there
 def saved_twin(model: Folder, place: Path) -> Folder:
     """Write the twin of a model folder and open it with the same table.
 
-    Args:
-        model: The folder; only its configuration and the names of its tensors are read.
-        place: An existing folder to write into.
+    Only the configuration and the names of the tensors are read.
 
     Returns:
         The twin.
@@ -87,9 +85,6 @@ def departure_on_twin(model: Model) -> float:
     The twin is brought into the form of the model (canonical or as it is), and a random element acts on every space
     that may move. It depends on the configuration and the table alone, so it is found once for each and kept.
 
-    Args:
-        model: A model folder, or a view of one.
-
     Returns:
         The difference, in float64: rounding is about 1e-12.
 
@@ -123,10 +118,7 @@ def _changed(twin: Folder, form: Model, level: str) -> float:
 def scrambling(signature: Signature, level: str, only: Collection[str] | None = None) -> Alignment:
     """Return a random element of every group that acts at a level, or on the spaces of some names only.
 
-    Args:
-        signature: Of the model.
-        level: As in `LEVELS` of `onebasin.symmetry`, scales included.
-        only: The names of spaces.
+    level: as in `LEVELS` of `onebasin.symmetry`, scales included.
     """
     generator = torch.Generator().manual_seed(0)
     elements: dict[str, Element] = {}

@@ -82,13 +82,7 @@ def compare(
     Everything that is not internal is compared: logits, poolings, and the last hidden state of models without a head.
     No code from the folders is run.
 
-    Args:
-        a: A model folder.
-        b: Another.
-        dtype: Of the forward pass.
-        seed: Of the inputs, which fit both models.
-        device: Where the models run.
-        tolerance: Of the relative difference (default: what rounding explains, given how both are stored).
+    tolerance: of the relative difference (default: what rounding explains, given how both are stored).
 
     Raises:
         ModelError: A folder does not load whole, or the two have no output in common.
@@ -112,14 +106,8 @@ def compare_rewritten(
 ) -> Verification:
     """Compare a folder with the model that is to be written from it, as `compare` does.
 
-    Args:
-        original: The folder.
-        rewritten: A view of it.
-        arithmetic: The dtype in which the view's tensors are made.
-        workers: How many of them are made at a time.
-        dtype: Of the forward passes.
-        device: Where the models run.
-        tolerance: Of the relative difference.
+    arithmetic: the dtype in which the view's tensors are made. workers: how many of them are made at a time. dtype: of
+    the forward passes. tolerance: of the relative difference.
 
     Raises:
         ModelError: As in `compare`.
@@ -158,13 +146,7 @@ def compare_models(
 ) -> Verification:
     """Compare two loaded models on one device, as `compare` does. They are left as they were found.
 
-    Args:
-        a: A model.
-        b: Another.
-        batch: How many inputs.
-        length: Of texts, in tokens.
-        seed: Of the inputs.
-        tolerance: Of the relative difference.
+    batch: how many inputs. length: of texts, in tokens. tolerance: of the relative difference.
 
     Raises:
         ModelError: They have no output in common, or cannot be run on the inputs.

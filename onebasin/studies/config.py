@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from onebasin.config_files import read_yaml, sentence_of
 from onebasin.fusion import method_of
 from onebasin.jobs.options import Options
-from onebasin.settings import Count, Points, Seed, read_yaml, refuse_unknown, sentence_of
+from onebasin.settings import Count, Points, Seed, refuse_unknown
 
 Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the models as they are
 

@@ -22,11 +22,6 @@ def departure(signature: Signature, elements: Mapping[str, Element], seed: int =
 
     Rounding is about 1e-12 in float64 and 1e-6 in float32.
 
-    Args:
-        signature: of the model that is rewritten.
-        elements: root space -> map.
-        seed: of the random vectors.
-
     Raises:
         ValueError: naming the space, where a map is of a form or shape that may not act there at all, is not finite, or
             is no permutation.

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from onebasin.config_files import read_yaml, sentence_of
 from onebasin.data.calibration import Calibration
 from onebasin.matching.learned import Learning
 from onebasin.matching.weights import Weights
-from onebasin.settings import Count, Seed, read_yaml, refuse_unknown, sentence_of
+from onebasin.settings import Count, Seed, refuse_unknown
 
 from ..options import Matching, Options
 

@@ -24,11 +24,6 @@ from .directions import Tensors
 def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
     """Return what a tensor may give: its scale beside a norm, every entry of a vector, and along a LayerNorm's ones.
 
-    Args:
-        signature: What lives where.
-        tensors: role -> tensor, those that are tied left out.
-        role: Of the tensor.
-
     Returns:
         (directions, *its shape).
     """
