@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 from transformers.pytorch_utils import Conv1D
 
+from onebasin import families
 from onebasin.families import table_for, tables
 from onebasin.models.folder import Folder
 from onebasin.symmetry import Signature, TableError, resolve
@@ -273,3 +274,11 @@ def test_a_tied_tensor_may_be_stored_twice(case: str, saved: Saved) -> None:
 def test_no_model_type_is_claimed_twice() -> None:
     types = [name for table in tables().values() for name in table.types]
     assert len(types) == len(set(types))
+
+
+def test_a_known_type_is_found_without_reading_all_tables() -> None:
+    for name, table in tables().items():
+        assert all(table_for(kind).family == name for kind in table.types)
+    families._shipped.cache_clear()
+    table_for("gpt2")
+    assert families._shipped.cache_info().currsize < len(tables()) / 4
