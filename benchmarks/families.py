@@ -46,13 +46,13 @@ def one(kind: str) -> dict[str, Any]:
     return {"source": source, "exact": True, **found.facts}
 
 
-def tried(kind: str, work: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a process of its own says of a type by `work`, or how it ended."""
+def tried(kind: str, work: Callable[[str], dict[str, Any]], seconds: int = SECONDS) -> dict[str, Any]:
+    """Return what a process of its own says of a type by `work` within some seconds of computing, or how it ended."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
 
     def child() -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         try:
             there.send(work(kind))
         except Exception as error:
@@ -69,7 +69,7 @@ def tried(kind: str, work: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     except EOFError:
         process.join()
         slow = process.exitcode == -signal.SIGXCPU
-        reason = f"took over {SECONDS} s of computing" if slow else f"its process ended with {process.exitcode}"
+        reason = f"took over {seconds} s of computing" if slow else f"its process ended with {process.exitcode}"
         return {"source": "", "exact": False, "reason": reason}
     finally:
         process.kill()

@@ -12,6 +12,7 @@ import torch
 from zoo import build, save
 
 from onebasin.models import Folder
+from onebasin.studies import audit as studied
 from onebasin.studies.audit import as_functions, audit, audit_checkpoint, audit_inferred, verdict
 from onebasin.symmetry import Signature
 from onebasin.symmetry.audit.null_space import Audit, orthonormal, smallest
@@ -228,6 +229,22 @@ def test_a_rank_that_the_tolerance_decides_proves_nothing() -> None:
     clear = Audit(parameters=9, rank=6, nullity=3, gap=(1e-5, 1e-15), dimension=3, largest_change=0.0)
     assert clear.complete and not replace(clear, gap=(3e-12, 8e-13)).complete
     assert replace(clear, rank=9, nullity=0, gap=(1e-5, 0.0), dimension=0).complete
+
+
+@pytest.mark.parametrize(("missing", "asked"), [([0], 1), ([3, 0], 2), ([3, 2, 1, 0], 3)])
+def test_one_point_at_which_nothing_is_missing_is_enough(
+    missing: list[int], asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = []
+
+    def at_a_point(checkpoint: Folder, seed: int, given: object) -> Audit:
+        points.append(seed)
+        more = missing[len(points) - 1]
+        return Audit(9, 6 - more, 3 + more, (1e-5, 1e-15), 3, 0.0)
+
+    monkeypatch.setattr(studied, "audit_checkpoint", at_a_point)
+    found = audit_inferred("phi", seed=4)
+    assert points == [4, 5, 6][:asked] and found.nullity - found.dimension == missing[asked - 1]
 
 
 def test_a_basis_is_found_where_the_faster_algorithm_fails(monkeypatch: pytest.MonkeyPatch) -> None:
