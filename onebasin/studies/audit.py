@@ -38,7 +38,7 @@ from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.audit.null_space import Audit
 from onebasin.symmetry.audit.null_space import audit as audit_signature
 
-LARGEST = 6000  # parameters; the Jacobian has a column for each of them
+LARGEST = 7000  # parameters; the Jacobian has a column for each of them
 POINTS = 3  # at most, until nothing is missing at one
 LENGTH = 8  # tokens of a text, or the most that the model takes
 ROWS = 96  # inputs, at least: every token should meet every other

@@ -40,7 +40,7 @@ def test_a_small_model(ask: Any, tmp_path: Path) -> None:
         (("lama",), "'lama' is no model folder, and no family or model type"),
         (("bert", "--set", "hidden_size"), "write NAME=VALUE"),
         (("bert", "--set", "hidden_size=7"), "cannot be built"),
-        (("bert", "--set", "hidden_size=64"), "at most 6,000"),
+        (("bert", "--set", "hidden_size=64"), "at most 7,000"),
     ],
 )
 def test_bad_input(refused: Any, words: tuple[str, ...], sentence: str) -> None:

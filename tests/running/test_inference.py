@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, PhiConfig, PhiForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    PhiConfig,
+    PhiForCausalLM,
+    PhiForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 import onebasin
 from onebasin.families import tables
@@ -544,3 +551,18 @@ def test_a_bias_of_queries_moves_where_keys_come_first() -> None:
     """VideoMAE computes its keys first: constants in these are invisible, and queries have their own bias."""
     text = inference.infer("videomae").text
     assert re.search(r"key\.weight +\(head qk'\)", text) and re.search(r"q_bias +\(head qk\)$", text, re.MULTILINE)
+
+
+def test_heads_with_other_numbers_of_classes_are_copied_and_the_rest_is_matched(tmp_path: Path) -> None:
+    """As a table by hand says, what counts classes belongs to its task: `labels`."""
+    folders = []
+    for labels in (3, 5):
+        config = PhiConfig(vocab_size=40, hidden_size=32, intermediate_size=30, num_hidden_layers=2, num_labels=labels,
+                           num_attention_heads=4, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+        torch.manual_seed(labels)
+        folders.append(str(tmp_path / f"{labels}"))
+        PhiForSequenceClassification(config).save_pretrained(folders[-1])
+    model = Folder(folders[0])
+    assert [space.size for space in model.signature.spaces.values() if space.kind == "labels"] == [3]
+    onebasin.match(*folders, output=str(tmp_path / "out"), symmetry="orthogonal")
+    assert Folder(str(tmp_path / "out")).signature.tensors["score.weight"].shape == (3, 32)

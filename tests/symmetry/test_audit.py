@@ -139,13 +139,16 @@ def test_small_singular_values_are_counted_as_all_of_them_are(zeros: int, expect
 def test_a_twin_is_audited_in_the_precision_that_it_was_proven_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """GLM-4V interpolates positions in float32, whatever its parameters are."""
 
-    def run(signature: Signature, tensors: dict[str, torch.Tensor], functions: list[Any]) -> torch.Tensor:
-        tied = {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
-        return functions[0]({**tensors, **tied})
+    made: list[torch.Tensor] = []
 
-    monkeypatch.setattr("onebasin.studies.audit.audit_signature", run)
-    made: Any = audit_inferred("glm4v")
-    assert made.dtype == torch.float64 and bool(made.isfinite().all())
+    def run(signature: Signature, tensors: dict[str, torch.Tensor], functions: list[Any]) -> Audit:
+        tied = {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
+        made.append(functions[0]({**tensors, **tied}))
+        return Audit(1, 1, 0, (1.0, 0.0), 0, 0.0)
+
+    monkeypatch.setattr(studied, "audit_signature", run)
+    audit_inferred("glm4v")
+    assert len(made) == 1 and made[0].dtype == torch.float64 and bool(made[0].isfinite().all())
 
 
 def test_a_type_without_a_table_takes_no_settings() -> None:

@@ -70,11 +70,17 @@ def _writer(
         prefix = ""
     others = {name: tensor for name, tensor in model.state_dict().items() if name not in found.axes}
     ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in as_stored(model, others)})
-    writer = Writer(found.trace, entries, prefix, style, by_name)
+
+    def fresh() -> Writer:
+        made = Writer(found.trace, entries, prefix, style, by_name)
+        made.labels = getattr(model.config, "num_labels", 0)
+        return made
+
+    writer = fresh()
     for names in still:
         writer.spaces()
         writer.hold(names)
-        writer = Writer(found.trace, entries, prefix, style, by_name)
+        writer = fresh()
     return writer, ignored
 
 

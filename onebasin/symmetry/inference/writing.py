@@ -171,6 +171,7 @@ class Writer:
         self.by_name = by_name  # layers that differ stand there by name; else what differs stays
         self.ragged: set[int] = set()  # atoms that stay, of other sizes in other layers
         self.loose: set[tuple[str, str]] = set()  # tensors of a block that are not alike, and stay
+        self.labels = 0  # how many classes the configuration counts
         self.unsized: frozenset[str] = frozenset()  # spaces whose sizes neither shapes nor configurations tell
 
     def _looked_up(self, one: Found) -> bool:
@@ -474,7 +475,8 @@ class Writer:
                 part = "ffn"
             elif kind == "fixed":
                 why = {reason for axis in place.atoms for reason in axis.atom.why}
-                give(place, "vocab" if "token ids" in why or "output" in why else "fixed")
+                labels = "output" in why and self._counts_labels(place)
+                give(place, "label" if labels else "vocab" if "token ids" in why or "output" in why else "fixed")
             elif not place.heading and count[number] > 3:
                 give(place, "stream")
                 part = "stream"
@@ -485,6 +487,13 @@ class Writer:
                 give(place, "inner" if not place.heading else "rank")
                 part = "attention" if place.heading else "head"
             self.parts[number] = part
+
+    def _counts_labels(self, place: Place) -> bool:
+        """Whether a space is as large as there are classes, and only tensors of a head have it."""
+        keys = {id(axis.atom) for axis in place.atoms}
+        having = [one.name for one in self.found if keys & self._touched(one)]
+        return place.size == self.labels and bool(self.prefix) and not any(
+            name.startswith(self.prefix) for name in having)  # fmt: skip
 
     def _in_some_layers(
         self, place: Place, list_of: Callable[[Sequence[str]], tuple[str, Sequence[str]] | None]
@@ -505,6 +514,8 @@ class Writer:
 
     def _declared(self, place: Place) -> str:
         """Return the kind of a space before the norms that read it lower it, where the lines of these say how far."""
+        if re.fullmatch(r"label\d*", place.name):
+            return "labels"
         keys = {id(axis.atom) for axis in place.atoms}
         left = [left_by(norm, self.free[norm.weight]) for norm in self.trace.norms if self._written(norm)
                 and keys & {id(leaf.top.atom) for leaf in norm.source.leaves}]  # fmt: skip
