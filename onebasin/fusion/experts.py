@@ -35,7 +35,7 @@ class expert_inputs(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is linear:
+        if func is linear and self.held:
             rows, weight = args[:2]
             first = weight.storage_offset()
             for place, role, expert in self.held.get(weight.untyped_storage().data_ptr(), []):

@@ -249,19 +249,20 @@ class _Meter:
         """
         h = self.signature.sizes[key]
         found: dict[str, Element] = {}
-        index = torch.arange(h)
+        device = self.source.model.device
+        index = torch.arange(h, device=device)
         queries = self._queries(key)
         q = self.signature.sizes[queries] if queries else 1
-        within = torch.arange(q).expand(h, q)
+        within = torch.arange(q, device=device).expand(h, q)
         if group is not None or queries in inner:
             fine, coarse = self._gain(key, h, q, aligned)
             best = assignment(fine) if queries in inner else within.expand(h, h, q)
-            coarse = coarse + torch.take_along_dim(fine, best.unsqueeze(-1).to(fine.device), -1).sum((-2, -1))
+            coarse = coarse + torch.take_along_dim(fine, best.unsqueeze(-1), -1).sum((-2, -1))
             if group is not None:
                 element = group.nearest(as_moments(coarse))
                 assert isinstance(element, Monomial)
                 found[key], index = element, element.index
-            within = best[torch.arange(h), index]
+            within = best[torch.arange(h, device=device), index]
             if queries in inner:
                 found[str(queries)] = Monomial(within)
         order = (index.unsqueeze(1) * q + within).flatten()  # query head of the source for each of the anchor
@@ -314,7 +315,7 @@ class _Meter:
             assert site.cross is not None
             number = len(site.cross) // n  # heads, or query heads
             pairs = index if number == h else order
-            chosen.append(site.cross.view(number, n, number, n)[torch.arange(number), :, pairs])
+            chosen.append(site.cross.view(number, n, number, n)[torch.arange(number, device=pairs.device), :, pairs])
         for role, _ in self.readers.get(root, []):
             a, s = (self._by_head(role, root, tensor) for tensor in self._aligned(role, aligned))
             chosen.append(a @ s[index if len(s) == h else order].mT)
