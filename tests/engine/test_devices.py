@@ -31,9 +31,8 @@ MATCHED: dict[str, dict[str, Any]] = {
 def _device(three_sweeps: None) -> Iterator[None]:
     elsewhere.register()
     swaps = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(
-        True
-    )  # parameters stay themselves, as when they move to a GPU
+    # Parameters stay themselves, as when they move to a GPU.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     yield
     torch.__future__.set_swap_module_params_on_conversion(swaps)
 
