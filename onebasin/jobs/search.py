@@ -45,7 +45,7 @@ from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import Refining, refine
 from onebasin.models import Folder, Held, Model, ModelError, numel
-from onebasin.models.folder import one_line
+from onebasin.models.errors import one_line
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import LoadedModel, loaded_model
 from onebasin.running.classes import runnable

@@ -19,8 +19,7 @@ from onebasin.symmetry import Signature, Table, resolve
 from onebasin.symmetry.tables.conditions import lookup
 
 from .configuration import completed, refuse_counts, refuse_kinds
-from .errors import ModelError, read_json
-from .errors import one_line as one_line
+from .errors import ModelError, one_line, read_json
 from .fetching import gguf, locate
 from .stored import PickleFile, SafeFile
 

@@ -26,7 +26,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto import modeling_auto
 
 from onebasin.models import ModelError
-from onebasin.models.folder import one_line
+from onebasin.models.errors import one_line
 
 from .classes import quietly
 from .expert_layout import one_by_one
