@@ -22,8 +22,7 @@ def computing(kind: str) -> dict[str, Any]:
 
 
 def test_a_type_is_stopped_by_its_computing_not_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "SECONDS", 1)
-    assert families.tried("1.5", waiting) == {"exact": True}
-    assert families.tried("", computing)["reason"] == "took over 1 s of computing"
+    assert families.tried("1.5", waiting, 1) == {"exact": True}
+    assert families.tried("", computing, 1)["reason"] == "took over 1 s of computing"
     monkeypatch.setattr(families, "WALL", 1)
     assert families.tried("60", waiting)["reason"] == "took over 1 s by the clock"
