@@ -90,9 +90,7 @@ class Alignment:
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
         """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
-        tensors, metadata = load_whole(path, "the alignment")
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"'{path}' is not an alignment of this version ({FORMAT})")
+        tensors, metadata = load_whole(path, "alignment", FORMAT)
         try:
             batch = {key: tuple(outer) for key, outer in json.loads(metadata["batch"]).items()}
             elements: dict[str, Element] = {}
@@ -102,17 +100,29 @@ class Alignment:
                 else:
                     elements[key] = Linear(tensors[f"{key}.matrix"], tensors.get(f"{key}.dual"))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            raise ValueError(f"'{path}' is not an alignment that can be read") from None
+            raise ValueError(f"'{path}' holds no alignment that can be read") from None
         return cls(elements, batch)
 
 
-def load_whole(path: str | Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a safetensors file, and its metadata. Raises ValueError, naming it as `what`."""
+def load_whole(path: str | Path, what: str, form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors and the metadata of a safetensors file.
+
+    Args:
+        path: The file.
+        what: What it should hold, for messages.
+        form: The format that its metadata should name.
+
+    Raises:
+        ValueError: It cannot be read, or is of another format.
+    """
     try:
         with safe_open(str(path), "pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"cannot read {what} '{path}': {error}") from None
+        raise ValueError(f"cannot read the {what} '{path}': {error}") from None
+    if metadata.get("format") != form:
+        raise ValueError(f"'{path}' holds no {what} of this version ({form})")
+    return tensors, metadata
 
 
 def save_in_order(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str]) -> None:

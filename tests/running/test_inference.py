@@ -502,6 +502,12 @@ def test_the_proof_ties_what_a_file_holds_once() -> None:
     assert inference.proved(alone, found)[0] > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["jais2", "nemotron"])
+def test_neurons_under_a_squared_relu_take_factors(kind: str) -> None:
+    line = "mlp.up_proj.weight  ffn post_attention_layernorm_out'  ; degree 2 mlp.down_proj.weight\n"
+    assert line in inference.infer(kind).text
+
+
 def test_a_gain_whose_product_is_used_twice_stays() -> None:
     """LayerScale moves into the matrix before it only where nothing else reads what that makes."""
 

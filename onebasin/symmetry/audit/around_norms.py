@@ -18,7 +18,7 @@ from ..gauge.dataflow import along, has
 from ..groups.group import units
 from ..tables.axes import Leaf
 from ..tables.signature import Signature
-from .directions import Tensors
+from .directions import Tensors, gain
 
 
 def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
@@ -49,7 +49,7 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
             yield tensor
         if norm.kind != "layernorm" or norm.copies > 1 or weight not in tensors:
             continue
-        ones, constant = torch.ones_like(tensors[weight]), 1 / tensors[weight]
+        ones, constant = torch.ones_like(tensors[weight]), 1 / gain(tensors, weight, norm)
         near = not norm.writes_back or entry.layer is None or _follows(signature, weight, role)
         for leaf in leaves:
             unseen.setdefault(leaf, [ones])

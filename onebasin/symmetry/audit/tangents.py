@@ -81,7 +81,8 @@ def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tupl
             kept = [i for i, parts in enumerate(found)
                     if outlet.source[0] not in parts and not all(leaf.constant for leaf in parts)]  # fmt: skip
             axes, shape = tuple(entry.axes[i] for i in kept), tuple(entry.shape[i] for i in kept)
-            yield bias, (replace(entry, role=bias, axes=axes, shape=shape), reader,
+            notes = {word: text for word, text in entry.notes.items() if word != "degree"}  # of a matrix
+            yield bias, (replace(entry, role=bias, axes=axes, shape=shape, notes=notes), reader,
                          (outlet.source[0], _side_by_side(h / (h @ tensors[outlet.bias]), outlet.norm)))  # fmt: skip
 
 

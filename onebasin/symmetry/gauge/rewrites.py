@@ -12,6 +12,7 @@
               a vector has across all that it meets
     writers   what only ever enters LayerNorms, of the stream or of a head's queries and keys, loses its all-ones
               direction
+    degrees   what writes neurons whose power another tensor reads (squared ReLU) has a fixed share of their length
 
 A step changes one tensor given a few others, so that any tensor of the form can be made by itself from those that it
 depends on. Nothing is divided by a norm's weight, so a weight of zero is as good as any other.
@@ -60,7 +61,7 @@ class Step:
 
 def steps(signature: Signature) -> Iterator[Step]:
     """Yield all steps, in order."""
-    for rewrite in (_scales, _tables, _norms, _passed, _sums, _unseen, _writers):
+    for rewrite in (_scales, _tables, _norms, _passed, _sums, _unseen, _writers, _degrees):
         yield from rewrite(signature)
 
 
@@ -281,3 +282,57 @@ def _centre(signature: Signature, role: str, parts: tuple[Leaf, ...], tensors: M
         mean = torch.cat(views, -1).mean(-1, keepdim=True)
         for view in views:
             view -= mean
+
+
+def _degrees(signature: Signature) -> Iterator[Step]:
+    """Yield the steps that even out what writes neurons and what reads a power of them."""
+    for role, word in noted(signature, "degree"):
+        degree, reader = (word or "").split()
+        if reader not in signature.tensors or not moves(signature, role):
+            continue
+        pair = _Powers(signature, role, reader, int(degree))
+        bias = role.removesuffix("weight") + "bias"
+        yield Step(reader, (role,), partial(pair.grow, reader, -pair.degree / (pair.degree + 1)))
+        if bias in signature.tensors:
+            yield Step(bias, (role, reader), partial(pair.grow, bias, 1.0))
+        yield Step(role, (reader,), partial(pair.grow, role, 1.0))
+
+
+@dataclass(frozen=True)
+class _Powers:
+    """Rows w of a matrix `role`, with entries c of its bias, and columns d of `reader`, which reads what a function of
+    degree k makes of them, f(s x) = s^k f(x): s w, s c and s^-k d do the same for any s > 0.
+
+    The least s^2 |w|^2 + s^-2k |d|^2 has s |w| = k^(1/2) s^-k |d|, so s^(k + 1) = r = k^(1/2) |d| / |w|. Once the
+    columns are s^-k d, r has become s.
+    """
+
+    signature: Signature
+    role: str
+    reader: str
+    degree: int
+
+    @property
+    def inner(self) -> list[str]:
+        """Return the spaces for each of whose entries there is a factor."""
+        mine, others = (list(self.signature.leaves(self.signature.tensors[one])) for one in (self.role, self.reader))
+        return [leaf.space for leaf in mine if not leaf.dual and leaf.space in {other.space for other in others}]
+
+    def shared(self, role: str, tensor: Tensor) -> Iterator[Tensor]:
+        """Yield views with the dimensions of these spaces first."""
+        for view, axes in cut(self.signature, role, tensor):
+            front = [[leaf.space for leaf in axes].index(space) for space in self.inner]
+            yield view.permute(*front, *(dim for dim in range(view.dim()) if dim not in front))
+
+    def length(self, role: str, tensor: Tensor) -> Tensor:
+        views = self.shared(role, tensor)
+        squares = [view.square().reshape(*view.shape[: len(self.inner)], -1).sum(-1) for view in views]
+        return torch.stack(squares).sum(0).sqrt()
+
+    def grow(self, role: str, power: float, tensors: Mapping[str, Tensor]) -> None:
+        """Multiply a tensor by this power of r; by 1 where |w| or |d| is 0."""
+        w, d = (self.length(one, tensors[one]) for one in (self.role, self.reader))
+        alive = (w > 0) & (d > 0)
+        factor = torch.where(alive, self.degree**0.5 * d / torch.where(alive, w, 1.0), 1.0) ** power
+        for view in self.shared(role, tensors[role]):
+            view *= factor[(..., *[None] * (view.dim() - factor.dim()))]

@@ -453,13 +453,13 @@ def _refined(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
 
 
 def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
-    """Return an axis whose entries are multiplied one by one, as (places, factors): where any factor may act, it gets
-    one that another tensor takes back, `(p s)`."""
+    """Return an axis whose entries are multiplied one by one, as (places, factors): where any factor may act, or any
+    positive one, it gets one that another tensor takes back, `(p s)`."""
     top = axis.top
     if not top.atom.parts:
-        if {"sign", "scale", "permute"} <= top.moves:
+        if {"scale", "permute"} <= top.moves:
             atom = top.atom
-            places, factor = Axis(Atom(atom.size, PERMUTE)), Axis(Atom(1, MOVES["factor"]))
+            places, factor = Axis(Atom(atom.size, PERMUTE)), Axis(Atom(1, top.moves & MOVES["factor"]))
             places.atom.written = factor.atom.written = atom.written
             atom.parts = (places, factor)
             return axis.parts[0], [axis.parts[1]]
@@ -488,6 +488,15 @@ def product(a: Axis, b: Axis, why: str) -> Axis:
     (places, mine), (same, theirs) = gated(a, why), gated(b, why)
     unify(places, same, why)
     return flat([places, *mine, *theirs])
+
+
+def square(axis: Axis, why: str) -> Axis:
+    """Return the axis of what is multiplied entry by entry by itself: any factor acts twice, `(p s s)`."""
+    if not axis.top.atom.parts and "scale" not in axis.moves:
+        restrict(axis, MOVES["odd"], why)
+        return axis
+    places, factors = gated(axis, why)
+    return flat([places, *factors, *factors])
 
 
 def _factored(axis: Axis) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..tables.signature import MOVES
-from .atoms import Axis, hold, is_data, lower, restrict
+from .atoms import Axis, hold, is_data, lower, square
 from .linear import Linear, settle
 
 KEY = "_axes"
@@ -59,13 +59,15 @@ class Label:
 
 @dataclass
 class Normed:
-    """A vector of which only the direction counts, and what multiplied it since. kind: as in a table."""
+    """A vector of which only the direction counts, and what multiplied it since. kind: layernorm or rmsnorm. plus:
+    whether that was one more than the weight."""
 
     kind: str
     source: Axis
     target: Axis | None = None
     weight: str = ""
     bias: str = ""
+    plus: bool = False
 
 
 @dataclass
@@ -172,8 +174,8 @@ class Trace(TorchFunctionMode):
             label.linear, label.dims = None, ()
             self.met(label)
         if label.square is not None:
-            restrict(label.square, SQUARES, why)
-            label.square = None
+            label.axes[-1], label.square = square(label.square, why), None
+            self.met(label)
         if label.plus:
             label.plus = 0.0
             lower(label.axes, ONES, why)
@@ -216,7 +218,7 @@ class Trace(TorchFunctionMode):
             self.apart.append((one, other))
 
 
-SQUARES, ONES = MOVES["odd"], MOVES["ones"]  # what commutes with squares, and with a number added
+ONES = MOVES["ones"]  # what commutes with a number added
 BLANK = frozenset({"empty", "new_empty", "empty_like"})
 READS = frozenset(
     {"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__", "__setitem__"}

@@ -140,6 +140,29 @@ def settle_gains(trace: Trace, tied: Collection[str], wanted: bool) -> dict[str,
     return {name: gain for name, gain in trace.gains.items() if kin[name] not in lost}
 
 
+def settle_degrees(found: Sequence[Found]) -> dict[str, tuple[int, Found]]:
+    """Return matrices whose rows may take positive factors that come out to some power, and that one other matrix takes
+    back: name -> (the power, that matrix). No space says this, so the factors stay."""
+    uses: dict[Atom, list[tuple[Found, bool, int]]] = defaultdict(list)
+    for one in found:
+        for axis in one.axes:
+            leaves = [leaf.top for leaf in axis.leaves if leaf.size == 1] if axis is not None else []
+            for leaf in dict.fromkeys(leaves):
+                uses[leaf.atom].append((one, leaf.dual, leaves.count(leaf) if axis is not None and axis.flat else 0))
+    degrees: dict[str, tuple[int, Found]] = {}
+    for atom, each in uses.items():
+        if "scale" not in atom.moves or (max(count for *_, count in each) < 2 and "sign" in atom.moves):
+            continue
+        atom.own = frozenset()
+        first, *others = each
+        readers = [use for use in others if use[1] != first[1]]
+        biases = [use for use in others if use[1] == first[1]]
+        alone = all(one.name == first[0].name.removesuffix("weight") + "bias" for one, *_ in biases)
+        if len(readers) == 1 and alone and readers[0][2] and all(count == 1 for *_, count in (first, *biases)):
+            degrees[first[0].name] = readers[0][2], readers[0][0]
+    return degrees
+
+
 class Writer:
     """Turns what a trace found into the text of a table."""
 
@@ -159,6 +182,7 @@ class Writer:
             if one.tied and self._looked_up(one) and (home := self._home(one)).parameter not in trace.seen:
                 order[home.parameter] = min(order[one.parameter] - 0.5, order.get(home.parameter, len(order)))
         self.found.sort(key=lambda one: order.get(one.parameter, len(order)))
+        self.degrees = settle_degrees(self.found)
         self.norm_of = {norm.weight: norm for norm in trace.norms}
         self.bias_of = {norm.bias: norm for norm in trace.norms if norm.bias}
         for norm in trace.norms:
@@ -669,6 +693,8 @@ class Writer:
             yield f"biases {matrix.name.removeprefix(self.prefix)}"
         if (gain := self.gains.get(one.parameter)) is not None:
             yield f"scales {' '.join(self.parsed(other)[2] for other in self.found if other.parameter in gain.of)}"
+        if self.style.norms and (raised := self._raised(one)) is not None:
+            yield raised
         if self.style.sums and one.parameter in self.trace.softmaxed:
             yield "softmax"
         norm = self.bias_of.get(one.parameter)
@@ -680,6 +706,19 @@ class Writer:
             yield f"into {rest}"
         elif self.style.sums and (home := self._summed_with(one)) is not None:
             yield f"into {home.name.removeprefix(self.prefix)}"
+
+    def _raised(self, one: Found) -> str | None:
+        """Return the note of a matrix whose rows may take factors that another one of its block takes back."""
+        if one.name not in self.degrees:
+            return None
+        power, reader = self.degrees[one.name]
+        rest = self.parsed(reader)[2]
+        if reader.joint is not None:
+            pieces = reader.axes[reader.joint]
+            if pieces is None or self._still(pieces):
+                return None
+            rest = rest.replace("@", next(leaf.space for leaf in leaves(self.axis(pieces)) if not leaf.constant))
+        return f"degree {power} {rest}" if self.parsed(one)[:2] == self.parsed(reader)[:2] else None
 
     def _placed(self, one: Found) -> tuple[list[Found], list[Found]] | None:
         """Return what takes a first row each of a table of places, and what takes what the rest share."""
@@ -734,9 +773,10 @@ class Writer:
 
     def _norm(self, norm: Normed) -> str:
         source = show((self._primal(self.axis(norm.source)),))
+        kind = f"{norm.kind}1p" if norm.plus else norm.kind
         if self.free[norm.weight] and norm.target is not None:
-            return f"{norm.kind}: {source} -> {show((self._primal(self.axis(norm.target)),))}"
-        return f"{norm.kind}: {source} -> {source}" if self._written(norm) else source
+            return f"{kind}: {source} -> {show((self._primal(self.axis(norm.target)),))}"
+        return f"{kind}: {source} -> {source}" if self._written(norm) else source
 
     def spaces(self) -> list[tuple[int, str, str, str, str, bool]]:
         """Find and name the spaces, and return the lines."""

@@ -57,9 +57,10 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
             norm = replace(norm, source=keys[norm.source], target=keys[norm.target], over=over, beside=beside)
         stated = {note.word: note.text for note in line.clauses if all(of.of(layer) is not False for of in note.when)}
         notes = {**_implied(stated, line, here), **stated}
-        for word in {"scales", "constant", "against"} & notes.keys():  # in the same block
+        for word in {"scales", "degree", "constant", "against"} & notes.keys():  # in the same block
             block_name = role_of(line.heading, indices) + "." if line.heading else ""
-            notes[word] = " ".join(block_name + other for other in notes[word].split())
+            words = notes[word].split()
+            notes[word] = " ".join(other if other.isdigit() else block_name + other for other in words)
         if "bare" in notes:
             notes["bare"] = following[role]
         entries[role] = Entry(role, name, tuple(shapes.get(name, ())), tuple(rename(axis, keys) for axis in line.axes),

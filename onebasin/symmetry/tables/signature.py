@@ -67,7 +67,8 @@ class Norm:
     """A norm `source -> target`; its weight is diagonal in `target`. A norm over several spaces, as in
     `rmsnorm: (head qk) -> (head qk)` or `layernorm: [rope | nope] -> (head [rope | nope])`, is known by the last.
 
-    kind: layernorm, rmsnorm, or rmsnorm1p (stores weight - 1, as Gemma does). copies: how many vectors side by side are
+    kind: layernorm or rmsnorm. unit: stored weight of one that only normalizes: 0 for `rmsnorm1p` and `layernorm1p`,
+    which store weight - 1, as Gemma and Nemotron do. copies: how many vectors side by side are
     normalized as one, as in `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalized
     together, in order: (head, qk) and (rope, nope) above; a norm of `qk` alone, or of `rope` and `nope`, takes each
     head by itself. beside: those of them that are parts of the same vector as the source (rope).
@@ -79,11 +80,7 @@ class Norm:
     copies: int = 1
     over: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
-
-    @property
-    def unit(self) -> float:
-        """Stored weight of a norm that only normalizes."""
-        return 0.0 if self.kind == "rmsnorm1p" else 1.0
+    unit: float = 1.0
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -20,11 +20,11 @@ When = tuple[Condition, ...]  # all of them must hold
 
 HEADINGS = ("family", "types", "prefix", "include", "layers", "size", "temperature", "eps", "ignore", "still", "refuse")
 SECTIONS = ("spaces", "tensors", "layer", "heads", "audit")
-NOTES = ("tied", "beside", "biases", "bare", "nonlinear", "scales", "softmax", "into", "rows", "padded", "against",
-         "glu", "passes", "invisible", "stays")  # fmt: skip
+NOTES = ("tied", "beside", "biases", "bare", "nonlinear", "scales", "degree", "softmax", "into", "rows", "padded",
+         "against", "glu", "passes", "invisible", "stays")  # fmt: skip
 AUDITED = ("unused", "chooses", "constant", "idle", "unscaled", "batch")  # notes that only an audit asks for
 PROPERTIES = ("passes", "invisible", "post-norm")  # of a space
-NORMS = ("layernorm", "rmsnorm1p", "rmsnorm")
+NORMS = ("layernorm1p", "layernorm", "rmsnorm1p", "rmsnorm")
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,8 @@ def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> N
         raise TableError("a norm of several parts side by side writes back into them")
     first = target[0].parts[0] if isinstance(target[0], Flat) else target[0]
     copies = int(first.space) if isinstance(first, Leaf) and first.constant else 1
-    return Norm(kind, over[-1], into[-1], copies, tuple(over), beside)
+    stored = kind.removesuffix("1p")
+    return Norm(stored, over[-1], into[-1], copies, tuple(over), beside, unit=1.0 if kind == stored else 0.0)
 
 
 def _checked(table: Table, origin: str) -> None:

@@ -39,7 +39,7 @@ def normalized(trace: Trace, call: Call) -> Any:
         return trace.put(out, axes, x, normed=Normed(kind, last))
     its = trace.label(bias)
     assert label.axes[0] is not None
-    made = norm(trace, kind, last, label.name, label.axes[0], its.name if its else "")
+    made = norm(trace, kind, last, label.name, label.axes[0], its.name if its else "", bool(label.plus))
     first = getattr(x, "_normed_by", made)
     setattr(x, "_normed_by", first)  # noqa: B010
     if first is not made:
@@ -49,15 +49,15 @@ def normalized(trace: Trace, call: Call) -> Any:
     return trace.put(out, [*axes[:-1], made.target], x, normed=made)
 
 
-def norm(trace: Trace, kind: str, source: Axis, weight: str, along: Axis, bias: str) -> Normed:
-    """Note a norm with a weight. One module that is used twice has one source and one target."""
+def norm(trace: Trace, kind: str, source: Axis, weight: str, along: Axis, bias: str, plus: bool) -> Normed:
+    """Note a norm with a weight, or one more than it. One module that is used twice has one source and one target."""
     trace.normed.append(weight)
     for known in trace.norms:
         if known.weight == weight:
             unify(known.source, source, "a norm used twice")
             return known
     target = new(source.size)
-    made = Normed(kind, source, target, weight, bias)
+    made = Normed(kind, source, target, weight, bias, plus)
     unify(along, target, "norm")
     trace.norms.append(made)
     return made
@@ -149,10 +149,7 @@ def weight_of_norm(trace: Trace, a: Tensor, b: Tensor, out: Tensor) -> Tensor | 
             continue
         if label.normed.target is not None or its.axes[0] is None or label.axes[-1] is None:
             continue
-        kind = "rmsnorm1p" if its.plus and label.normed.kind == "rmsnorm" else label.normed.kind
-        if its.plus and kind != "rmsnorm1p":
-            continue
-        target = norm(trace, kind, label.axes[-1], its.name, its.axes[0], "")
+        target = norm(trace, label.normed.kind, label.axes[-1], its.name, its.axes[0], "", bool(its.plus))
         setattr(out, KEY, Label([*label.axes[:-1], target.target], within=trace.within(x), normed=target))
         trace.met(trace.label(out))  # type: ignore[arg-type]
         return out
