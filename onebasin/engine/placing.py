@@ -3,20 +3,17 @@
 
 Each is written in a hidden folder beside its place, `.NAME.PID-HEX`, flushed to the disk, and renamed. The folder is
 locked as long as its process lives (flock, which the kernel lets go with the process), so that another run can tell
-what a killed one has left, and remove it. Where there is no flock (Windows, some network file systems) nothing is
-removed. Where there is no renameat2 (all but Linux) a folder is replaced in two steps; see `_swap`.
+what a killed one has left, and remove it; where there are no locks nothing is removed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import json
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,13 +24,7 @@ from types import TracebackType
 
 from safetensors import SafetensorError
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-_NOREPLACE, _EXCHANGE = 1, 2  # flags of renameat2
-_ASIDE = ".old"
+from .filesystem import ASIDE, flush, identity_of, is_at, missing_parents, real, remove, rename, swap, take_lock
 
 
 class Appeared(ValueError):
@@ -114,7 +105,7 @@ class Placing:
                     one.content.chmod(one.folder.stat().st_mode & 0o666)  # safetensors writes 0600
                 flush(one.content)
             if self.journal is not None and self.journal.parent.is_dir():
-                noted = [[str(one.out), *_identity(one.content)] for one in self._staged]
+                noted = [[str(one.out), *identity_of(one.content)] for one in self._staged]
                 self.journal.write_text(json.dumps(noted), "utf-8")
                 flush(self.journal)
                 flush(self.journal.parent, deep=False)
@@ -126,7 +117,7 @@ class Placing:
                     flush(one.out.parent, deep=False)
             except BaseException as error:
                 for one in reversed(done):
-                    _swap(one.content, one.out) if one.swapped else os.rename(one.out, one.content)
+                    swap(one.content, one.out) if one.swapped else os.rename(one.out, one.content)
                 if isinstance(error, Appeared):
                     raise Appeared(f"{error}; what was written is kept: {', '.join(map(str, self._kept()))}") from None
                 raise
@@ -138,7 +129,7 @@ class Placing:
             for number in count(1):
                 place = one.out.with_name(f"{stem}-{number}{suffix}")
                 with suppress(FileExistsError):
-                    _rename(one.content, place)
+                    rename(one.content, place)
                     yield place
                     break
 
@@ -160,7 +151,7 @@ def placed_by(journal: Path) -> set[Path]:
     """The places in which what a killed run put there still stands, unchanged."""
     try:
         noted = json.loads(journal.read_text("utf-8"))
-        return {Path(out) for out, *identity in noted if os.path.lexists(out) and identity == _identity(Path(out))}
+        return {Path(out) for out, *identity in noted if os.path.lexists(out) and identity == identity_of(Path(out))}
     except (OSError, ValueError, TypeError):
         return set()
 
@@ -170,11 +161,11 @@ def tidy(out: Path) -> None:
     stem = f".{short(out)}."
     with suppress(OSError):
         for path in sorted(out.parent.glob(f"{escape(stem)}*-*")):
-            if not re.fullmatch(rf"\d+-[0-9a-f]{{8}}({re.escape(_ASIDE)})?", path.name[len(stem) :]):
+            if not re.fullmatch(rf"\d+-[0-9a-f]{{8}}({re.escape(ASIDE)})?", path.name[len(stem) :]):
                 continue
             with suppress(OSError):
-                lock = _lock(path)  # BlockingIOError: its process lives
-                if path.name.endswith(_ASIDE) and not os.path.lexists(out):
+                lock = take_lock(path)  # BlockingIOError: its process lives
+                if path.name.endswith(ASIDE) and not os.path.lexists(out):
                     os.rename(path, out)
                 elif lock is not None:
                     remove(path)
@@ -189,12 +180,12 @@ def owned(folder: Path) -> Iterator[None]:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            lock = _lock(folder)
+            lock = take_lock(folder)
         except FileNotFoundError:  # its owner has just removed it
             continue
         except BlockingIOError:
             raise ValueError(f"another run is at work in '{folder}'; wait for it, or choose another output") from None
-        if lock is None or _is_at(lock, folder):
+        if lock is None or is_at(lock, folder):
             break
         os.close(lock)
     try:
@@ -248,55 +239,15 @@ def said(error: Exception) -> str:
     return str(error)
 
 
-def real(path: str | Path) -> Path:
-    """The absolute path behind all links."""
-    return Path(os.path.realpath(path))
-
-
-def missing_parents(path: Path) -> list[Path]:
-    """The folders that would have to be made for `path`, innermost first."""
-    return [parent for parent in path.parents if not parent.exists()]
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder; what cannot be removed stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
-
-
-def flush(path: Path, deep: bool = True) -> None:
-    """Bring a file, or a folder's entries, to the disk; deep: with all files in it. A power cut then loses neither.
-
-    Windows opens no folders and keeps their entries in its journal.
-    """
-    if deep and path.is_dir():
-        for inner in path.iterdir():
-            flush(inner)
-    try:
-        opened = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    except PermissionError:
-        return
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has nothing to flush
-            raise
-    finally:
-        os.close(opened)
-
-
 def _put(one: _Staged) -> None:
     if one.marker is not None and os.path.lexists(one.out):
         if not replaceable(one.out, one.marker):
             raise Appeared(f"'{one.out}' came to be while this command ran, and is not overwritten")
-        _swap(one.content, one.out)
+        swap(one.content, one.out)
         one.swapped = True
         return
     try:
-        _rename(one.content, one.out)
+        rename(one.content, one.out)
     except FileExistsError:
         raise Appeared(f"'{one.out}' came to be while this command ran, and is not overwritten") from None
 
@@ -308,107 +259,14 @@ def replaceable(out: Path, marker: str) -> bool:
     return out.is_dir() and ((out / marker).is_file() or not any(out.iterdir()))
 
 
-def _rename(old: Path, new: Path) -> None:
-    """Give a file or folder a name that is free. Raises FileExistsError where it is taken.
-
-    Without renameat2, `rename` itself refuses a folder that holds something, and on Windows whatever exists; on POSIX
-    an empty folder gives way, in which nothing is lost, and a file has a second name before it loses the first.
-    """
-    if _renameat2(old, new, _NOREPLACE):
-        return
-    if os.name != "posix":
-        os.rename(old, new)
-    elif old.is_dir():
-        try:
-            os.rename(old, new)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(new):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new)) from None
-            raise
-    else:
-        os.link(old, new)
-        os.unlink(old)
-
-
-def _swap(one: Path, other: Path) -> None:
-    """Let two folders, or two files, change places. One step on Linux (renameat2). Else a file is replaced in one step;
-    a folder is moved aside first, to where `tidy` puts it back from if the process is killed just then."""
-    if _renameat2(one, other, _EXCHANGE):
-        return
-    aside = one.with_name(one.name + _ASIDE)
-    if not other.is_dir():
-        shutil.copy2(other, aside)
-        os.replace(one, other)
-    else:
-        lock = None
-        with suppress(BlockingIOError):
-            lock = _lock(other)  # so that nobody takes it for a dead run's
-        os.rename(other, aside)
-        try:
-            os.rename(one, other)
-        except BaseException:
-            os.rename(aside, other)
-            raise
-        finally:
-            if lock is not None:
-                os.close(lock)
-    os.rename(aside, one)
-
-
-def _renameat2(old: Path, new: Path, flag: int) -> bool:
-    """Rename in one step, as the flag says. False where the system or the file system does not offer it."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
-    here = -100  # AT_FDCWD
-    if call is None:
-        return False
-    if call(here, os.fsencode(old), here, os.fsencode(new), flag) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        return False
-    raise OSError(code, os.strerror(code), str(new))
-
-
 def _hidden_folder(out: Path) -> tuple[Path, int | None]:
     while True:
         folder = hidden(out, f"{os.getpid()}-{secrets.token_hex(4)}")
         folder.mkdir()
         try:
-            lock = _lock(folder)
+            lock = take_lock(folder)
         except (BlockingIOError, FileNotFoundError):  # another run takes it for a leftover, before it is locked
             continue
-        if lock is None or _is_at(lock, folder):
+        if lock is None or is_at(lock, folder):
             return folder, lock
         os.close(lock)
-
-
-def _lock(path: Path) -> int | None:
-    """The descriptor that holds the lock on a file or folder until it is closed; None where there are no locks.
-
-    Raises BlockingIOError where another process holds it.
-    """
-    if fcntl is None:
-        return None
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(opened)
-        raise
-    except OSError:
-        os.close(opened)
-        return None
-    return opened
-
-
-def _is_at(opened: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(opened), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _identity(path: Path) -> list[int]:
-    """Return what identifies a file or folder, as long as nothing in it is made, removed or renamed."""
-    stat = path.stat()
-    return [stat.st_ino, stat.st_mtime_ns]

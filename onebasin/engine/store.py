@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .placing import clearly, flush, missing_parents, owned, remove
+from .filesystem import flush, missing_parents, remove
+from .placing import clearly, owned
 
 Write = Callable[[Path], object]
 

@@ -14,7 +14,8 @@ from .lazy_tensors import LazyTensors
 from .model import Held, Model, View, numel
 from .pairing import Common, Shared, common_roles, of_one_width, read_pair, shared_roles
 from .views import Canonical, Rewritten, Widened
-from .writer import write_model
+from .weight_files import Target
+from .writer import write_into, write_model
 
 __all__ = [
     "DTYPES",
@@ -28,6 +29,7 @@ __all__ = [
     "ModelError",
     "Rewritten",
     "Shared",
+    "Target",
     "View",
     "Widened",
     "before_and_after",
@@ -40,5 +42,6 @@ __all__ = [
     "provenance",
     "read_pair",
     "shared_roles",
+    "write_into",
     "write_model",
 ]

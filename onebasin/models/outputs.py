@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onebasin.engine.placing import real, replaceable, tidy
+from onebasin.engine.filesystem import real
+from onebasin.engine.placing import replaceable, tidy
 
 from .companions import companions
 from .errors import ModelError

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +115,8 @@ def unify(models: Sequence[Folder], source: str | int, base: int, scratch: Path)
         present[number] = rows >= 0
         folders.append(scratch / f"vocabulary-{number}")
         updates = {"vocab_size": len(rows), **ids}
-        write_model(folders[-1], _with_rows(model, rows), View(model, updates=updates),
-                    check=partial(_replace_tokenizer, written))  # fmt: skip
+        write_model(folders[-1], _with_rows(model, rows), View(model, updates=updates))
+        _replace_tokenizer(written, folders[-1])
     return Unified(folders, present, base)
 
 

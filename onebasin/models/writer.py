@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,7 @@ def write_model(
     *,
     overwrite: bool = False,
     dtype: torch.dtype | None = None,
-    check: Callable[[Path], Any] | None = None,
-    placing: Placing | None = None,
-) -> Any:
+) -> None:
     """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
 
     The folder appears whole or not at all. A failure removes what was written; a killed process leaves at most a hidden
@@ -51,59 +49,62 @@ def write_model(
         look: The size of its files, and what stands beside the weights.
         overwrite: Replace a model folder that stands there.
         dtype: Of all floating-point tensors; None keeps what `like` stores under each name.
-        check: Called with the finished folder before anyone sees it; an error refuses the folder.
-        placing: Gives the folder its name later, together with others that the caller has checked, see `refuse_outputs`
-            (default: checked here, and named at the end of this call).
-
-    Returns:
-        The result of `check`.
 
     Raises:
         ModelError: The output exists, is no model folder or is an input; a tensor is not finite in its dtype; the disk
             is full.
     """
+    with appearing(out, overwrite, [like.origin.folder]) as hidden:
+        write_into(Target(hidden, Path(out), like, dtype), tensors, look)
+
+
+def write_into(target: Target, tensors: Iterable[tuple[str, Tensor]], look: Written | None = None) -> None:
+    """Write what `write_model` does into a hidden folder, which the caller brings to its place.
+
+    Args:
+        target: The folder, where it belongs, the model that it is like and the dtype of its tensors.
+        tensors: As in `write_model`.
+        look: As in `write_model`.
+
+    Raises:
+        ModelError: As `write_model` does for tensors and a full disk.
+    """
     look = look or Written()
     limit = bytes_of(look.shard_size)
-    with appearing(out, overwrite, [like.origin.folder], placing) as temporary:
-        with clearly(Path(out)):
-            _companions(temporary, like, dtype, look.copy_tokenizer)
-        write_weights(Target(temporary, Path(out), like, dtype), tensors, limit)
-        with clearly(Path(out)):
-            for name, text in look.files.items():
-                (temporary / name).write_text(text, "utf-8")
-        return None if check is None else check(temporary)
+    with clearly(target.out):
+        _companions(target, look.copy_tokenizer)
+    write_weights(target, tensors, limit)
+    with clearly(target.out):
+        for name, text in look.files.items():
+            (target.folder / name).write_text(text, "utf-8")
 
 
 @contextmanager
-def appearing(
-    out: str | Path, overwrite: bool = False, inputs: Iterable[Path] = (), placing: Placing | None = None
-) -> Iterator[Path]:
+def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Path]:
     """Yield a hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
 
-    inputs: folders that must not be overwritten. placing: takes it to its place later, with others that the caller has
-    checked.
+    inputs: folders that must not be overwritten.
 
     Raises:
         ModelError: As in `write_model`.
     """
-    if placing is None:
-        refuse_outputs([Output("the output", out)], inputs, overwrite)
-    with nullcontext(placing) if placing is not None else Placing(raised=CannotWrite) as owner:
-        yield owner.folder(Path(out), MODEL if overwrite else None)
+    refuse_outputs([Output("the output", out)], inputs, overwrite)
+    with Placing(raised=CannotWrite) as placing:
+        yield placing.folder(Path(out), MODEL if overwrite else None)
 
 
-def _companions(folder: Path, like: Model, dtype: torch.dtype | None, tokenizer: bool) -> None:
-    copy_companions(like.origin.folder, folder, tokenizer)
-    config = dict(like.raw_config)
+def _companions(target: Target, tokenizer: bool) -> None:
+    copy_companions(target.like.origin.folder, target.folder, tokenizer)
+    config = dict(target.like.raw_config)
     if isinstance(origin := config.get("_name_or_path"), str):  # as older versions of transformers wrote it
         config["_name_or_path"] = public_name(origin)
-    if dtype is not None:
-        name = name_of(dtype)
+    if target.dtype is not None:
+        name = name_of(target.dtype)
         config = _with_dtype(config, name)
         if not {"dtype", "torch_dtype"} & config.keys():
             config["torch_dtype"] = name  # the older key: every version of transformers reads it
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    (folder / "config.json").write_text(text, "utf-8")
+    (target.folder / "config.json").write_text(text, "utf-8")
 
 
 def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .shrinking import configs, kind_of_number, numbers, settings
+from .configuration import configs, kind_of_number, numbers, settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

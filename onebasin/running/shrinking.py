@@ -7,78 +7,45 @@ them (equal ones stay equal, heads times their size stays the width): one set of
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
-from importlib import import_module
 from itertools import chain, count
 from math import lcm
-from typing import Any, TypeGuard
+from typing import Any
 
-from transformers import CONFIG_MAPPING, PretrainedConfig, configuration_utils
+from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.utils.import_utils import is_timm_available
+
+from .configuration import (
+    HIDDEN,
+    STAGED,
+    all_settings,
+    configs,
+    declared,
+    default_config,
+    depths_of,
+    is_layers,
+    is_number,
+    is_per_layer,
+    is_staged,
+    kind_of_number,
+    numbers,
+    rotary_shares,
+    settings,
+    words_of_layers,
+)
 
 VOCABULARY, POSITIONS, GRID, LABELS, CONVOLVED = 67, 40, 4, 3, 64
 ALL = "*"  # among what is filled: every number that is not set
 WIDE = 16  # smaller widths are left
 
-# What the numbers of a configuration are, by name; the first that fits counts.
-RULES = {
-    "token": r"(_token|_token_id|_token_ids|_token_index)$",
-    "codes": r"codebook_size$",
-    "vocabulary": r"vocab",
-    "offset": r"layer_offset$",
-    "period": r"(every_n|interval|pattern$|layer_period|sparse_step|frequency$|layer_step)",
-    "first": r"(first_k|num_dense_layers)",
-    "shared": r"shared_layers$",
-    "upscaling": r"^encoder_stride$",
-    "patches": r"^num_patches$",
-    "bins": r"mel_bins$",
-    "ratio": r"mlp_ratio$",
-    "shared experts": r"shared_experts$",
-    "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|"
-             r"layer_norm|_fft|chunk|ngram|temperature|merge|pos_emb|seconds|per_token|layer_freq|max_window|feature_layer)",
-    "layers": r"(^|_)(n_)?(layers?|depths?|blocks)$",
-    "in head": r"(head_dim|head_size|d_kv|d_head|dim_head|headdim|groups_width)$",
-    "key heads": r"(key_value_heads|kv_heads|n_head_kv|kv_n_heads)$",
-    "heads": r"(^|_)(n_)?heads?(_per_layer|_per_stage)?$",
-    "frames": r"(num_frames|frames_per_clip)$",
-    "experts": r"(^|_)(experts|expert_num)$",
-    "chosen": r"(experts_per_tok(en)?|moe_top_?k|moe_k)$",
-    "chosen groups": r"topk_group$",
-    "groups": r"(^n_group|_groups?|group_num)$",
-    "distances": r"((?<!hash_)bucket|relative|max_distance|codevectors)",
-    "queries": r"num_queries$",
-    "labels": r"_labels$",
-    "image tokens": r"(mm_tokens_per_image|num_image_tokens|soft_tokens_per_image)$",
-    "positions": r"(position|n_ctx|max_seq_len|seq_length|max_pos|block_size|hash_buckets)",
-    "image": r"(^|_)im(age|g)_size$",
-    "patch": r"(^|_)patch_sizes?$",
-    "window": r"window_sizes?$",
-    "rotary": r"rotary_(dim|ndims)$",
-    "neurons": r"(intermediate|ffn|mlp|inner|d_ff|feed_?forward)",
-    "width": r"(hidden_size_\w+|size|sizes|dims?|width|rank|d_model|n_embd|embed|channels?|units|filters|features|"
-             r"dim_per_stage|d_state|d_ssm|latents|dimension|channel_list)$",
-}  # fmt: skip
-_ASIDE = {"transformers_version", "id2label", "label2id", "num_labels", "dtype", "torch_dtype", "problem_type",
-          "stage_names", "out_indices", "return_dict",
-          "output_hidden_states", "output_attentions"}  # fmt: skip
 _FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # no multiples of a head
-_STAGED = ("depths", "hidden_sizes")
-_HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
          "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
          "queries": 5, "frames": 4, "image tokens": 4, "labels": 7}  # fmt: skip
 _PRIMES = [23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113]
-
-
-@cache
-def kind_of_number(name: str) -> str:
-    """Return what a number of a configuration is, by its name: a key of `RULES`, or nothing."""
-    return next((kind for kind, pattern in RULES.items() if re.search(pattern, name)), "")
 
 
 @dataclass(frozen=True)
@@ -117,30 +84,10 @@ def twin_config(
     return found
 
 
-def default_config(model_type: str) -> PretrainedConfig:
-    """Return the configuration of a model type as its class makes it.
-
-    Args:
-        model_type: As in a configuration.
-
-    Raises:
-        ValueError: The class refuses its own defaults, and what it asks for instead.
-    """
-    cls: Any = CONFIG_MAPPING[model_type]
-    try:
-        return cls()  # type: ignore[no-any-return]
-    except Exception as error:  # each class has its own checks
-        wanted = re.findall(r"(\w+) must be (\d+)", str(error))
-        if not wanted:
-            raise
-        asked = {name: int(n) for name, n in wanted}
-        return cls(**{tower: asked for tower in cls.sub_configs})  # type: ignore[no-any-return]
-
-
 def _settle(config: PretrainedConfig) -> None:
     """No cache, no dropout, plain attention, experts one by one: in a configuration and its towers."""
     for each in configs(config):
-        for name, value in _own(each).items():
+        for name, value in declared(each).items():
             if type(value) in (int, float) and re.search(r"drop(out|_path)?(_rate|_prob)?$", name):
                 setattr(each, name, type(value)(0))
             if name == "use_cache":
@@ -149,64 +96,14 @@ def _settle(config: PretrainedConfig) -> None:
         each._experts_implementation = "eager"
 
 
-def configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Yield a configuration and those inside it."""
-    yield config
-    for value in list(vars(config).values()):
-        if isinstance(value, PretrainedConfig):
-            yield from configs(value)
-
-
-def _own(config: PretrainedConfig) -> dict[str, Any]:
-    """The settings that a configuration's class takes, with their values."""
-    cls: Any = type(config)
-    declared = (
-        (each.name for each in fields(cls) if each.init) if is_dataclass(cls) else inspect.signature(cls).parameters
-    )
-    held, places = vars(config), getattr(cls, "attribute_map", {})  # a value may be held under another name
-    own = {name: held[places.get(name, name)] for name in declared
-           if places.get(name, name) in held and name not in _ASIDE}  # fmt: skip
-    overrides = getattr(held.get("_heterogeneity_spec"), "per_layer_overrides", None)
-    if own.keys() & {"_out_indices", "_out_features"}:
-        own.pop("_out_features", None)
-    return own | ({"per_layer_config": deepcopy(overrides)} if overrides else {})
-
-
-def _undeclared(config: PretrainedConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration was given and its class reads without declaring it: switches, words, sizes."""
-    more = {name: value for name, value in vars(config).items() if name not in own and name[0] != "_"
-            and isinstance(value, bool | int | str)}  # fmt: skip
-    try:
-        again = type(config)(**deepcopy(dict(own))) if more else config
-    except Exception:  # it needs what is missing
-        return more
-    return {name: value for name, value in more.items() if not hasattr(again, name)}
-
-
-def _given(config: PretrainedConfig) -> dict[str, Any]:
-    """All that a configuration was given."""
-    own = _own(config)
-    return own | _undeclared(config, own)
-
-
-def settings(config: PretrainedConfig | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of a configuration's settings, those of single layers too."""
-    for key, value in (_own(config) if isinstance(config, PretrainedConfig) else config).items():
-        if key == "per_layer_config":
-            for each in value.values():
-                yield from each.items()
-        else:
-            yield key, value
-
-
 class _Shrinking:
     """Sizes of one configuration with its towers, and what they become."""
 
     def __init__(self, whole: PretrainedConfig, scale: Scale, decoder: bool) -> None:
         self.scale, self.decoder, self.most = scale, decoder, scale.most or {}
-        scopes = [_given(config) for config in configs(whole)]
+        scopes = [all_settings(config) for config in configs(whole)]
         self.text = getattr(whole.get_text_config(), "hidden_size", 0) if len(scopes) > 1 else 0
-        shares = {share for scope in scopes for share in _shares(scope)}
+        shares = {share for scope in scopes for share in rotary_shares(scope)}
         sight = any(kind_of_number(key) == "patch" for scope in scopes for key in scope)
         self.head = scale.head
         if sight and scale.head > 4:  # half may turn by rows, half by columns
@@ -223,14 +120,14 @@ class _Shrinking:
         widths = of("width")
         bins = {n for scope in scopes for key, value in settings(scope) if kind_of_number(key) == "bins"
                 for n in numbers(value)}  # fmt: skip
-        bins -= {n for scope in scopes for key in _HIDDEN for n in numbers(scope.get(key))}
+        bins -= {n for scope in scopes for key in HIDDEN for n in numbers(scope.get(key))}
         widths = [n for n in widths if n not in bins]  # these stay
         neurons = [n for n in of("neurons") if n not in widths]
         shared = lcm(*counts)
         self.sizes = {n: self.unit * place if n > self.unit * place or n % shared else n
                       for place, n in enumerate(widths, 1)}  # fmt: skip
         if "width" in self.most:  # only streams are cut into heads
-            streams = {n for scope in scopes for key in _HIDDEN for n in numbers(scope.get(key))} & set(widths)
+            streams = {n for scope in scopes for key in HIDDEN for n in numbers(scope.get(key))} & set(widths)
             self.sizes = {n: self.unit * place for place, n in enumerate(sorted(streams), 1)}
             narrow = count(self.most["width"], 2)
             for n in widths:
@@ -254,7 +151,7 @@ class _Shrinking:
     def heads(self, scope: Mapping[str, Any]) -> dict[int, int]:
         """What the numbers of heads become: groups of two stay, the largest are at most four times the smallest."""
         counts = sorted({n for key, value in scope.items() if kind_of_number(key) in ("heads", "key heads")
-                         and not _is_staged(key, value) for n in numbers(value) if n > 1})  # fmt: skip
+                         and not is_staged(key, value) for n in numbers(value) if n > 1})  # fmt: skip
         few = self.scale.heads
         if "heads" in self.scale.kept:
             return {n: n for n in counts}
@@ -263,7 +160,7 @@ class _Shrinking:
         return {n: few * 2 ** min(place, 2) for place, n in enumerate(counts)}
 
     def config(self, config: PretrainedConfig) -> PretrainedConfig:
-        own = _given(config)
+        own = all_settings(config)
         small = self.scope(own, type(config))
         derived = self.derived(config, own) if self.scale.filled is None else set()
         given = {name: value for name, value in small.items() if name not in derived}
@@ -312,17 +209,17 @@ class _Shrinking:
         scale = self.scale
         heads = self.heads(own)
         depths = {
-            n: list(range(n)) if "layers" in scale.kept else _chosen(own, n, self.least(own)) for n in _depths(own)
+            n: list(range(n)) if "layers" in scale.kept else _chosen(own, n, self.least(own)) for n in depths_of(own)
         }
         patch = next((n for key, value in own.items() if kind_of_number(key) == "patch" for n in numbers(value)), 1)
         staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # convolutions reduce it
         small_patch = min(patch, 2) if "patch" not in scale.kept else patch
         rate = next((n for key, n in own.items() if "downsample" in key and is_number(n)), 1)  # of what a window sees
-        lists = (own.get(key) for key in _STAGED)
+        lists = (own.get(key) for key in STAGED)
         grid: int = max(
             self.most.get("grid", GRID), 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
         )
-        hidden: int = next((own[key] for key in _HIDDEN if is_number(own.get(key))), 0)
+        hidden: int = next((own[key] for key in HIDDEN if is_number(own.get(key))), 0)
         counts: list[tuple[str, int]] = [(key, own[key]) for kind in ("heads", "key heads") for key in own
                   if kind_of_number(key) == kind and is_number(own[key])]  # fmt: skip
         count = counts[0][1] if counts else 0
@@ -357,7 +254,7 @@ class _Shrinking:
             if kind == "shared" and n in depths:
                 return len(depths[n])
             if kind == "layers" and any(
-                isinstance(own.get(key), list | tuple) and len(own[key]) == n for key in _STAGED
+                isinstance(own.get(key), list | tuple) and len(own[key]) == n for key in STAGED
             ):
                 return n
             if kind == "layers":
@@ -379,7 +276,7 @@ class _Shrinking:
                     for whose, number_of in counts:
                         if number_of * size == n and key.split("_")[0] == other.split("_")[0] == whose.split("_")[0]:
                             return heads.get(number_of, number_of) * in_head(other, size)
-            if _is_staged(key, own.get(key)):
+            if is_staged(key, own.get(key)):
                 return min(n, 2)
             maps: dict[str, Mapping[int, int]] = {
                 "token": self.ids, "vocabulary": self.vocabularies, "heads": heads, "key heads": heads,
@@ -400,10 +297,10 @@ class _Shrinking:
                 return number(key, value)
             if isinstance(value, list | tuple):
                 for n, chosen in depths.items():
-                    if _is_per_layer(value, n):
+                    if is_per_layer(value, n):
                         return [value_of(key, value[layer]) for layer in chosen]
                 for n, chosen in depths.items():
-                    if _is_layers(key, value, n):
+                    if is_layers(key, value, n):
                         return [place for place, layer in enumerate(chosen) if layer in value]
                 if value and all(map(is_number, value)):
                     return [number(key, n) for n in value]  # as in a file
@@ -417,7 +314,7 @@ class _Shrinking:
         outward = "out_hidden_size" if "out_hidden_size" in own else "hidden_size" if "embed_dim" in own else ""
         if outward in own and self.text in self.sizes:  # what a tower gives to the text; defaults may not agree
             small[outward] = self.sizes[self.text]
-        width = next((small[key] for key in _HIDDEN if is_number(small.get(key))), self.unit)
+        width = next((small[key] for key in HIDDEN if is_number(small.get(key))), self.unit)
         number_of = next((small[key] for key, _ in counts), 1)
         if scale.filled is not None:
             sizes: dict[str, int] = {
@@ -439,7 +336,7 @@ class _Shrinking:
                     small[key] = named[key]
             depth = next((small[key] for key in ("num_hidden_layers", "n_layers") if key in small), 2)
             for key in small.keys() & {"layer_types", "mlp_layer_types"}:
-                words = _words_of_layers(cls, "MLP" if "mlp" in key else "ATTN")
+                words = words_of_layers(cls, "MLP" if "mlp" in key else "ATTN")
                 if not small[key] and words:
                     small[key] = [words[place % len(words)] for place in range(depth)]
             if named.keys() & set(small.get("layer_types") or ()) and not small.get("rope_parameters"):
@@ -469,69 +366,15 @@ def _of_transformers(config: PretrainedConfig) -> PretrainedConfig:
     return found
 
 
-def _words_of_layers(cls: type, part: str) -> list[str]:
-    """The kinds of layers that the module of a configuration's models speaks of."""
-    try:
-        module = import_module(cls.__module__.replace(".configuration_", ".modeling_"))
-    except ImportError:
-        return []
-    known = getattr(configuration_utils, f"ALLOWED_{part}_LAYER_TYPES", ())
-    source = inspect.getsource(module)
-    return [word for word in known if f'"{word}"' in source]
-
-
-def _shares(own: Mapping[str, Any]) -> Iterator[float]:
-    """The shares of a head that rotary embeddings turn, wherever a configuration says so."""
-    for key, value in own.items():
-        if isinstance(value, Mapping):
-            yield from _shares(value)
-        elif key in ("partial_rotary_factor", "rotary_pct") and isinstance(value, int | float):
-            yield value
-
-
-def is_number(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def numbers(value: Any) -> Iterator[int]:
-    """The whole numbers of a setting: one, or a list of them."""
-    yield from (n for n in (value if isinstance(value, list | tuple) else [value]) if is_number(n))
-
-
-def _depths(own: Mapping[str, Any]) -> list[int]:
-    """The numbers of layers of a configuration that lists may be as long as; not those of stages, which all stay."""
-    stages = {len(own[key]) for key in _STAGED if isinstance(own.get(key), list | tuple)}
-    found = {value for key, value in own.items() if kind_of_number(key) == "layers" and is_number(value) and value > 1}
-    return sorted(found - stages, reverse=True)
-
-
-def _is_per_layer(value: Any, depth: int) -> bool:
-    """Whether a setting is a list with an entry for each of so many layers."""
-    return (isinstance(value, list | tuple) and len(value) == depth and len(value) > 0
-            and (not all(map(is_number, value)) or len(set(value)) < len(value) or depth > 6))  # fmt: skip
-
-
-def _is_staged(key: str, value: Any) -> bool:
-    """Whether a setting is the number of heads in each of a few stages, whose width grows with it."""
-    return "heads" in kind_of_number(key) and isinstance(value, list | tuple) and len(value) < 6
-
-
-def _is_layers(key: str, value: Any, depth: int) -> bool:
-    """Whether a setting is a list of numbers of layers."""
-    return (isinstance(value, list | tuple) and len(value) > 0 and all(map(is_number, value))
-            and list(value) == sorted(set(value)) and value[0] >= 0 and value[-1] < depth
-            and re.search(r"(layers|idxs|indices|indexes|_ids)$", key) is not None)  # fmt: skip
-
-
 def _per_layer(own: Mapping[str, Any], key: str) -> bool:
-    return any(_is_per_layer(own[key], n) or _is_layers(key, own[key], n) for n in _depths(own))
+    return any(is_per_layer(own[key], n) or is_layers(key, own[key], n) for n in depths_of(own))
 
 
 def _chosen(own: Mapping[str, Any], depth: int, least: int) -> list[int]:
     """The layers that a twin has of so many: the first two of every kind that lists tell, or the first."""
-    lists = [[str(item) for item in value] for value in own.values() if _is_per_layer(value, depth)]
+    lists = [[str(item) for item in value] for value in own.values() if is_per_layer(value, depth)]
     lists += [
-        [str(layer in value) for layer in range(depth)] for key, value in own.items() if _is_layers(key, value, depth)
+        [str(layer in value) for layer in range(depth)] for key, value in own.items() if is_layers(key, value, depth)
     ]
     if "per_layer_config" in own:
         lists.append([str(own["per_layer_config"].get(layer)) for layer in range(depth)])

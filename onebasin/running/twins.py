@@ -29,10 +29,11 @@ from onebasin.models import ModelError
 from onebasin.models.errors import one_line
 
 from .classes import quietly
+from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
 from .made_inputs import LENGTH, Way, made_inputs, senses
-from .shrinking import ALL, Scale, configs, default_config, kind_of_number, settings, twin_config
+from .shrinking import ALL, Scale, twin_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,21 +70,6 @@ def classes(model_type: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def main_class(model_type: str) -> str:
-    """Return the class of a model type whose outputs depend on most of it, see `HEADS`; the bare model's at last.
-
-    Args:
-        model_type: As in a configuration.
-
-    Raises:
-        ModelError: No class is known.
-    """
-    found = classes(model_type)
-    if not found:
-        raise ModelError(f"transformers has no model class for '{model_type}'")
-    return found[0]
-
-
 def build(
     config: PretrainedConfig | str,
     cls: str | type[PreTrainedModel] | None = None,
@@ -96,7 +82,7 @@ def build(
 
     Args:
         config: A configuration, or a model type.
-        cls: The class, or its name (default: what the configuration names, else `main_class`).
+        cls: The class, or its name (default: what the configuration names, else the first of `classes`).
         seed: Of parameters and inputs.
         scale: How large it may be (default: the smallest at which it runs).
         layers: How many it has at least, where no scale says so.

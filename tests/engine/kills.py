@@ -22,7 +22,7 @@ from interrupted import SHAPE, finished, forked, weights
 from safetensors.torch import load_file
 
 import onebasin
-from onebasin.engine import placing
+from onebasin.engine import filesystem
 
 MOMENTS = ("rename", "replace", "fsync", "link", "unlink", "rmdir")  # of os
 QUICK = {"symmetry": "full", "verify": "none", "workers": 1, "max_sweeps": 1, "rescale": "none"}
@@ -44,7 +44,7 @@ def count_down(left: int, then: Callable[[], object]) -> list[int]:
 
     for name in MOMENTS:
         setattr(os, name, counted(getattr(os, name)))
-    placing._renameat2 = counted(placing._renameat2)
+    filesystem._renameat2 = counted(filesystem._renameat2)
     return counter
 
 
@@ -69,7 +69,7 @@ def state(room: Path) -> dict[str, Any]:
 def main(folder: Path, bare: bool = False, every: int = 1) -> int:
     import_everything()
     if bare:
-        placing._renameat2 = lambda *_: False
+        filesystem._renameat2 = lambda *_: False
     pair = [folder / f"model-{seed}" for seed in range(2)]
     for seed, model in enumerate(pair):
         assert finished(forked(partial(make, model, 1, seed, **{**SHAPE, "hidden_size": 16, "intermediate_size": 8})))

@@ -18,14 +18,14 @@ TESTS = Path(__file__).parents[1]
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from onebasin.engine import memory, peak_memory, placing
+from onebasin.engine import filesystem, memory, peak_memory, placing
 out = Path(sys.argv[1])
 for text in ("old", "new"):
     with placing.Placing() as one:
         (one.folder(out, "mark") / "mark").write_text(text)
 assert (out / "mark").read_text() == "new" and os.listdir(out.parent) == [out.name]
-print(placing._renameat2(Path("/no"), Path("/nor"), 1), hasattr(os, "sched_setscheduler"))
-print(placing.fcntl is None, memory.resource is None, peak_memory() > 0)
+print(filesystem._renameat2(Path("/no"), Path("/nor"), 1), hasattr(os, "sched_setscheduler"))
+print(filesystem.fcntl is None, memory.resource is None, peak_memory() > 0)
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from onebasin.engine import Appeared, Placing, placed_by, placing
+from onebasin.engine import Appeared, Placing, filesystem, placed_by, placing
 from onebasin.engine.placing import hidden, tidy
 
 pytestmark = pytest.mark.usefixtures("system")
@@ -80,7 +80,7 @@ def test_a_rename_that_fails_brings_all_back(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_what_the_dead_left_is_removed_and_nothing_of_the_living(tmp_path: Path) -> None:
-    if placing.fcntl is None:
+    if filesystem.fcntl is None:
         pytest.skip("without locks nobody can tell the dead from the living")
     out = tmp_path / "out"
     for name in ("out", "other"):
@@ -122,7 +122,7 @@ def test_what_stood_there_is_put_back_after_a_kill_in_the_midst_of_a_swap(tmp_pa
     write(tmp_path, "old")
 
     def killed() -> None:
-        placing._renameat2 = lambda *_: False
+        filesystem._renameat2 = lambda *_: False
         rename, calls = os.rename, []
 
         def second(*names: Path) -> None:
@@ -140,13 +140,13 @@ def test_what_stood_there_is_put_back_after_a_kill_in_the_midst_of_a_swap(tmp_pa
     assert texts(tmp_path / "out") == {"mark": "old"}
     tidy(tmp_path / "out")
     assert {"deep", "out"} <= {path.name for path in tmp_path.iterdir()}
-    if placing.fcntl is not None:  # else nobody knows what the rest belongs to
+    if filesystem.fcntl is not None:  # else nobody knows what the rest belongs to
         assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_where_there_are_no_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(hidden(tmp_path / "out", "1-0123abcd"), "half")
-    monkeypatch.setattr(placing, "fcntl", None)
+    monkeypatch.setattr(filesystem, "fcntl", None)
     write(tmp_path, "new")
     assert texts(tmp_path) == {"out/mark": "new", "deep/maps": "new", ".out.1-0123abcd/mark": "half"}
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from zoo import CASES, save
 
 import onebasin
-from onebasin.engine import Cache, Store, behind, in_order, kept, on_ray
+from onebasin.engine import Cache, Store, behind, in_order, kept, on_ray, placing
 from onebasin.jobs.units import units
 from onebasin.jobs.writing import tensors_of
 from onebasin.matching import Matched
@@ -197,7 +197,7 @@ def test_a_folder_that_appears_during_the_run_stays_as_it_is(
 @forks
 def test_a_resumed_run_removes_what_the_killed_one_left(pair: list[Path], tmp_path: Path) -> None:
     def killed() -> None:
-        kills.placing.flush = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        placing.flush = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         onebasin.merge(pair, tmp_path / "out", **{**MERGE, "match": "none"})
 
     in_a_fork(killed)
@@ -223,7 +223,7 @@ def test_a_kill_between_the_anchor_and_the_output_is_resumed(pair: list[Path], t
     out, how = tmp_path / "out", {**QUICK, "symmetry": "full", "max_sweeps": 1}
 
     def killed() -> None:
-        real, calls = kills.placing._put, []
+        real, calls = placing._put, []
 
         def put(one: object) -> None:
             calls.append(one)
@@ -231,7 +231,7 @@ def test_a_kill_between_the_anchor_and_the_output_is_resumed(pair: list[Path], t
                 os.kill(os.getpid(), signal.SIGKILL)
             real(one)
 
-        kills.placing._put = put
+        placing._put = put
         onebasin.match(*pair, out, **how)
 
     in_a_fork(killed)
@@ -285,7 +285,7 @@ def test_finished_units_are_not_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("onebasin.jobs.merge.write_model", interrupt)
+        patched.setattr("onebasin.jobs.merge.write_into", interrupt)
         onebasin.merge(pair, tmp_path / "out", match=level, **MERGE)
     assert not (tmp_path / "out").exists() and list((tmp_path / ".out.units").iterdir())
     with monkeypatch.context() as patched:
@@ -321,7 +321,7 @@ def test_units_of_other_inputs_are_not_found(pair: list[Path], tmp_path: Path) -
     other = make(tmp_path / "other", 3, 7, **interrupted.SHAPE)
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("onebasin.jobs.merge.write_model", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr("onebasin.jobs.merge.write_into", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         onebasin.merge(pair, out, **MERGE)
     onebasin.merge([other, pair[1]], out, resume=True, **MERGE)
     onebasin.merge([other, pair[1]], tmp_path / "fresh", **MERGE)

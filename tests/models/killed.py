@@ -43,8 +43,8 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "after-first-shard": lambda: at_call("models.shards.Shard.close", 1, after=True),
     "after-second-shard": lambda: at_call("models.shards.Shard.close", 2, after=True),
     "before-index": lambda: at_call("models.weight_files._name_shards", 1),
-    "before-exchange": lambda: at_call("engine.placing._swap", 1),
-    "after-exchange": lambda: at_call("engine.placing._swap", 1, after=True),
+    "before-exchange": lambda: at_call("engine.placing.swap", 1),
+    "after-exchange": lambda: at_call("engine.placing.swap", 1, after=True),
     "while-removing-the-old": lambda: at_call("engine.placing.os.unlink", 2),
     "never": lambda: None,
 }

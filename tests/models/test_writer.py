@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from onebasin.engine import placing
-from onebasin.models import Folder, ModelError, View, write_model, writer
+from onebasin.engine import filesystem
+from onebasin.models import Folder, ModelError, Target, View, write_into, write_model, writer
 from onebasin.models.shards import Shard, room_for
 from onebasin.running import compare
 from onebasin.settings import Written
@@ -339,13 +339,10 @@ def test_an_interrupted_write_leaves_nothing(
                 raise error
             yield pair
 
-    def check(folder: Path) -> None:
+    with pytest.raises(type(error)), writer.appearing(out, overwrite, [source]) as folder:
+        write_into(Target(folder, out, like, None), broken(), Written(shard_size=2000))
         assert compare(source, folder).same  # the folder is whole when it is checked
-        if where == "check":
-            raise error
-
-    with pytest.raises(type(error)):
-        write_model(out, broken(), like, overwrite=overwrite, check=check, look=Written(shard_size=2000))
+        raise error
     assert contents(old) == before
     nothing_but(source, old)
 
@@ -439,7 +436,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_model(make, tmp_path: Pa
 
 
 def test_without_an_atomic_exchange(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "_renameat2", lambda *_: False)
+    monkeypatch.setattr(filesystem, "_renameat2", lambda *_: False)
     source, old = make(), make(name="old", num_labels=5)
     like, before = Folder(source), contents(old)
     real = os.rename

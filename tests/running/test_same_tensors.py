@@ -51,7 +51,7 @@ def test_what_became_of_a_model_by_its_maps(pair: list[Path], tmp_path: Path) ->
     assert onebasin.verify(pair[0], tmp_path / "near", tensors=True, alignment=maps).same
     assert not onebasin.verify(pair[1], tmp_path / "near", tensors=True, alignment=maps).same
     assert onebasin.verify(pair[0], tmp_path / "near").same
-    with pytest.raises(ValueError, match="use it with --tensors"):
+    with pytest.raises(ValueError, match="--alignment belongs to --tensors"):
         onebasin.verify(*pair, alignment=maps)
 
 
