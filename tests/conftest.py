@@ -65,10 +65,10 @@ def bert(make: Callable[..., Path]) -> Path:
 @pytest.fixture(params=["linux", "macos", "windows"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide from our modules what another system lacks; tests/engine/test_other_systems.py does so as they load."""
-    from onebasin.engine import memory, placing
+    from onebasin.engine import filesystem, memory
 
     if request.param != "linux":
-        monkeypatch.setattr(placing, "_renameat2", lambda *_: False)
+        monkeypatch.setattr(filesystem, "_renameat2", lambda *_: False)
     if request.param == "windows":
-        monkeypatch.setattr(placing, "fcntl", None)
+        monkeypatch.setattr(filesystem, "fcntl", None)
         monkeypatch.setattr(memory, "resource", None)

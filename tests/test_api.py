@@ -167,7 +167,7 @@ def test_errors_are_value_errors(tmp_path: Path) -> None:
 
 
 def test_a_module_that_is_no_model_is_refused_in_one_sentence() -> None:
-    with pytest.raises(ValueError, match="a Linear is no PreTrainedModel; give one, or a folder, or a StateDict"):
+    with pytest.raises(ValueError, match="a Linear is not a PreTrainedModel; give one, a folder or a StateDict"):
         onebasin.distance(torch.nn.Linear(2, 2), model())  # type: ignore[arg-type]
 
 

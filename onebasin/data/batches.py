@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples become batches of a model's inputs: images, token sequences, labelled texts and words, speech."""
+"""Examples turned into batches of a model's inputs: images, token sequences, labelled texts and words, speech."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .files import kind, read_rows, read_sentences, read_text
 from .models import quiet
 from .tables import Class, Row
 
-IGNORED = -100  # the label of a position that does not count
+IGNORED = -100  # the label of positions that the loss ignores
 TOKENIZER_FILES = (  # one of these holds the vocabulary
     "tokenizer.json",
     "vocab.txt",
@@ -39,7 +39,7 @@ Features = dict[str, list[int]]  # one sequence: input_ids, labels, and what els
 
 @dataclass(frozen=True)
 class Source:
-    """Where the examples come from, the model's folder and configuration, and how they are cut."""
+    """The data, the model's folder and configuration, and how examples are read."""
 
     data: str
     model: Path
@@ -76,7 +76,7 @@ def _images(source: Source) -> Iterator[dict[str, Tensor]]:
 
 
 def pixel_values(source: Source, rows: list[Row]) -> Tensor:
-    """Of images as paths beside the data, as the bytes of a file, or decoded."""
+    """Return the pixels of images, given as paths beside the data, as the bytes of a file, or decoded."""
     try:
         from PIL import Image
     except ImportError:
@@ -126,11 +126,11 @@ def _masked_lm(source: Source) -> Iterator[dict[str, Tensor]]:
 def masked(
     features: list[Features], mask: int, share: float, maskable: Sequence[int] | None, generator: torch.Generator
 ) -> list[Features]:
-    """Return sequences with a share of their tokens hidden, at least one, and these as labels.
+    """Return sequences in which a share of the tokens, at least one, is hidden, with the hidden tokens as labels.
 
     Args:
-        features: the sequences; what is special by their `special_tokens_mask` stays.
-        mask: the token that stands for hidden ones.
+        features: the sequences; tokens in their `special_tokens_mask` are not hidden.
+        mask: the token put in place of hidden ones.
         share: of the tokens of each sequence that may be hidden.
         maskable: the tokens that may be hidden (default: all).
         generator: draws them.
@@ -149,7 +149,7 @@ def masked(
 
 
 def _token_sequences(source: Source) -> tuple[list[Features], int | None]:
-    """Token sequences, and the id of the mask token where one is known."""
+    """Return token sequences, and the id of the mask token if it is known."""
     if source.data == "builtin:stdlib" or kind(source.data) == "txt":
         features, tokenizer = _running_text(source)
     else:
@@ -160,7 +160,7 @@ def _token_sequences(source: Source) -> tuple[list[Features], int | None]:
 
 
 def _running_text(source: Source) -> tuple[list[Features], Any]:
-    """Sequences of exactly `context` tokens, and the tokenizer where one was used."""
+    """Return sequences of exactly `context` tokens, and the tokenizer if one was used."""
     vocabulary, tokenizer = source.vocabulary, None
     if source.data == "builtin:stdlib":
         whole = text.stdlib_text()
@@ -178,7 +178,7 @@ def _running_text(source: Source) -> tuple[list[Features], Any]:
 
 
 def _row_texts(source: Source) -> tuple[list[Features], Any]:
-    """One sequence of at most `context` tokens per row, and the tokenizer where one was used."""
+    """Return one sequence of at most `context` tokens per row, and the tokenizer if one was used."""
     rows = _rows(source)
     if "input_ids" in rows[0]:
         return [{"input_ids": _ids(source, row, i)} for i, row in enumerate(rows, 1)], None
@@ -204,7 +204,7 @@ def _text_classification(source: Source) -> Iterator[dict[str, Tensor]]:
 
 def _text_regression(source: Source) -> Iterator[dict[str, Tensor]]:
     if source.config.num_labels != 1:
-        raise ValueError(f"text-regression needs a model with one output, and this has {source.config.num_labels}")
+        raise ValueError(f"text-regression needs a model with one output, and this one has {source.config.num_labels}")
     rows = _rows(source, "text", "label")
     labels = []
     for number, row in enumerate(rows, 1):
@@ -272,7 +272,7 @@ def _speech_recognition(source: Source) -> Iterator[dict[str, Tensor]]:
 
 
 def _refuse_tokens(source: Source, features: list[Features]) -> None:
-    """Raises ValueError for an example without tokens, and for tokens that the model does not know."""
+    """Raise ValueError for an example without tokens, and for tokens that the model does not know."""
     for number, one in enumerate(features, 1):
         if not one["input_ids"]:
             raise ValueError(f"row {number} of '{source.data}' has no tokens that the model's tokenizer knows")
@@ -282,7 +282,7 @@ def _refuse_tokens(source: Source, features: list[Features]) -> None:
 
 
 def padded(features: list[Features], batch: int, by_length: bool = False) -> Iterator[dict[str, Tensor]]:
-    """Yield batches of sequences, filled up at the right; without an attention mask where all have one length."""
+    """Yield batches of sequences, padded at the right; without an attention mask where all have the same length."""
     fill = {"labels": IGNORED}
     if by_length:
         features = sorted(features, key=lambda one: len(one["input_ids"]))
@@ -326,9 +326,9 @@ def _ids(source: Source, row: Row, number: int) -> list[int]:
 
 
 def _label(source: Source, row: Row, number: int) -> int:
-    """The model's class id of a label, given by its name or its number."""
+    """Return the model's class id of a label, which is given by name or number."""
     label, known = row["label"], {name: index for index, name in source.config.id2label.items()}
-    if isinstance(label, Class):  # by its name where the model knows it, else by its number
+    if isinstance(label, Class):  # by name if the model knows that name, else by number
         label = label.name if label.name in known else label.number
     if label in known:
         return int(known[label])

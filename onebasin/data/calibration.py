@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration data: inputs on which activations are measured. Nothing that a model is evaluated on, and no labels but
-for learning on the task's own loss."""
+"""Calibration data: inputs on which activations are measured. They hold no example that a model is evaluated on, and
+labels only for learning on the task's own loss."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ LARGE = 10**8  # numbers of a model
 
 @dataclass(frozen=True)
 class Calibration(Reading, Seeded):
-    """The calibration data that a job looks at.
+    """The calibration data of a job.
 
-    data: `self` (the models make them, see `onebasin.data.made`) or a file, or several of these.
+    data: `self` (made by the models, see `onebasin.data.made`), a file, or several of these.
     """
 
     section: ClassVar[str] = "Data"
 
     data: str | Sequence[str] | None = setting(
         None,
-        "Calibration data: self (the models make them), or what onebasin evaluate takes; labels are not needed. "
-        "Several, separated by commas, share the samples, or are each model's own (fisher, regmean).",
+        "Calibration data: self (made by the models), or any that onebasin evaluate takes; labels are not needed. "
+        "Several, separated by commas, share the samples, or belong to one model each (fisher, regmean).",
     )
     samples: Count = setting(256, "Calibration sequences or images.")
-    task: str | None = setting(None, "What the calibration data are for [default: by the model's class].")
+    task: str | None = setting(None, "Task of the calibration data [default: by the model's class].")
     noise: Strength = setting(0.0, "Standard deviation of noise on 8 copies of every calibration image (or sound).")
 
     def __post_init__(self) -> None:
@@ -71,21 +71,21 @@ class Calibration(Reading, Seeded):
 
     @property
     def self_made(self) -> bool:
-        """Whether no data are named, or those that the models make."""
+        """Whether the models make the data themselves, or none are named."""
         return self.data in (None, "self")
 
     @property
     def data_files(self) -> list[Path]:
-        """Return the files and folders among them."""
+        """Return those that are files or folders."""
         named = [*(split_off(name)[0] for name in self.datasets), self.vocabulary]
         return [Path(name) for name in named if isinstance(name, str) and os.path.exists(name)]
 
 
 @dataclass(frozen=True)
 class Data:
-    """The calibration data of a job, gathered when they are first asked for.
+    """The calibration data of a job, gathered on first use.
 
-    models: whose inputs they are; those that write text. labels: whether to keep labels.
+    models: those that the inputs are for, and that make them. labels: whether to keep labels.
     """
 
     models: Sequence[Model]
@@ -101,15 +101,15 @@ class Data:
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """All batches. Raises ValueError as `calibration` does."""
+        """Return all batches. Raises ValueError as `calibration` does."""
         self.refuse_none()
         return calibration(self.models, self.given, self.means, self.tell, self.labels)
 
     @cached_property
     def judged(self) -> list[Batch]:
-        """Inputs to judge a merged model on, which nothing was fitted on: the data after those that are fitted on, or
-        where there are none, the last of these, which are held out everywhere; without data some that the models make,
-        and none where the models are large, since making them takes many passes.
+        """Return inputs to judge a merged model on, on which nothing was fitted: the data beyond those that are fitted
+        on, or if there are no more, the last of these, which every method holds out. Without data, the models make
+        some; large models make none, since that takes many passes.
         """
         first, opt = self.models[0], replace(self.given, seed=self.given.seed + 1)
         large = numel(first) > LARGE
@@ -129,11 +129,11 @@ class Data:
 
     @cached_property
     def split(self) -> Split:
-        """The batches to fit on, and those to choose by, as `noised` gives them."""
+        """Return the batches to fit on, and those to choose by, as `noised` does."""
         return noised(self.batches, self.given)
 
     def of(self, model: Model, number: int = 0, count: int = 1, labels: bool = False) -> Data:
-        """Return the data of one of `count` models: its own where each has one, else the same."""
+        """Return the data of one of `count` models: its own if each has a dataset, otherwise the common data."""
         own = replace(self.given, data=own_data(self.given.data, count)[number])
         return Data([model], own, self.means, self.tell, labels)
 
@@ -141,14 +141,15 @@ class Data:
 def calibration(
     models: Sequence[Model], given: Calibration, means: Means, tell: Tell | None = None, labels: bool = False
 ) -> list[Batch]:
-    """Return inputs to measure on: what the models make themselves, or files, each with its share of the samples.
+    """Return inputs to measure on: made by the models themselves, or read from files, each with its share of the
+    samples.
 
-    Masked language models always keep their labels, which the text itself has: they tell where something was hidden.
+    Masked language models always keep their labels, which come from the text itself and tell which tokens were hidden.
 
     Args:
-        models: those that the inputs are for; the first one's tokenizer reads the files.
+        models: those that the inputs are for; the tokenizer of the first reads the files.
         given: which data.
-        means: the device on which models write.
+        means: the device on which models make their inputs.
         tell: called with a sentence before it begins.
         labels: whether to keep labels.
 
@@ -166,7 +167,7 @@ def calibration(
                           for batch in written])  # fmt: skip
         else:
             task = given.task or task_of(models[0])
-            size = max(1, min(32, int(HELD_OUT * share)))  # so that a sixteenth can be held out of few examples, too
+            size = max(1, min(32, int(HELD_OUT * share)))  # so that a sixteenth of a few examples can be held out
             kept = labels or (task == "masked-lm" and all(is_for(model, task) for model in models))
             where = models[0].origin.folder
             found.append(from_file(file, where, task, share, batch=size, labels=kept, **given.reading))
@@ -174,20 +175,21 @@ def calibration(
 
 
 def spread_evenly(groups: Sequence[Sequence[Batch]]) -> list[Batch]:
-    """All batches in one row, each group evenly spread in it: what is held out at the end has its share of each."""
+    """Return all batches in one row, with every group spread evenly, so that the batches held out at its end have their
+    share of each group."""
     placed = [((i + 0.5) / len(group), number, batch) for number, group in enumerate(groups)
               for i, batch in enumerate(group)]  # fmt: skip
     return [batch for _, _, batch in sorted(placed, key=lambda one: one[:2])]
 
 
 def noised(batches: Sequence[Mapping[str, Tensor]], given: Calibration, share: float | None = None) -> Split:
-    """Return calibration data to fit on, and those to choose by, all copies of an example on one side.
+    """Return calibration data to fit on, and data to choose by, with all copies of an example on the same side.
 
     Args:
         batches: all of them.
-        given: whether they get noisy copies.
-        share: of the batches to choose by; None holds out some where there are copies, which make up for what the fit
-            goes without, and else none, which leaves it to each method.
+        given: whether to add noisy copies.
+        share: of the batches to choose by. None holds out some only where there are noisy copies, which make up for the
+            batches that the fit loses; otherwise each method holds out its own.
     """
     if share is None and not given.noise:
         return batches, []
@@ -198,7 +200,8 @@ def noised(batches: Sequence[Mapping[str, Tensor]], given: Calibration, share: f
 
 
 def own_data(data: str | Sequence[str] | None, count: int) -> list[str | None]:
-    """Return the data of each model: its own, or the same for all. ValueError for another number of datasets."""
+    """Return the data of each model: its own, or the same for all. Raises ValueError for any other number of
+    datasets."""
     if data is None or isinstance(data, str):
         return [data] * count
     if len(data) not in (1, count):
@@ -207,7 +210,7 @@ def own_data(data: str | Sequence[str] | None, count: int) -> list[str | None]:
 
 
 def task_of(model: Model) -> str:
-    """The task that a model's class is for. Raises ValueError where it has no head."""
+    """Return the task of a model's class. Raises ValueError for a class without a head."""
     names = " ".join(model.config.get("architectures") or [])
     if "SequenceClassification" in names and len(model.config.get("id2label") or "two") == 1:
         return "text-regression"
@@ -224,7 +227,7 @@ def task_of(model: Model) -> str:
 
 
 def is_for(model: Model, task: str) -> bool:
-    """Whether a model's class is for this task."""
+    """Return whether a model's class is for this task."""
     try:
         return task_of(model) == task
     except ValueError:
@@ -232,10 +235,10 @@ def is_for(model: Model, task: str) -> bool:
 
 
 def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int = 0) -> list[Batch]:
-    """Return `NOISY_COPIES` rounds of the batches, with Gaussian noise on their pixels or sounds.
+    """Return `NOISY_COPIES` copies of the batches, with Gaussian noise on their pixels or sounds.
 
     Args:
-        batches: Examples, which stay in their batches.
+        batches: Examples; those of a batch stay together.
         deviation: The standard deviation of the noise.
         seed: Of the noise.
 
@@ -256,8 +259,8 @@ def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int =
 
 
 def recut(batches: Sequence[Mapping[str, Tensor]], size: int, by_length: bool = False) -> list[Batch]:
-    """The same examples in the same order, `size` in a batch (the last may have fewer); by_length: texts of like length
-    make a batch, which saves padding."""
+    """Return the same examples in the same order, `size` in a batch (the last may have fewer). by_length: batch texts
+    of similar length together, which saves padding."""
     rows = [row for batch in batches for row in _examples(batch)]
     if by_length:
         rows.sort(key=lambda row: len(row["input_ids"]) if "input_ids" in row and row["input_ids"].dim() else 0)
@@ -277,11 +280,11 @@ def from_file(
     """Return examples of a file or builtin set in batches of a model's inputs.
 
     Args:
-        data: As in `load_task`; labels need not be there, classifiers read the columns `text` or `image`.
+        data: As in `load_task`, with or without labels; classifiers read the column `text` or `image`.
         model: The folder of the model.
         task: As in `load_task`.
         count: How many examples at most.
-        evaluation: The task that the models will be measured on; examples with the same inputs are left out here.
+        evaluation: The task that the models will be evaluated on; examples with the same inputs are left out.
         labels: Whether to keep them.
         how: The fields of `Examples`; the split is by default `train`, where the data have splits.
 
@@ -299,7 +302,7 @@ def from_file(
         if len(kept) >= count:
             break
     if not kept:
-        raise ValueError(f"'{data}' leaves no calibration example that is not evaluated as well")
+        raise ValueError(f"all examples of '{data}' are evaluated on too; give other calibration data")
     if not labels:
         kept = [{name: tensor for name, tensor in row.items() if name != "labels"} for row in kept]
     kept = kept[:count]
@@ -312,9 +315,9 @@ def _inputs(data: str, model: str | Path, task: str, how: Examples) -> Sequence[
     if data == "builtin:digits":
         return [{"pixel_values": digits(how.split or "train")[0]}]
     if task == "token-classification" and (kind(data) == "txt" or "tokens" in read_rows(data, (), limit=1)[0]):
-        how = replace(how, split=None) if kind(data) == "txt" else how  # CoNLL columns: words are told from their tags
+        how = replace(how, split=None) if kind(data) == "txt" else how  # CoNLL columns: to tell words from their tags
     elif task in ("text-classification", "text-regression", "token-classification"):
-        task = "causal-lm"  # the inputs of a classifier are those of any text; what differs are the labels
+        task = "causal-lm"  # a classifier has the inputs of any text; only labels differ
     if task == "image-classification":
         folder, config = configured(model)
         rows = read_rows(data, ("image",), split=how.split, limit=how.limit, renamed=how.columns)
@@ -323,7 +326,7 @@ def _inputs(data: str, model: str | Path, task: str, how: Examples) -> Sequence[
 
 
 def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
-    """The rows of a batch, without padding."""
+    """Return the rows of a batch, without padding."""
     rows = [{name: tensor[i] for name, tensor in batch.items()} for i in range(len(next(iter(batch.values()))))]
     for row in rows:
         for mask in {"attention_mask", "decoder_attention_mask"} & row.keys():
@@ -333,14 +336,14 @@ def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
 
 
 def _key(row: Batch) -> bytes:
-    """Return the content of an example: its tokens, pixels or sounds."""
+    """Return what identifies an example: its tokens, pixels or sounds."""
     shown = next(row[name] for name in SHOWN if name in row)
     return hashlib.sha256(shown.contiguous().numpy().tobytes()).digest()
 
 
 def _stacked(rows: list[Batch]) -> Batch:
-    """One batch, padded at the right, with an attention mask where the lengths differ."""
-    if "input_ids" not in rows[0]:  # pixels and sounds have one size; what is said of them is cut to the shortest
+    """Return one batch, padded at the right, with an attention mask where lengths differ."""
+    if "input_ids" not in rows[0]:  # pixels and sounds have one size; their texts are cut to the shortest
         length = min((len(row["decoder_input_ids"]) for row in rows if "decoder_input_ids" in row), default=0)
         rows = [{name: x[:length] if length and x.dim() == 1 else x for name, x in row.items()} for row in rows]
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

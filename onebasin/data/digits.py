@@ -18,7 +18,7 @@ TRAIN_IMAGES = 1400  # the other 397 are the test images
 
 
 def digits(split: str = "test") -> tuple[Tensor, Tensor]:
-    """Pixels (images, 1, 8, 8), float32 in [-1, 1] (stored value 0..16, / 8 - 1), and labels (images,).
+    """Return pixels (images, 1, 8, 8), float32 in [-1, 1] (stored value 0..16, / 8 - 1), and labels (images,).
 
     The split is fixed: a random order from NumPy's frozen seed-0 stream; its first 1,400 are for training.
     Raises ValueError for an unknown split.

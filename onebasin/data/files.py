@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data: plain text, rows in JSONL or CSV, sentences in CoNLL columns, each also as `.gz`; and what `tables` reads."""
+"""Files of data: plain text, rows in JSONL or CSV, sentences in CoNLL columns, each also as `.gz`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tables import Row, read_table, table_kind
 
 
 def read_text(file: str | Path) -> str:
-    """The text of a UTF-8 file, line ends as they stand. Raises ValueError where it has none."""
+    """Return the text of a UTF-8 file, with its line ends unchanged. Raises ValueError for a file without text."""
     path = Path(file)
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -28,7 +28,8 @@ def read_text(file: str | Path) -> str:
 
 
 def kind(file: str | Path) -> str:
-    """`txt`, `jsonl` or `csv`, by the file's ending, or the kind of a table. Raises ValueError for anything else."""
+    """Return `txt`, `jsonl` or `csv`, by the file's ending, or the kind of a table. Raises ValueError for anything
+    else."""
     table = table_kind(file)
     if table is not None:
         return table
@@ -103,7 +104,7 @@ def read_sentences(
 ) -> list[Row]:
     """Return sentences with `tokens` and `tags`: rows with these columns, or a text file in CoNLL columns.
 
-    CoNLL: one token a line, columns parted by blanks, the tag last; a blank line ends a sentence.
+    CoNLL: one token per line, columns separated by blanks, the tag last; an empty line ends a sentence.
 
     Args:
         file: The file or table.

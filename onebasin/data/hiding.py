@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked texts with other tokens hidden in every round of training (dynamic masking: Liu et al., 2019, section 4.1).
+"""Dynamic masking: other tokens of a text are hidden in every round of training (Liu et al., 2019, section 4.1).
 
-Training hides more than evaluation: more predictions a step, which more than makes up for their being harder (Wettig et
-al., 2023).
+Training hides more tokens than evaluation: more predictions in a step outweigh that they are harder (Wettig et al.,
+2023).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from .batches import IGNORED
 
-MORE, MOST = 2, 0.4  # times as many tokens are hidden anew, up to this share of those that may be
+MORE, MOST = 2, 0.4  # times as many tokens are hidden as before, up to this share of those that may be
 
 
 @dataclass(frozen=True)
 class Hiding:
-    """What texts show of how their tokens were hidden.
+    """How the tokens of texts were hidden, as far as the texts show it.
 
-    mask: the token that stands for hidden ones. maskable: the tokens that are hidden somewhere, (tokens,) int64.
+    mask: the token put in place of hidden ones. maskable: the tokens that are hidden anywhere, (tokens,) int64.
     """
 
     mask: int
@@ -30,7 +30,8 @@ class Hiding:
 
     @classmethod
     def of(cls, batches: Sequence[Mapping[str, Tensor]]) -> Hiding | None:
-        """Tell it from batches; None where they are no masked texts: their labels are not at one and the same token."""
+        """Infer it from batches. Returns None if they are not masked texts: labels do not all stand at the same
+        token."""
         shown, hidden = list[Tensor](), list[Tensor]()
         for batch in batches:
             ids, labels = batch.get("input_ids"), batch.get("labels")
@@ -43,7 +44,7 @@ class Hiding:
         return cls(int(masks), torch.unique(torch.cat(hidden))) if len(masks) == 1 else None
 
     def anew(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the same texts with `MORE` tokens of each hidden: those of `maskable`, all equally likely."""
+        """Return the same texts with `MORE` times as many hidden tokens, drawn uniformly from those in `maskable`."""
         labels = batch["labels"]
         whole = torch.where(labels == IGNORED, batch["input_ids"], labels)
         free = torch.isin(whole, self.maskable)
@@ -51,7 +52,7 @@ class Hiding:
             free &= batch["attention_mask"].bool()
         count = (labels != IGNORED).sum(-1, keepdim=True)
         count = count.maximum((MOST * free.sum(-1, keepdim=True)).long().minimum(MORE * count))
-        drawn = torch.rand(whole.shape, generator=generator).masked_fill(~free, 2.0)  # the least are taken
+        drawn = torch.rand(whole.shape, generator=generator).masked_fill(~free, 2.0)  # the smallest are hidden
         hidden = drawn.argsort(-1).argsort(-1) < count
         return {
             **batch,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics beside loss and accuracy, by the libraries that the field compares with: scikit-learn, seqeval, SciPy.
+"""Metrics beside loss and accuracy, by the libraries that are standard in the field: scikit-learn, seqeval, SciPy.
 
-Each takes what was predicted and what was right and returns name -> number. A metric whose library is not installed,
-or that the examples leave undefined (a correlation of one example), is left out.
+Each takes predictions and correct answers and returns name -> number. A metric is left out if its library is not
+installed, or if the examples leave it undefined (such as the correlation of one example).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEEDS = {"macro_f1": "sklearn", "micro_f1": "sklearn", "matthews": "sklearn", "e
 
 
 def of_classes(predicted: Sequence[int], right: Sequence[int]) -> dict[str, float]:
-    """macro_f1 and micro_f1 over the classes that occur, and Matthews' coefficient."""
+    """Return macro_f1 and micro_f1 over the classes that occur, and Matthews' coefficient."""
     if find_spec("sklearn") is None:
         return {}
     from sklearn.metrics import f1_score, matthews_corrcoef
@@ -31,7 +31,8 @@ def of_classes(predicted: Sequence[int], right: Sequence[int]) -> dict[str, floa
 
 
 def of_entities(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    """entity_f1, micro-averaged over entities as conlleval counts them: a sequence of tags for every sentence."""
+    """Return entity_f1, micro-averaged over entities as conlleval counts them, of a sequence of tags for every
+    sentence."""
     tags = {tag for row in right for tag in row} | {tag for row in predicted for tag in row}
     if find_spec("seqeval") is None or not all(tag == "O" or tag[:2] in ("B-", "I-", "E-", "S-") for tag in tags):
         return {}
@@ -42,7 +43,7 @@ def of_entities(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str
 
 
 def of_numbers(predicted: Sequence[float], right: Sequence[float]) -> dict[str, float]:
-    """pearson and spearman."""
+    """Return pearson and spearman."""
     if len(set(predicted)) < 2 or len(set(right)) < 2:
         return {}
     from scipy.stats import pearsonr, spearmanr  # slow to load, and nothing else needs it
@@ -54,5 +55,5 @@ def of_numbers(predicted: Sequence[float], right: Sequence[float]) -> dict[str, 
 
 
 def perplexity(loss: float) -> float:
-    """exp of the loss in nats; infinite where that is too large for a float."""
+    """Return exp of the loss in nats; infinity where that is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stock model of a folder: its configuration, and its weights with the head that a task needs."""
+"""The transformers model of a folder: its configuration, and its weights with the head that a task needs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ TASKS = {  # task -> the class of transformers that loads a model for it
 
 
 def load_model(model: str | Path, task: str) -> PreTrainedModel:
-    """The model of a folder with the head of `task`, in float32, for evaluation.
+    """Return the model of a folder with the head for `task`, in float32 and eval mode.
 
-    Raises ValueError where the folder cannot be loaded so, or lacks a tensor, which would be left at random.
+    Raises ValueError where the folder cannot be loaded that way, or lacks a tensor, which would be left random.
     """
     folder, config, auto = _class_for(model, task)
     refuse_larger(str(model), auto._model_mapping[type(config)], config, Folder(folder).shapes)
@@ -58,7 +58,7 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
 
 
 def refuse_unfit(models: Sequence[str | Path], task: str) -> None:
-    """Raise ValueError, before anything is loaded, for a model that is not there, is damaged, or is not for a task.
+    """Raise ValueError, before anything is loaded, for a model that does not exist, is damaged, or is not for the task.
 
     Looks at configurations and the headers of weight files. Raises as `load_model` does.
     """
@@ -67,7 +67,7 @@ def refuse_unfit(models: Sequence[str | Path], task: str) -> None:
 
 
 def _class_for(model: str | Path, task: str) -> tuple[Path, Any, Any]:
-    """A model's folder, its configuration, and what loads it for a task."""
+    """Return a model's folder, its configuration, and the class that loads it for a task."""
     folder, config = configured(model)
     auto = getattr(transformers, TASKS[task])
     if type(config) not in auto._model_mapping:
@@ -76,10 +76,10 @@ def _class_for(model: str | Path, task: str) -> tuple[Path, Any, Any]:
 
 
 def configured(model: str | Path) -> tuple[Path, Any]:
-    """A model's folder and its configuration."""
+    """Return a model's folder and its configuration."""
     checkpoint = Folder(model)
-    kind = checkpoint.raw_config["model_type"]  # says clearly what is wrong with a damaged config.json
+    kind = checkpoint.raw_config["model_type"]  # which names what is wrong with a damaged config.json
     if kind not in CONFIG_MAPPING:
         raise ValueError(f"'{model}' is of type '{kind}', which transformers has no class for, so it cannot be run")
-    assert checkpoint.config  # which says so where its class refuses it
+    assert checkpoint.config  # which names the reason where the class refuses it
     return checkpoint.folder, CONFIG_MAPPING[kind].from_dict(checkpoint.raw_config)

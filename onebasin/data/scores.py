@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of a model on a task: a mean loss, an accuracy and the task's own metrics."""
+"""The scores of a model on a task: mean loss, accuracy and the task's own metrics."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Scores:
     """loss: mean over all labels that count, of the cross-entropy in nats, or of the squared error (regression).
     accuracy: share of the labels predicted; NaN for regression.
 
-    metrics: further ones by name, also as attributes: macro_f1, micro_f1, matthews (classification), entity_f1 (tags
-    such as B-PER), pearson, spearman (regression), perplexity (language models).
+    metrics: the others by name, also as attributes: macro_f1, micro_f1, matthews (classification), entity_f1 (tags such
+    as B-PER), pearson, spearman (regression), perplexity (language models).
     """
 
     loss: float
@@ -53,11 +53,11 @@ def evaluate(model: PreTrainedModel, task: Task, tell: Tell | None = None) -> Sc
 
     Args:
         model: Runs in eval mode, on its device.
-        task: The batches, and how they are scored.
-        tell: Called with a line about what happens now.
+        task: The batches, and the name that decides how they are scored.
+        tell: Called with a sentence about every batch.
 
     Raises:
-        ValueError: No label counts.
+        ValueError: There is no label to predict.
     """
     model.train(False)
     loss, right, count = 0.0, 0, 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speech: recordings as a recogniser's inputs, what it writes down, and how many words of that are wrong."""
+"""Speech: recordings as inputs of a recogniser, its transcripts, and their word error rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST = 64  # tokens of a transcript
 
 
 def recording(file: str | Path, rate: int) -> Samples:
-    """A WAV file as samples in [-1, 1], `rate` of them a second, its channels averaged. Raises ValueError."""
+    """Return a WAV file as samples in [-1, 1], `rate` per second, averaged over its channels. Raises ValueError."""
     from scipy.io import wavfile  # slow to load, and nothing else needs it
 
     try:
@@ -59,10 +59,10 @@ def features(folder: Path, files: Sequence[Path]) -> Tensor:
 
 @torch.inference_mode()
 def transcribe(model: PreTrainedModel, heard: Tensor, prompt: Sequence[int], end: int) -> Iterator[list[int]]:
-    """Yield greedily chosen token ids for every recording, without those of the prompt and the end.
+    """Yield the token ids of a greedy transcript of every recording, without the prompt and the end.
 
     Args:
-        model: Hears and writes.
+        model: A speech recogniser.
         heard: Recordings, (recordings, bins, frames).
         prompt: Token ids that every text begins with.
         end: The token id that ends a text.
@@ -82,14 +82,14 @@ def transcribe(model: PreTrainedModel, heard: Tensor, prompt: Sequence[int], end
 
 
 def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
-    """Words to insert, delete or replace, divided by the words said; case and punctuation do not count.
+    """Return the words to insert, delete or replace, divided by the words said; case and punctuation are ignored.
 
-    It exceeds 1 where more words are heard than said. Raises ValueError for no words said, or unequal lengths.
+    It may exceed 1 if more words are heard than said. Raises ValueError if no words are said, or for unequal lengths.
     """
     pairs = [(_words(one), _words(other)) for one, other in zip(said, heard, strict=True)]
     total = sum(len(one) for one, _ in pairs)
     if not total:
-        raise ValueError("there are no words to get wrong")
+        raise ValueError("the texts hold no words")
     return sum(_edits(one, other) for one, other in pairs) / total
 
 
@@ -98,7 +98,7 @@ def _words(text: str) -> list[str]:
 
 
 def _edits(one: Sequence[str], other: Sequence[str]) -> int:
-    """Levenshtein distance."""
+    """Return the Levenshtein distance."""
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):
         last, row[0] = row[0], i

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are no text file: Parquet, image folders, folders of the `datasets` library, datasets of the hub.
+"""Rows from other sources than text files: Parquet, image folders, folders of the `datasets` library, hub datasets.
 
 Needs the extra `onebasin[data]`. No code that comes with a dataset is run.
 """
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 Row = dict[str, Any]
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # what `save_to_disk` leaves
+SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")  # written by `save_to_disk`
 HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")  # owner/name, or owner/name:configuration
 
 
 class Class(NamedTuple):
-    """A label of a dataset that numbers its classes and names them."""
+    """A label of a dataset that gives its classes numbers and names."""
 
     number: int
     name: str
 
 
 def table_kind(data: str | Path) -> str | None:
-    """`parquet`, `images`, `datasets` or `hub`; None where it is no table."""
+    """Return `parquet`, `images`, `datasets` or `hub`; None if it is not a table."""
     path = Path(data)
     if path.is_dir():
         return "datasets" if any((path / name).is_file() for name in SAVED) or not _classes(path) else "images"
@@ -36,15 +36,15 @@ def table_kind(data: str | Path) -> str | None:
 
 
 def read_table(data: str | Path, split: str | None = None, limit: int | None = None) -> list[Row]:
-    """Return the rows of a table. Classes that the dataset numbers and names come as `Class`.
+    """Return the rows of a table. Classes with numbers and names become `Class`.
 
     Args:
         data: A table, or a folder of the `datasets` library.
-        split: Where it has any (default: the only one, else `test`, else `validation`).
+        split: One of its splits, if it has any (default: the only one, else `test`, else `validation`).
         limit: Only this many rows, from the first on.
 
     Raises:
-        ValueError: It cannot be read, or the split is not there.
+        ValueError: It cannot be read, or has no such split.
     """
     kind = table_kind(data)
     if kind == "images":
@@ -72,13 +72,14 @@ def _parquet(path: Path, split: str | None, limit: int | None) -> list[Row]:
 
 
 def _classes(folder: Path) -> list[Path]:
-    """The subfolders with images in them."""
+    """Return the subfolders that hold images."""
     inner = sorted(path for path in folder.iterdir() if path.is_dir())
     return [path for path in inner if any(file.suffix.lower() in IMAGES for file in path.iterdir())]
 
 
 def _images(folder: Path, split: str | None, limit: int | None) -> list[Row]:
-    """One folder for every class, its name the label. Images in a fixed order, the classes taking turns."""
+    """Return the images of a folder with one subfolder per class, named by its label, in a fixed order in which classes
+    take turns."""
     if split not in (None, "all"):
         raise ValueError(f"'{folder}' is taken whole; give the folder of the split '{split}' instead")
     piles = [
@@ -100,7 +101,7 @@ def _datasets(data: str, hub: bool, split: str | None, limit: int | None) -> lis
     datasets.disable_progress_bars()
     try:
         found = datasets.load_from_disk(data) if saved else datasets.load_dataset(name, config or None)
-    except Exception as error:  # the library raises a dozen kinds of them
+    except Exception as error:  # the library raises a dozen kinds of errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cannot read the dataset '{data}': {reason}") from None
     if isinstance(found, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks: a dataset becomes batches of a model's inputs."""
+"""Tasks: a dataset turned into batches of a model's inputs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def load_task(name: str, data: str | Path, model: str | Path, **how: Unpack[Exam
       speech-recognition    rows with `audio` (a WAV file beside the file) and `text`; what the tokenizer puts
                             before every text is given, the tokens of the text and its end count
 
-    For masked-lm, in each sequence this share of the maskable tokens, and at least one, is replaced by `mask_id` and
-    must be predicted. Which ones depends on `seed` and the order of the sequences alone.
+    For masked-lm, the share `mask_share` of the maskable tokens of each sequence, at least one, is replaced by
+    `mask_id` and must be predicted. Which tokens depends only on `seed` and the order of the sequences.
 
     Args:
         name: Of the task, one of the above.
@@ -49,7 +49,7 @@ def load_task(name: str, data: str | Path, model: str | Path, **how: Unpack[Exam
         model: The folder of the model.
         how: The fields of `Examples`. Digits have the splits train, test (default), all; running text has train,
             validation (default), all; datasets have their own (default: the only one, else test, else validation);
-            files are taken whole. A vocabulary is used instead of the model's tokenizer.
+            files are taken whole. A vocabulary replaces the model's tokenizer.
 
     Raises:
         ValueError: The dataset cannot be read, or does not fit the model.

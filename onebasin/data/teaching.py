@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of models on calibration data, as teachers of another: losses, answers, the plan of a descent.
+"""Models as teachers of another: their predictions on calibration data, losses, and the order of the steps.
 
-Learned matching and distillation are taught in the same way; both take it from here.
+Learned matching and distillation share it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from onebasin.engine import bfloat16_is_faster
 from onebasin.running.classes import takes_cache
 from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
@@ -24,18 +25,19 @@ from .batches import IGNORED
 
 Outputs = Mapping[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Batch], Outputs]  # (role -> tensor, batch) -> outputs
-Kept = tuple[Tensor, Tensor | None]  # an output, or its rows that count and where they are
+Kept = tuple[Tensor, Tensor | None]  # an output; or the rows that count, and their places
 Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  # merged, models', weights, batch
 
 HELD_OUT = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
-KEPT = 2**26  # numbers of the models' outputs that are kept rather than computed again
+KEPT = 2**26  # numbers in the models' outputs that are kept at most, rather than computed again
 
 
 def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
-    """The stock model as a function of its tensors: (role -> tensor, batch) -> `predictions`. It is left unchanged.
+    """Return a model as a function of its tensors: (role -> tensor, batch) -> `predictions`. The model is left
+    unchanged.
 
-    mixed: products of matrices in bfloat16, which graphics cards and recent processors form faster (Micikevicius et
-    al., 2018); predictions in float32.
+    mixed: multiply matrices in bfloat16, which is faster on graphics cards and recent processors (Micikevicius et al.,
+    2018); predictions are in float32.
     """
     names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
     name_of = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
@@ -53,13 +55,18 @@ def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
 
 
 def attention_of(mixed: bool, device: str) -> str | None:
-    """The attention of a model that learns by `forward_of`, as `loaded_model` takes it. On processors the gradient of
-    torch's fused attention multiplies many small blocks in bfloat16, each at a cost of its own."""
+    """Return the attention of a model that learns through `forward_of`, as `loaded_model` takes it. On processors, the
+    gradient of torch's fused attention multiplies many small blocks in bfloat16, which is slow."""
     return "eager" if mixed and torch.device(device).type == "cpu" else None
 
 
+def slowed(mixed: bool, device: str) -> str:
+    """Return what progress says besides where products in bfloat16 were asked for and take longer; else nothing."""
+    return "; bfloat16 is slower than float32 on this machine" if mixed and not bfloat16_is_faster(device) else ""
+
+
 def predictions(output: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The logits of a model's output (and the loss, where labels were given); without logits, all float tensors."""
+    """Return the logits of a model's output (and the loss, if labels were given); without logits, all float tensors."""
     tensors = {name: value for name, value in output.items() if isinstance(value, Tensor) and value.is_floating_point()}
     logits = {name: value for name, value in tensors.items() if "logits" in name or name == "loss"}
     return logits if logits.keys() - {"loss"} else tensors
@@ -68,12 +75,12 @@ def predictions(output: Mapping[str, Any]) -> dict[str, Tensor]:
 def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
     """Return the mean KL(mixture of their predictions || own) in nats, or a squared distance where there are no logits.
 
-    Where the batch has labels of the predictions' shape, only positions that have one count: what a masked language
-    model says of tokens that it sees was never trained. Else padding is left out where there is an attention_mask.
+    If the batch has labels of the predictions' shape, only positions with a label count: a masked language model was
+    never trained to predict tokens that it sees. Otherwise padding is left out by the attention_mask.
 
     Args:
-        own: The model's outputs; without logits, its squared distance from the teachers' mean counts.
-        theirs: Each teacher's outputs.
+        own: The model's outputs.
+        theirs: The outputs of every teacher.
         weights: The teachers' shares.
         batch: The inputs.
 
@@ -90,11 +97,12 @@ def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float]
 
 
 def logit_distance(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:
-    """Return half the mean squared distance of the logits from the mean of theirs, less what a softmax does not see.
+    """Return half the mean squared distance of the logits from the mean of theirs, up to the constant that a softmax
+    ignores.
 
-    The limit of T^2 `divergence` at a high temperature T (Hinton et al., 2015, section 2.1). It asks for all that the
-    models say of an example, where the divergence asks for little of one that they are sure of. Positions, outputs
-    without logits, arguments and errors are as there.
+    The limit of T^2 `divergence` at a high temperature T (Hinton et al., 2015, section 2.1). It compares all logits of
+    an example, where the divergence hardly depends on an example of which the models are sure. Positions, outputs
+    without logits, arguments and errors are as in `divergence`.
     """
 
     def from_mean(mine: Tensor, others: Sequence[Tensor]) -> Tensor:
@@ -111,7 +119,8 @@ def _mean_over_outputs(
     weights: Sequence[float],
     batch: Batch,
 ) -> Tensor:
-    """The mean over all predictions that count, of `of_logits` or the squared distance from the mean of theirs."""
+    """Return the mean, over all predictions that count, of `of_logits` or of the squared distance from the mean of
+    theirs."""
     terms = []
     for name, mine in own.items():
         others = [outputs[name] for outputs in theirs if name in outputs and outputs[name].shape == mine.shape]
@@ -120,7 +129,7 @@ def _mean_over_outputs(
         counted = where_counted(mine, batch)
         if counted is not None:
             mine, others = mine[counted], [other[counted] for other in others]
-        if "logits" in name and mine.shape[-1] > 1:  # one number alone is a regression, no choice
+        if "logits" in name and mine.shape[-1] > 1:  # a single number is a regression
             terms.append(of_logits(mine, others).flatten())
         else:
             terms.append((mine - _mean(weights, others)).square().sum(-1).flatten())
@@ -130,7 +139,7 @@ def _mean_over_outputs(
 
 
 def where_counted(output: Tensor, batch: Batch) -> Tensor | None:
-    """The positions of an output (..., classes) that count, (...) bool; None where all do."""
+    """Return the positions of an output (..., classes) that count, (...) bool; None if all do."""
     labels, mask = batch.get("labels"), batch.get("attention_mask")
     if labels is not None and labels.shape == output.shape[:-1]:
         counted = labels != IGNORED
@@ -156,9 +165,9 @@ LOSSES: dict[str, Loss] = {"divergence": divergence, "logits": logit_distance, "
 
 
 class Teachers:
-    """Predictions of models for a batch, without gradient, kept for the next time while there is room.
+    """The predictions of models for batches, without gradients, kept for the next time as long as there is room.
 
-    Only positions that count are kept, and come back among zeros: few tokens of a masked language model are hidden.
+    Only positions that count are kept, and the others come back as zeros: few tokens of masked texts are hidden.
     """
 
     def __init__(self, models: Sequence[Callable[[Batch], Outputs]]) -> None:
@@ -168,7 +177,7 @@ class Teachers:
 
     @torch.no_grad()
     def asked(self, batch: Batch) -> list[Outputs]:
-        """The predictions for a batch that does not come again."""
+        """Return the predictions for a batch that does not come again."""
         return [model(batch) for model in self.models]
 
     def __call__(self, batch: Batch) -> list[Outputs]:
@@ -197,7 +206,7 @@ def _restored(rows: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def drawn_order(rng: np.random.Generator, steps: int, batches: int) -> list[int]:
-    """Return the batch of every step. Batches come in rounds, each in a new order."""
+    """Return the number of the batch for every step. Batches come in rounds, each in a new order."""
     rounds = -(-steps // batches)
     order: list[int] = np.concatenate([rng.permutation(batches) for _ in range(rounds)])[:steps].tolist()
     return order
@@ -213,8 +222,8 @@ def drawn_shares(
         steps: How many steps.
         models: How many weights a step.
         interval: The weight of the second of two models is uniform between these two numbers.
-        concentration: The weights of more models are Dirichlet with this parameter for each: 1 is uniform over the
-            simplex, more is nearer to equal weights, less nearer to its edges and corners.
+        concentration: The weights of more than two models are Dirichlet with this parameter for each: 1 is uniform over
+            the simplex, more prefers equal weights, less prefers its edges and corners.
     """
     if models == 2:
         second = rng.uniform(interval[0], interval[1], steps)
@@ -228,11 +237,11 @@ def drawn_shares(
 def split_held_out(
     batches: Sequence[Batch], held_out: Sequence[Batch] | None, share: float = HELD_OUT
 ) -> tuple[list[Batch], list[Batch]]:
-    """Return batches to fit on and batches to choose on.
+    """Split batches into those to fit on and those to choose on.
 
     Args:
         batches: All batches.
-        held_out: Those to choose on (default: the last `share` of all).
+        held_out: The batches to choose on (default: the last `share` of all).
         share: Of the batches that are held out.
 
     Raises:
@@ -255,7 +264,7 @@ def mean_loss(
     weights: Sequence[float],
     batches: Sequence[Batch],
 ) -> float:
-    """Return the mean over batches of the loss of a model beside its teachers' answers."""
+    """Return the loss of a model against its teachers' answers, averaged over batches."""
     return float(torch.stack([loss(model(batch), answers(batch), weights, batch) for batch in batches]).mean())
 
 
@@ -267,7 +276,7 @@ def example_losses(
     weights: Sequence[float],
     batches: Sequence[Batch],
 ) -> Tensor:
-    """Return the loss of a model beside its teachers' answers, for every example: (examples,)."""
+    """Return the loss of a model against its teachers' answers, for every example: (examples,)."""
     found = []
     for batch in batches:
         own, theirs = model(batch), answers(batch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running text: the built-in one, character vocabularies, splits, and sequences of one length."""
+"""Running text: the built-in text, character vocabularies, splits, and sequences of equal length."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SKIPPED = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
 
 @lru_cache(maxsize=1)
 def stdlib_text(size: int = 96) -> str:
-    """The Python standard library's .py files in sorted order, without its tests, as one text.
+    """Return the .py files of Python's standard library, without its tests, in sorted order as one text.
 
-    Only the `size` most frequent characters stay (ties by code point), all others are left out.
-    The same on every call of one Python; another Python version has another text.
+    Only the `size` most frequent characters are kept (ties by code point). The text depends on the version of Python
+    alone.
     """
     root = sysconfig.get_paths()["stdlib"]
     files = []
@@ -40,12 +40,13 @@ def stdlib_text(size: int = 96) -> str:
 
 
 def character_vocabulary(text: str) -> dict[str, int]:
-    """Character -> id: the distinct characters of `text`, sorted."""
+    """Return character -> id: the distinct characters of `text`, sorted."""
     return {character: index for index, character in enumerate(sorted(set(text)))}
 
 
 def read_vocabulary(file: str | Path) -> dict[str, int]:
-    """Character -> id, from a JSON object, or a JSON list whose positions are the ids. Raises ValueError."""
+    """Return character -> id, from a JSON object, or from a JSON list whose positions are the ids. Raises
+    ValueError."""
     try:
         stored = json.loads(Path(file).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -58,7 +59,7 @@ def read_vocabulary(file: str | Path) -> dict[str, int]:
 
 
 def encode(text: str, vocabulary: Mapping[str, int]) -> list[int]:
-    """One id per character. Raises ValueError naming characters that the vocabulary lacks."""
+    """Return one id per character. Raises ValueError, naming characters that the vocabulary lacks."""
     unknown = sorted(set(text) - set(vocabulary))
     if unknown:
         shown = ", ".join(repr(character) for character in unknown[:5]) + (", ..." if len(unknown) > 5 else "")
@@ -67,7 +68,8 @@ def encode(text: str, vocabulary: Mapping[str, int]) -> list[int]:
 
 
 def part(text: str, split: str) -> str:
-    """`train` is the first 90 % of the characters, `validation` the rest. Raises ValueError for others."""
+    """Return a split: `train` is the first 90 % of the characters, `validation` the rest. Raises ValueError for
+    others."""
     if split not in SPLITS:
         raise ValueError(f"a text has no split '{split}'; choose from {', '.join(SPLITS)}")
     cut = int(0.9 * len(text))
@@ -75,7 +77,7 @@ def part(text: str, split: str) -> str:
 
 
 def sequences(ids: list[int], context: int) -> list[list[int]]:
-    """Consecutive sequences of `context` ids; a shorter rest is left out. Raises ValueError for none."""
+    """Return consecutive sequences of `context` ids, without a shorter rest. Raises ValueError if there are none."""
     if len(ids) < context:
         raise ValueError(f"the text has {len(ids)} tokens, fewer than one sequence of {context}")
     return [ids[start : start + context] for start in range(0, len(ids) - context + 1, context)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From opened models to alignments: on weights, on activations, learned, for a pair or for many."""
+"""Alignments of opened models: from weights, from activations or learned, for a pair or for many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data.calibration import Data, recut
-from onebasin.data.teaching import Forward, attention_of, forward_of
+from onebasin.data.teaching import Forward, attention_of, forward_of, slowed
 from onebasin.matching import Matched, Run, Universe, match_universe, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, Lessons, match_learned
@@ -38,14 +38,14 @@ from onebasin.symmetry.groups.coupling import Coupling
 from .options import Options, Tell
 from .units import align_weights, groups_of
 
-PER_STEP = 1024  # predictions of one step of learning, as near as its number of examples allows
-EXAMPLES = (16, 64)  # the least and most examples of a step
+PER_STEP = 1024  # predictions in a step of learning, as nearly as whole examples allow
+EXAMPLES = (16, 64)  # fewest and most examples in a step
 
 
 @dataclass(frozen=True)
 class AlignedPair:
-    """A source's alignment to its anchor, the distances before and after it, and what comes after it where learning
-    relaxed permutations. losses: of learning, step -> loss on data held out."""
+    """A source's alignment to its anchor, and the distances before and after it. couplings: soft maps that follow it
+    where permutations were relaxed while learning. losses: of learning, step -> loss on held-out data."""
 
     alignment: Alignment
     before: Distances
@@ -58,9 +58,9 @@ class AlignedPair:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Every model rewritten by its alignment, and what was found for those that are not the anchor.
+    """Every model rewritten by its alignment, and the alignments of all models but the anchor.
 
-    level: of the symmetries that they moved by; none where all stayed as they are.
+    level: of the symmetries that acted; `none` where all models stayed as they are.
     """
 
     models: list[Rewritten[Alignment]]
@@ -85,7 +85,7 @@ def align_all(
     """Align all models to `models[centre]`.
 
     level: of symmetry, or `none`. batches: calibration data (default: what `opt` asks for, where matching measures).
-    held_out: those that learning chooses its step by (default: a share of `batches`).
+    held_out: data on which learning chooses its best step (default: a share of `batches`).
     """
     opt.refuse_unknown(models[centre].signature.tensors)
     others = [i for i in range(len(models)) if i != centre]
@@ -114,7 +114,7 @@ def align_all(
             refuse_faint(models[i], before, opt)
             with told_beyond(models, opt):
                 refuse_drift(models[i], matched[i], before, after, opt)
-            if after.weighted > before.weighted:  # by rounding: the copy that lies nearest is the model as it is
+            if after.weighted > before.weighted:  # by rounding: the nearest copy is the model itself
                 alignments[i], after = Alignment(), before
         found.append(
             AlignedPair(
@@ -139,10 +139,10 @@ def starts(
     tell: Tell | None,
     batches: Sequence[Batch],
 ) -> tuple[list[Alignment], list[float], dict[int, Matched]]:
-    """Every model's alignment to `models[centre]` by weights or activations, the objective on the way, and what weight
-    matching reports of each model that it matched to the centre alone.
+    """Return every model's alignment to `models[centre]` by weights or activations, the objective after every sweep,
+    and the reports of weight matching on the models that it matched to the centre alone.
 
-    By weights, at the levels beyond `paper`, three or more models are matched to one another in the anchor's frame.
+    By weights, and at levels beyond `paper`, three or more models are all matched to one another.
     """
     others = [i for i in range(len(models)) if i != centre]
     found = [Alignment() for _ in models]
@@ -165,19 +165,19 @@ def starts(
 
 @contextmanager
 def told_beyond(models: Sequence[Model], opt: Options) -> Iterator[None]:
-    """Where matching fails, say which tensor is too large or too small for its squares, which moments are made of.
+    """Where matching fails, name a tensor whose squares, of which moments are sums, overflow or underflow.
 
-    A map that makes a faint tensor as large as its anchor's is large itself, with a square beyond the dtype.
+    A map that scales a tiny tensor up to its anchor's size is itself so large that its square overflows.
     """
     try:
         yield
-    except (RuntimeError, ValueError):  # torch's errors of linear algebra are the former
+    except (RuntimeError, ValueError):  # torch raises the former for linear algebra
         refuse_beyond(models, opt)
         raise
 
 
 def refuse_beyond(models: Sequence[Model], opt: Options) -> None:
-    """Raise ModelError where a tensor is too large or too small to be squared, or multiplied by another such."""
+    """Raise ModelError for a tensor whose square, or product with another such tensor, overflows or underflows."""
     most, least = torch.finfo(opt.dtype).max ** 0.5, least_of(opt.dtype) ** 0.5
     norms = {
         (model, role): float(torch.linalg.vector_norm(model.read(role, opt.dtype, opt.device), dtype=torch.float64))
@@ -197,16 +197,16 @@ def refuse_beyond(models: Sequence[Model], opt: Options) -> None:
 
 
 def refuse_faint(source: Model, before: Distances, opt: Options) -> None:
-    """Raise ModelError where all weights are so small that their squares, or rewritten ones themselves, lose digits.
+    """Raise ModelError where all weights are so small that their squares, or the rewritten weights, lose digits.
 
-    Below its smallest normal number a dtype holds fewer digits the smaller a number is.
+    Below the smallest normal number of a dtype, precision falls with the size of a number.
     """
     size = (before.weighted + before.weighted_norm) ** 0.5
     stored = source.origin.stored_dtype
     if 0 < size < least_of(stored):
         raise ModelError(
             f"the weights of '{source.name}' and its anchor, of norm {size:.3g}, are too small to be rewritten in "
-            f"{name_of(stored)}, which holds few digits of them; multiply both models first"
+            f"{name_of(stored)}, where they lose digits; scale both models up first"
         )
     if 0 < size < least_of(opt.dtype) ** 0.5:
         raise ModelError(
@@ -216,15 +216,15 @@ def refuse_faint(source: Model, before: Distances, opt: Options) -> None:
 
 
 def least_of(dtype: torch.dtype) -> float:
-    """The least number of which a part as small as its rounding is a normal number, too."""
+    """Return the least number whose rounding error is itself a normal number."""
     return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
 def refuse_drift(source: Model, matched: Matched, before: Distances, after: Distances, opt: Options) -> None:
-    """Raise ModelError where what would be written is not as near as matching says, beyond rounding.
+    """Raise ModelError where a rewritten model is farther from the anchor than matching says, beyond rounding.
 
-    The distances are measured on the tensors themselves, with the maps as they will be written; the objective comes
-    from moments and from products of maps.
+    The distance is measured on the tensors as they will be written; the objective comes from moments and products of
+    maps.
     """
     promised = before.weighted - (matched.before - matched.objective[-1])
     if not abs(after.weighted - promised) <= tolerance_of(opt.dtype) * (before.weighted + before.weighted_norm):
@@ -251,9 +251,10 @@ def learn(
     tensors = cornered([one.parameter for one in stock])
     shown: Callable[[str, float], None] | None = None
     if tell:
+        hint = slowed(opt.mixed, opt.device)
 
         def shown(what: str, loss: float) -> None:
-            tell(f"learning: {what}, loss {loss:.4g}")
+            tell(f"learning: {what}, loss {loss:.4g}{hint}")
 
     steps = recut(batches, examples_per_step(forward, stock[0].parameter, batches))
     return match_learned(
@@ -263,7 +264,7 @@ def learn(
 
 
 def cornered(models: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Every model's tensors, cut to the rows that all have where one has more (positions)."""
+    """Return every model's tensors, cut to the rows that all models have (position tables may differ in length)."""
     found: list[dict[str, Tensor]] = [dict(model) for model in models]
     for role in set.intersection(*(set(model) for model in models)):
         shapes = [model[role].shape for model in models]
@@ -275,8 +276,8 @@ def cornered(models: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
 
 
 def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: Sequence[Batch]) -> int:
-    """How many examples make a step of about `PER_STEP` predictions, of which sequences have many and an image one; no
-    more than an eighth of all."""
+    """Return how many examples make a step of about `PER_STEP` predictions (an image has one, a sequence many), at most
+    an eighth of all."""
     example = {name: value[:1] for name, value in batches[0].items()}
     with torch.no_grad():
         outputs = forward(tensors, example)
@@ -286,7 +287,7 @@ def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: 
 
 
 def align_together(models: Sequence[Model], centre: int, opt: Options, tell: Tell | None) -> Universe:
-    """Match three or more models to one another by their weights, over the rows that all have."""
+    """Match three or more models to one another by their weights, over the rows that all of them have."""
 
     def read(model: Model, role: str) -> Tensor:
         return model.read(role, opt.dtype, opt.device)[corner(each.signature.tensors[role].shape for each in models)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apply a saved alignment to what belongs to a model: other weights of it, adapters, task vectors."""
+"""Applying an alignment to what belongs to a model: fine-tunes, adapters, task vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ModelAlignment:
     """The alignment of one model, and the form of it that the alignment acts on.
 
-    alignment: one group element per space. source: the model as it was given; it is read again where that is needed.
+    alignment: one group element per space. source: the model as it was given, which is read again when needed.
     canonical: whether the alignment acts on the canonical form. widened: whether the model was widened first.
     """
 
@@ -65,22 +65,22 @@ class ModelAlignment:
     def apply_to(self, what: PeftModel, *, task_vector: bool = False) -> PeftModel: ...
 
     def apply_to(self, what: Any, *, task_vector: bool = False) -> Any:
-        """Return what belongs to the source, such as a fine-tune of it, moved as the source was.
+        """Move what belongs to the source, such as a fine-tune of it, as the source was moved.
 
         Args:
             what: a model (folder, object or `StateDict`), a PEFT model with a LoRA adapter of the source, or tensors by
                 their names in the model: a state dict, or with `task_vector` differences from the source's tensors, of
                 all or some of them.
-            task_vector: whether the tensors are differences, which move by the linear part of the map.
+            task_vector: whether the tensors are differences from the source's; they move by the linear part of the map.
 
         Returns:
-            A model for a model, a PEFT model for one, and tensors by the same names for tensors.
+            The same kind of object: a model, a PEFT model, or tensors by the same names.
 
         Raises:
-            ValueError: what does not belong to the source, or cannot follow.
+            ValueError: for what does not belong to the source, or cannot be moved with it.
         """
         if self.widened:
-            raise ValueError("the model was widened to its anchor's sizes, which nothing else can follow")
+            raise ValueError("the model was widened to its anchor's sizes, and nothing else can be moved with it")
         peft: Any = sys.modules.get("peft")
         with opened([self.source], self.family) as (base,):
             if isinstance(what, Mapping):
@@ -134,7 +134,7 @@ class ModelAlignment:
         return {name: tensor.to(given[name].dtype) for name, tensor in given.items()}
 
     def _moved(self, base: Folder, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The rewritten tensors, by their names on disk; those that are not there, and that nothing needs, stay out."""
+        """Return the rewritten tensors by their names on disk, without those that are missing and not needed."""
         form = self._form(Held(base, tensors))
         return {
             name: tensor.clone()
@@ -160,7 +160,7 @@ class ModelAlignment:
 def alignments_of(
     given: Sequence[ModelSource], frame: Frame, found: Sequence[AlignedPair], opt: Options
 ) -> list[ModelAlignment]:
-    """Return the alignments of all models of a frame but its centre. given: the models that it was made of."""
+    """Return the alignments of all models of a frame except its centre. given: the models as the user named them."""
     return [
         ModelAlignment.of(pair.alignment, given[i], frame.models[i], opt.family, opt.dtype)
         for i, pair in zip(frame.others, found, strict=True)
@@ -168,7 +168,7 @@ def alignments_of(
 
 
 def _on_disk(base: Folder, given: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name on disk -> the name that was given. Raises ValueError for tensors of something else."""
+    """Return name on disk -> name that was given. Raises ValueError for a tensor that the model does not have."""
     entries = entries_of(base, given)
     for name, tensor in given.items():
         if name not in entries and tensor.is_floating_point():

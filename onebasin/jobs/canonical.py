@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onebasin canonical: write a model with everything fixed that its function does not see."""
+"""onebasin canonical: write a model in canonical form."""
 
 from __future__ import annotations
 
@@ -28,10 +28,22 @@ def canonical(
     family: str | None = None,
     precision: str = "float32",
 ) -> dict[str, Any]:
-    """Write a model in canonical form: everything that its function does not see is fixed by rule.
+    """Write a model in canonical form: everything that its function does not depend on is fixed by rule.
 
-    verify: as in `match`; without a run there is nothing to check. Returns {"output", "max_output_difference", "notes",
-    "seconds", "peak_memory"}. Raises ValueError as `match` does.
+    Args:
+        model: the model.
+        output: the folder to write.
+        dtype: of the weights written (default: the model's).
+        overwrite: whether to replace the output where it exists.
+        verify: as in `match`.
+        family: its table, for a model type that has none.
+        precision: type of the computation, float32 or float64.
+
+    Returns:
+        `output`, `max_output_difference`, `notes`, `seconds` and `peak_memory`.
+
+    Raises:
+        ValueError: as `match`.
     """
     started = time.perf_counter()
     opt = Options.of({"symmetry": "full", "family": family, "precision": precision})

@@ -27,15 +27,25 @@ def check(
     family: str | None = None,
     workers: int | None = None,
 ) -> dict[str, Any]:
-    """Whether `a` can be matched to `b`, and what to expect, from configs and headers; no weights are read.
+    """Tell whether `a` can be matched to `b`, and what to expect. Reads configs and headers, but no weights.
 
-    peek: read one small matrix of each as well, and give their cosine.
+    Args:
+        a: the model to rewrite.
+        b: the anchor.
+        symmetry: the level of symmetry.
+        peek: whether to read one small matrix of each model as well, for their cosine.
+        precision: type of the computation, float32 or float64.
+        family: the table of both, for a model type that has none.
+        workers: threads of matching (default: one per core).
 
-    Returns {"can_match", "reason", "symmetry", "moves", "fixed", "rows", "heads", "only_a", "only_b", "widened",
-    "untied", "vocabulary", "ancestors", "common_ancestors", "peek", "memory", "verify_memory", "seconds"}; memory is
-    level -> bytes, about what matching with this many `workers` takes beside the program itself; seconds is level ->
-    about how long they take on this machine: [where the models are near, where not], which a config does not tell.
-    Raises ValueError for folders that cannot be read and an unknown level.
+    Returns:
+        `can_match`, `reason`, `symmetry`, `moves`, `fixed`, `rows`, `heads`, `only_a`, `only_b`, `widened`, `untied`,
+        `vocabulary`, `ancestors`, `common_ancestors`, `peek`, `memory`, `verify_memory` and `seconds`. `memory`: level
+        -> approximate bytes that matching takes besides the program itself. `seconds`: level -> estimated times of
+        matching on this machine, [for models that are close, for others]; a config does not tell which they are.
+
+    Raises:
+        ValueError: for folders that cannot be read, and an unknown level.
     """
     item = Options.of({"symmetry": symmetry, "precision": precision, "workers": workers}).dtype.itemsize
     with opened([a, b], family) as (first, second):

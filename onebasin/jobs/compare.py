@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onebasin verify and onebasin distance: what two folders have in common, as functions and as points."""
+"""onebasin verify and onebasin distance: compare two models, as functions and as points in weight space."""
 
 from __future__ import annotations
 
@@ -37,22 +37,25 @@ def verify(
         a: a model.
         b: another.
         tensors: compare the weights, tensor by tensor; the models are not run and need not fit in memory.
-        alignment: the file that `match` saved, by whose maps `b` was made of `a`.
-        family: the table of both, for a model type that has none.
+        alignment: a file saved by `match`, whose maps turned `a` into `b`.
+        family: the table to read both by, for a model type that has none.
         tolerance: of the relative difference (default: what rounding explains).
         how: the fields of `Means`, and the `seed` of the inputs.
+
+    Returns:
+        Whether they are the `same`, and the `max_difference` of an output, or of a tensor.
 
     Raises:
         ValueError: for models that cannot be compared.
     """
     seed, means = taken(Seeded, how).seed, taken(Means, how)
     if alignment is not None and not tensors:
-        raise ValueError("--alignment says what became of the tensors: use it with --tensors")
+        raise ValueError("--alignment belongs to --tensors, which compares tensors rather than outputs")
     with opened([a, b], family) as (first, second):
         if tensors:
             maps = None if alignment is None else Alignment.load(alignment)
             if maps is not None:
-                for form in (first, Canonical(first, torch.float64)):  # that maps keep the function, the table says
+                for form in (first, Canonical(first, torch.float64)):  # the table says which maps keep the function
                     refuse_wrong_table(form)
             return compare_tensors(first, second, maps, means, tolerance)
         return compare(
@@ -62,6 +65,15 @@ def verify(
 
 @refuses_unknown()
 def distance(a: ModelSource, b: ModelSource, *, family: str | None = None) -> Distances:
-    """Euclidean distance over the parameters that two models share: whole, per part, per layer."""
+    """Return the Euclidean distance over the parameters that two models share: whole, per part and per layer.
+
+    Args:
+        a: a model.
+        b: another, whose norm relative distances refer to.
+        family: the table of both, for a model type that has none.
+
+    Raises:
+        ValueError: for models that cannot be compared.
+    """
     with opened([a, b], family) as (first, second):
         return distances(first, second)

@@ -15,7 +15,8 @@ from torch import nn
 
 from onebasin.data.models import quiet
 from onebasin.engine import Placing, kept, placed_by
-from onebasin.engine.placing import hidden, real, said
+from onebasin.engine.filesystem import real
+from onebasin.engine.placing import hidden, said
 from onebasin.models import Canonical, Folder, Model, ModelError, Widened
 from onebasin.models.companions import copy_companions
 from onebasin.models.fetching import link, locate, refuse_links_out
@@ -31,16 +32,16 @@ from onebasin.symmetry.gauge.widening import widening
 
 from .options import STREAM_LEVELS, ModelSource, Options, StateDict, Tell
 
-JOURNAL = "placed"  # in the folder of units: what a run has given its place
+JOURNAL = "placed"  # in the folder of units: the outputs that a run has moved into place
 
 
 def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
-    """Where a model lies, and what to call it; one that lies in no folder of its own is written to `folder`."""
+    """Return the place and the name of a model. A model that has no folder of its own is written to `folder`."""
     if isinstance(model, nn.Module):
-        from transformers import PreTrainedModel  # slow to load, where no such model has loaded it
+        from transformers import PreTrainedModel  # slow to load, and loaded already by whoever holds such a model
 
         if not isinstance(model, PreTrainedModel):
-            raise ValueError(f"a {type(model).__name__} is no PreTrainedModel; give one, or a folder, or a StateDict")
+            raise ValueError(f"a {type(model).__name__} is not a PreTrainedModel; give one, a folder or a StateDict")
         with quiet():
             model.save_pretrained(folder)
         return folder, model.name_or_path or type(model).__name__
@@ -67,7 +68,8 @@ def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
 
 @contextmanager
 def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[Folder]]:
-    """Open every model; what is no folder goes through a temporary one. All are closed afterwards."""
+    """Open every model, and close all of them afterwards. Models that are not folders are first saved to a temporary
+    one."""
     with tempfile.TemporaryDirectory() as temporary:
         checkpoints: list[Folder] = []
         try:
@@ -81,7 +83,7 @@ def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[F
                 checkpoints[-1].name = name
             refuse_damaged(checkpoints)
             if len(checkpoints) > 1:
-                with suppress(ValueError):  # what cannot be read, or has no table, is refused where it is needed
+                with suppress(ValueError):  # a model that is unreadable or has no table is refused where it is needed
                     give_one_table(checkpoints)
             yield checkpoints
         finally:
@@ -90,8 +92,8 @@ def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[F
 
 
 def give_one_table(models: Sequence[Folder]) -> None:
-    """Let all models be read by the table of one of them, where it is proven for all: they are of one structure then,
-    whatever their types are called. Else each keeps its own.
+    """Read all models by the table of one of them, where that table is proven for all: they then have one structure,
+    whatever their types are called. Otherwise each keeps its own table.
 
     Raises:
         TableError: A model has no table.
@@ -106,7 +108,7 @@ def give_one_table(models: Sequence[Folder]) -> None:
 
 
 def _holds(model: Folder, table: Table) -> bool:
-    """Whether a table fits a model, and leaves the function of its tiny twin as it is, in canonical form, too."""
+    """Whether a table fits a model and its maps keep the function of the model's tiny twin, also in canonical form."""
     if not has_class(model):
         return False
     other = Folder(model.folder)
@@ -119,7 +121,7 @@ def _holds(model: Folder, table: Table) -> bool:
 
 
 def refuse_damaged(models: Sequence[Folder]) -> None:
-    """Raise ModelError where one of the models has no usable configuration or weight files, before any is worked on."""
+    """Raise ModelError, before any work, for a model without a usable configuration or weight files."""
     for model in models:
         model.config, model.files  # noqa: B018
 
@@ -128,8 +130,9 @@ def refuse_damaged(models: Sequence[Folder]) -> None:
 def one_vocabulary(
     models: list[Folder], source: str | None, base: int = 0
 ) -> Iterator[tuple[list[Folder], Unified | None]]:
-    """The models with one vocabulary. source: None refuses those that differ; else union, base or one of the models, as
-    it was given. `Unified.filled` gives them the rows that they lack. Raises ModelError as `unify` does."""
+    """Yield the models with one vocabulary. source: None refuses models whose vocabularies differ; otherwise union,
+    base or the name of a model. `Unified.filled` fills in the rows that a model lacks. Raises ModelError as `unify`
+    does."""
     if source is None:
         refuse_other_vocabularies(models)
         yield models, None
@@ -148,7 +151,7 @@ def one_vocabulary(
 
 @contextmanager
 def workplace(output: str | Path | None) -> Iterator[Path]:
-    """Where to write: the output, or a temporary folder that lives as long as the block."""
+    """Yield where to write: the output, or a temporary folder that is removed with the block."""
     if output is not None:
         yield Path(output)
         return
@@ -158,7 +161,8 @@ def workplace(output: str | Path | None) -> Iterator[Path]:
 
 @contextmanager
 def unit_folder(output: str | Path | None, opt: Options) -> Iterator[Options]:
-    """The options with a hidden folder beside the output, in which units are kept until the job is done."""
+    """Yield the options with a hidden folder beside the output, in which finished units are kept until the job is
+    done."""
     if output is None:
         yield opt
         return
@@ -174,10 +178,10 @@ def unit_folder(output: str | Path | None, opt: Options) -> Iterator[Options]:
 def refuse_places(
     outputs: Sequence[Output], inputs: Sequence[Folder | Path], overwrite: bool, opt: Options
 ) -> Callable[[str | Path], bool]:
-    """Fail before any work where one of the outputs could not be written at the end, see `refuse_outputs`.
+    """Fail before any work if an output could not be written at the end; see `refuse_outputs`.
 
-    outputs: the first is the job's own. The options say what else is read and written. Returns which places may be
-    written over: with `resume`, those that the stopped run had filled, too.
+    outputs: the first is the job's own; the options say what else is read and written. Returns a function that says
+    whether a place may be overwritten: with `resume`, also if the interrupted run had written it.
     """
     own = placed_by(_units(outputs[0].place) / JOURNAL) if opt.resume else set()
     saved = [] if opt.checkpoint is None else [Output("the checkpoint", opt.checkpoint, "", grows=True)]
@@ -186,7 +190,7 @@ def refuse_places(
 
 
 def together(opt: Options) -> Placing:
-    """Place all outputs of a job at once, and note them where a resumed run looks."""
+    """Move all outputs of a job into place at once, and record them for a resumed run."""
     return Placing(Path(opt.units) / JOURNAL if opt.units else None, CannotWrite)
 
 
@@ -195,12 +199,12 @@ def _units(output: str | Path) -> Path:
 
 
 def beside(output: str | Path, given: str | Path | None, ending: str) -> str | Path:
-    """Return where something goes that belongs to the output: where it was said, or beside it."""
+    """Return where something that belongs to the output goes: to the place given, or beside the output."""
     return f"{str(output).rstrip('/')}-{ending}" if given is None else given
 
 
 def gauge(checkpoint: Model, opt: Options, tell: Tell | None) -> Model:
-    """The model in canonical form where the level rotates the residual stream, else as it is."""
+    """Return the model, in canonical form if the level rotates the residual stream."""
     if opt.symmetry not in STREAM_LEVELS:
         return checkpoint
     if tell:
@@ -209,7 +213,7 @@ def gauge(checkpoint: Model, opt: Options, tell: Tell | None) -> Model:
 
 
 def widened(model: Model, wide: Model) -> Model:
-    """The model in the shapes of a wider one, where the two differ in widths that can be made up exactly."""
+    """Return the model in the shapes of a wider one, where the difference in width can be padded exactly."""
     if not isinstance(model, Canonical) or model.signature.family != wide.signature.family:
         return model
     return Widened(model, wide) if widening(model.signature, wide.signature) else model

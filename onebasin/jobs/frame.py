@@ -19,7 +19,7 @@ from .writing import refuse_unverifiable, verified
 class Frame:
     """Models in one form and width, to be aligned to `models[centre]`.
 
-    given: the models as they were. common: the tensors of all. how: verification of what they are rewritten to.
+    given: the models as they were. common: the tensors that all of them have. how: how rewritten models are verified.
     """
 
     given: list[Model]
@@ -35,7 +35,8 @@ class Frame:
     def differences(
         self, aligned: Sequence[Rewritten[Alignment]], opt: Options, tell: Tell | None
     ) -> list[float | None]:
-        """Return the largest output difference of every other aligned model from the given one; see `verified`."""
+        """Return, for every aligned model but the anchor, the largest difference of its outputs from the given model's;
+        see `verified`."""
         return [verified(self.given[i].origin, aligned[i], opt, tell, self.how)[1] for i in self.others]
 
 
@@ -51,9 +52,9 @@ def in_one_frame(
 ) -> Frame:
     """Bring models into a form in which they can be aligned to one of them.
 
-    anchor: its number; None for the widest where widths differ, else the one nearest to the mean (weights: shares).
-    level: of symmetry; with `none` the models stay as they are. verify: how the rewritten models shall be. Raises
-    ModelError for models that cannot be paired, or not be verified so.
+    anchor: its number; None takes the widest where widths differ, else the model nearest to the mean with the weights
+    `shares`. level: of symmetry; with `none` the models stay as they are. verify: how rewritten models are verified.
+    Raises ModelError for models that cannot be paired, or cannot be verified that way.
     """
     matching = level != "none"
     how = verification(verify)

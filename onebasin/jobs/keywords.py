@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keyword arguments of jobs as types, for editors and type checkers. Names, types and what they mean come from the
-settings' dataclasses, with which a test compares these."""
+"""The keyword arguments of jobs as types, for editors and type checkers. A test compares their names and types with the
+settings' dataclasses, which explain them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class StatisticsKeywords(OptionKeywords, total=False):
 
 
 class LayersKeywords(MergeKeywords, total=False):
-    """Those of `merge_best_layers`: also the arguments of `merge`, but those that it has itself."""
+    """Those of `merge_best_layers`: also the arguments of `merge` that it does not have itself."""
 
     method: str | None
     weights: Sequence[float] | None

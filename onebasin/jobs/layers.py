@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers to match, chosen by what the merged model does on validation data.
+"""Choosing the layers to match by the score of the merged model on validation data.
 
 The protocol is that of Zhang et al. (2025), section 5.2, for vision transformers: "we match each layer separately
 before conducting model fusion. The merged model achieving the highest validation performance is selected." All layers
@@ -35,14 +35,14 @@ LESS_IS_BETTER = ("loss", "perplexity")
 
 
 def candidates(layers: Sequence[int]) -> list[list[int]]:
-    """The sets of layers to choose from: every layer alone, and all together."""
+    """Return the sets of layers to choose from: every layer alone, and all together."""
     return [*([layer] for layer in layers), *([list(layers)] if len(layers) > 1 else [])]
 
 
 def best_layers(
     layers: Sequence[int], measure: Callable[[list[int]], float], metric: str
 ) -> tuple[list[int], dict[str, float]]:
-    """The candidate with the best score, the first of equals, and every candidate's: `0,1,2` -> score."""
+    """Return the candidate with the best score, the first of equals, and every score: `0,1,2` -> score."""
     scores = {",".join(map(str, some)): measure(some) for some in candidates(layers)}
     sign = -1 if metric in LESS_IS_BETTER else 1
     best = max(scores, key=lambda name: sign * scores[name])
@@ -58,13 +58,21 @@ def merge_best_layers(
     metric: str = "loss",
     **options: Unpack[LayersKeywords],
 ) -> MergeResult:
-    """`merge` with the set of layers matched that scores best on `validation`.
+    """Merge as `merge` does, matching the set of layers that scores best on validation data.
 
-    validation: labelled data, as `onebasin.data.load_task` reads them (`NAME#SPLIT` for a split); for what `task` says,
-    or the models' class. metric: `loss`, `accuracy`, or another of the task's. options: of `merge`, but layers.
+    Args:
+        models: as in `merge`.
+        output: as in `merge`.
+        validation: labelled data, as `onebasin.data.load_task` reads them (`NAME#SPLIT` for a split), for the task that
+            `task` names, or that of the models' class.
+        metric: `loss`, `accuracy`, or another metric of the task.
+        options: the other arguments of `merge`, except `layers`.
 
-    Returns as `merge`, with `layers` and `tried` (layers -> score). Raises ValueError as `merge` does, for validation
-    data that are missing, and where no matching or a budget leaves nothing to choose.
+    Returns:
+        As `merge`, with `layers` and `tried` (layers -> score).
+
+    Raises:
+        ValueError: as `merge`, without validation data, and where `match="none"` or a budget leaves nothing to choose.
     """
     how: dict[str, Any] = {**options}
     if validation is None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from onebasin.engine import peak_memory
-from onebasin.models import Canonical, Folder, Rewritten, Widened, write_model
-from onebasin.models.outputs import Output
+from onebasin.models import Canonical, Folder, Rewritten, Target, Widened, write_into
+from onebasin.models.outputs import MODEL, Output
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.lora import CONFIG as ADAPTER
@@ -55,20 +55,20 @@ def match(
 
     Args:
         source: the model to rewrite.
-        anchor: the model that it comes near to.
-        output: the folder to write (None: nothing is written, the result has the `model`, and `anchor_model`, the
-            anchor's canonical form, where the level rotates the residual stream).
+        anchor: the model to come close to.
+        output: the folder to write. None writes nothing: the result holds the `model` and, where the level rotates the
+            residual stream, the anchor's canonical form as `anchor_model`.
         alignment: the file to save the alignment in.
-        anchor_output: where levels that rotate the residual stream write the anchor's canonical form, which is what the
-            output is close to (default: output + "-anchor").
-        adapter: the folder of a LoRA adapter of the source, which is rewritten with it.
-        adapter_output: where it is written (default: output + "-adapter").
+        anchor_output: where levels that rotate the residual stream write the anchor's canonical form, to which the
+            output is close (default: output + "-anchor").
+        adapter: the folder of a LoRA adapter of the source, to be rewritten with it.
+        adapter_output: where the rewritten adapter is written (default: output + "-adapter").
         dtype: of the weights written (default: the source's).
         overwrite: whether to replace the output where it exists.
-        verify: before anything is moved into place, compare `outputs` on random inputs, or check the maps of all
-            `tensors`, and the table on a tiny model of the same configuration, or `none`.
+        verify: before anything is moved into place, `outputs` compares the outputs on random inputs; `tensors` checks
+            the maps of all tensors, and the table on a tiny model of the same configuration; `none` checks nothing.
         tell: called with a sentence at every step.
-        command: what the model card says made the model.
+        command: the command that the model card names.
         options: the fields of `Options`; the level is `match`, `symmetry` or `level`.
 
     Returns:
@@ -76,8 +76,8 @@ def match(
         `--json` prints them.
 
     Raises:
-        ValueError: (ModelError, TableError) what cannot be matched, and an output that would differ from the source
-            beyond rounding; nothing is written then.
+        ValueError: (ModelError, TableError) for models that cannot be matched, and for an output that would differ from
+            the source beyond rounding. Nothing is written then.
     """
     started = time.perf_counter()
     left: dict[str, Any] = {**options}
@@ -130,8 +130,12 @@ def match(
             result["notes"].append(f"computed in float64: rounding to float32 changes the outputs of '{first.name}'")
         record = Record("match", command, given, opt, result, [found], sha256)
 
-        def complete(folder: Path) -> None:
-            """Write what belongs to the output, before anyone sees it."""
+        refuse_unverifiable(given[1], verify, moves=streams)  # now that its class is imported
+        if tell:
+            tell("writing")
+        with together(opt) as placing:
+            folder = placing.folder(target, MODEL if replaces(target) else None)
+            write_into(Target(folder, target, moved, stored), tensors_of(moved, opt, moved.dtype))
             record.write(folder)
             if alignment is not None:
                 with clearly(Path(alignment), "the alignment"):
@@ -144,20 +148,6 @@ def match(
                 place = placing.folder(Path(followed), ADAPTER if replaces(followed) else None)
                 write_adapter(lora.adapter, tensors, place, output or "")
                 result["adapter_output"] = str(followed)
-
-        refuse_unverifiable(given[1], verify, moves=streams)  # now that its class is imported
-        if tell:
-            tell("writing")
-        with together(opt) as placing:
-            write_model(
-                target,
-                tensors_of(moved, opt, moved.dtype),
-                moved,
-                overwrite=replaces(target),
-                dtype=stored,
-                check=complete,
-                placing=placing,
-            )
         if isinstance(second, Canonical) and (output is not None or anchor_output):
             result["anchor_output"] = str(anchored)
         if output is None:
@@ -178,7 +168,7 @@ class Lora:
 
     @classmethod
     def of(cls, folder: str | Path, base: Folder, opt: Options) -> Lora:
-        """Fails before any work where the adapter does not follow."""
+        """Read an adapter. Raises ValueError, before any work, where it cannot be rewritten with its model."""
         adapter = Adapter(folder)
         fitted = fit(adapter, base)
         moved = folded(adapter, fitted, base, opt.dtype) if opt.symmetry in STREAM_LEVELS else None

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onebasin evaluate and onebasin barrier: how well a model does, and the models between two."""
+"""onebasin evaluate and onebasin barrier: the scores of a model, and of the models on the line between two."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onebasin.data import Scores, load_model, load_task
+from onebasin.data import Scores, Task, load_model, load_task
 from onebasin.data import evaluate as scores_of
 from onebasin.data.calibration import task_of
 from onebasin.data.models import TASKS, refuse_unfit
 from onebasin.engine import refuse_device
 from onebasin.landscape import curve
+from onebasin.models import Folder
 from onebasin.settings import ExampleKeywords, Examples, refuses_unknown
 
 from .apply import ModelAlignment
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Barrier:
-    """The line between two models. barrier: the largest excess of the loss over the straight line between its ends.
+    """The models on the line between two. barrier: the largest excess of the loss over the straight line between the
+    end losses.
 
     lambdas, losses, accuracies: of the models on the line. end_losses: of the two ends. alignment: of the second model,
     where it was matched first. notes: what a reader should know.
@@ -73,17 +76,22 @@ def evaluate(
         Its `loss`, `accuracy`, and the task's own `metrics`.
 
     Raises:
-        ValueError: for data or a task that do not fit the model.
+        ValueError: for data or a task that does not fit the model.
     """
     refuse_device(device)
     examples["by_length"] = True
-    with opened([model], family) as (given,):
-        wanted = task or task_of(given)
-        if wanted in TASKS:
-            refuse_unfit([given.folder], wanted)
-        read = load_task(wanted, data, given.folder, **examples)
-        moved = load_model(given.folder, wanted).to(device)  # type: ignore[arg-type]
+    with opened([model], family) as given:
+        read = _task_on(given, data, task, examples)
+        moved = load_model(given[0].folder, read.name).to(device)  # type: ignore[arg-type]
         return scores_of(moved, read, tell)
+
+
+def _task_on(given: Sequence[Folder], data: str | Path, task: str | None, examples: ExampleKeywords) -> Task:
+    """Return the task named, or that of the first model's class, with examples as that model reads them."""
+    wanted = task or task_of(given[0])
+    if wanted in TASKS:
+        refuse_unfit([model.folder for model in given], wanted)
+    return load_task(wanted, data, given[0].folder, **examples)
 
 
 @refuses_unknown(Examples)
@@ -120,14 +128,11 @@ def barrier(
         The `barrier`, and the `losses` and `accuracies` at `lambdas`.
 
     Raises:
-        ValueError: for data or a task that do not fit the models, and for models that cannot be matched.
+        ValueError: for data or a task that does not fit the models, and for models that cannot be matched.
     """
     refuse_device(device)
     with opened([a, b], family) as given, tempfile.TemporaryDirectory() as temporary:
-        wanted = task or task_of(given[0])
-        if wanted in TASKS:
-            refuse_unfit([model.folder for model in given], wanted)
-        read = load_task(wanted, data, given[0].folder, **examples)
+        read = _task_on(given, data, task, examples)
         first, second = (model.folder for model in given)
         found = None
         if match != "none":

@@ -18,9 +18,9 @@ from onebasin.fusion.average import Average
 from onebasin.fusion.method import Method, Sources
 from onebasin.matching.learned import Learning
 from onebasin.matching.weights import Weights
-from onebasin.models import Model, Rewritten, numel, of_one_width, write_model
+from onebasin.models import Model, Rewritten, Target, numel, of_one_width, write_into
 from onebasin.models.kinship import APART, Kinship, kinship
-from onebasin.models.outputs import Output
+from onebasin.models.outputs import MODEL, Output
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.trace import Batch
@@ -86,41 +86,41 @@ def merge(
 ) -> MergeResult:
     """Merge models into one, and judge whether the result predicts what they do.
 
-    Where nothing is said of how, the weights decide: models of one base are averaged as they are, models that were
-    trained apart are merged in the best of several ways, see `onebasin.jobs.search`.
+    If nothing says how to merge, the weights decide: models with a common base are averaged as they are; models that
+    were trained apart are merged in the best of several ways, see `onebasin.jobs.search`.
 
     Args:
         models: two or more.
-        output: the folder to write (None: the result holds the merged `model`).
+        output: the folder to write. None writes nothing: the result holds the merged `model`.
         method: one of `onebasin.METHODS`, or one with its settings, such as `RegMean(shrink=0.5)`.
         budget: how long to search for the best way, such as "5m" or seconds: closed forms first, then learning, then
             distilling.
         quality: a name for a budget: fast (30 s), balanced (5 m) or best (30 m).
         weights: one per model (default: equal); they are used as given.
-        match: "none" or a level of symmetry, also by the names `symmetry` and `level` (default with a method or another
-            setting of matching: paper).
+        match: "none" or a level of symmetry; `symmetry` and `level` are other names for it (default, where a method or
+            a setting of matching is given: paper).
         anchor: the model that stays as it is, counted from 0, or "auto": the one nearest to the mean of all.
         heads_from: the model whose task head, labels and configuration the result takes (default: the anchor).
-        soft: temperature of a coupling that mixes FFN neurons after matching (semi-permutations; the mixed models are
-            then no longer the same functions).
-        tokenizer_source: for models of different vocabularies, union, base (the anchor's; the first model's where that
-            is auto) or one of the models.
-        dtype: of the weights written (default: the template's).
+        soft: temperature of a coupling that mixes FFN neurons after matching (semi-permutations). The mixed models no
+            longer compute the same functions.
+        tokenizer_source: for models with different vocabularies: union, base (the anchor's; the first model's where the
+            anchor is auto) or one of the models.
+        dtype: of the weights written (default: that of the model in `heads_from`).
         overwrite: whether to replace the output where it exists.
         verify: check that every matched model still computes its source's function, as in `match`.
         verdict: whether to compare the result's predictions with its sources', see `onebasin.jobs.verdict`.
-        require: the least agreement with every source that counts as a success; the result says `required`.
+        require: the least agreement with every source that counts as success; the result says so as `required`.
         report: whether to write a page about the merge beside the output, `OUTPUT-report.html`.
         tell: called with a sentence at every step.
-        command: what the model card says made the model.
-        settings: those of the method, and the fields of `Options` and `Written`.
+        command: the command that the model card names.
+        settings: the settings of the method, and the fields of `Options` and `Written`.
 
     Returns:
         The merged `model` and its `verdict`, and the `alignments`, `distance_before` and `distance_after` of every
         model but the anchor; also a dictionary of all facts, as `--json` prints them.
 
     Raises:
-        ValueError: as `match` does, and for a setting of another method.
+        ValueError: as `match`, and for a setting of another method.
     """
     started = time.perf_counter()
     stored = stored_dtype(dtype)
@@ -169,7 +169,7 @@ def merge(
         data = Data(frame.models, opt, opt, tell, opt.labels)
         template = frame.centre if heads_from is None else heads_from
         if verdict or frame.how == "outputs":
-            refuse_incomplete(sized[template].origin)  # what only the others lack is copied from it
+            refuse_incomplete(sized[template].origin)  # what other models lack is copied from it
         if plan.searches and kin is not None:
             search = Search(frame.models, frame.centre, template, plan.shares, kin, opt, plan.budget, started, tell)
             chosen = choose(replace(search, draws=report, earlier=earlier))
@@ -185,10 +185,13 @@ def merge(
             "notes": notes_of(plan, frame, chosen, template, kin),
         }
 
-        def complete(folder: Path) -> dict[str, Any]:
-            """Before anyone sees the folder."""
+        if tell:
+            tell("writing")
+        with together(opt) as placing:
+            folder = placing.folder(target, MODEL if replaces(target) else None)
+            write_into(Target(folder, target, sources.models[template], stored), merged.tensors, look)
             differences = frame.differences(chosen.aligned.models, opt, tell)
-            result = {**told, **merged.facts, "max_output_difference": differences}
+            result: dict[str, Any] = {**told, **merged.facts, "max_output_difference": differences}
             if verdict:
                 found = verdict_on(folder, given, partial(inputs_of, chosen, data, opt), chosen.judged_on, opt, tell)
                 result = {**result, **found.facts(require), "notes": [*result["notes"], found.sentence]}
@@ -199,15 +202,6 @@ def merge(
                     text = report_on(target.name, result, folders, frame, chosen.aligned.found)
                     placing.file(page, replaces(page)).write_text(text, "utf-8")
                 result["report"] = str(page)
-            return result
-
-        if tell:
-            tell("writing")
-        with together(opt) as placing:
-            result: dict[str, Any] = write_model(
-                target, merged.tensors, sources.models[template], look, overwrite=replaces(target), dtype=stored,
-                check=complete, placing=placing,
-            )  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
@@ -216,10 +210,10 @@ def merge(
 
 @dataclass(frozen=True)
 class Plan:
-    """How models are to be merged. Raises ValueError for what does not go together.
+    """How to merge models. Raises ValueError for settings that exclude each other.
 
-    searches: whether it chooses how to merge by itself. budget: its seconds, None for closed forms alone. anchor: None
-    for auto. carried: whether the models were brought to one width by the method already.
+    searches: whether to search for the best way. budget: seconds of the search; None tries closed forms alone. anchor:
+    None for auto. carried: whether the method has already brought the models to one width.
     """
 
     method: Method
@@ -249,15 +243,15 @@ class Plan:
         return name_of(type(self.method))
 
     def for_kin(self, kin: Kinship, opt: Options) -> Plan:
-        """Return what to do for models that are related so: those of one base stay as they are, and without data there
-        is nothing to choose."""
+        """Return the plan for models of this kinship: those with a common base are not matched, and without data there
+        is nothing to choose between."""
         if kin.kind == APART:
             return self
         return replace(self, match="none", searches=opt.data is not None or self.budget is not None)
 
 
 def refuse_other_settings(left: Mapping[str, Any], method: Method) -> None:
-    """Raise ValueError for keyword arguments that nobody took, naming the methods that they are settings of."""
+    """Raise ValueError for keyword arguments that are left over, naming the methods that have such settings."""
     for name in left:
         owners = [other for other, kind in loadable().items() if name in kind.names()]
         if owners:
@@ -266,7 +260,7 @@ def refuse_other_settings(left: Mapping[str, Any], method: Method) -> None:
 
 
 def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | None) -> tuple[list[Model], Plan]:
-    """Return the models, and the plan; in one width where the method brings unmatched models of several to one."""
+    """Return the models and the plan; unmatched models of several widths are brought to one by a method that can."""
     if not plan.method.any_width or plan.match != "none" or of_one_width(given):
         return list(given), plan
     anchor = max(range(len(given)), key=lambda i: numel(given[i])) if plan.anchor is None else plan.anchor
@@ -281,14 +275,15 @@ def inputs_of(chosen: Chosen, data: Data, opt: Options) -> Sequence[Batch]:
 
 
 def said_of_matching(opt: Options) -> list[str]:
-    """Return the settings of matching that are not as usual: who sets them says how to merge."""
+    """Return the settings of matching that differ from their defaults: they say how to merge."""
     usual = Options()
     names = [name for kind in (Matching, Weights, Learning) for name in kind.names() if name != "seed"]
     return [name for name in names if getattr(opt, name) != getattr(usual, name)]
 
 
 def seconds_of(budget: str | float | None, quality: str | None, said: Sequence[str]) -> float | None:
-    """Return the seconds of a budget or quality, None for neither. Raises ValueError for what it settles by itself."""
+    """Return the seconds of a budget or quality, or None. Raises ValueError where `said` names a setting that a search
+    chooses."""
     if quality is not None and quality not in QUALITIES:
         raise ValueError(f"quality '{quality}': choose one of {', '.join(QUALITIES)}")
     if quality is not None and budget is not None:
@@ -310,7 +305,7 @@ def aligned(frame: Frame, plan: Plan, opt: Options, data: Data) -> Chosen:
 
 
 def softly(plan: Plan, frame: Frame, aligned: Aligned, opt: Options) -> list[Model]:
-    """Return the aligned models, relaxed or soft where that was asked."""
+    """Return the aligned models, mixed by soft couplings where these were asked for or learned."""
     models: list[Model] = list(aligned.models)
     for i, item in zip(frame.others, aligned.found, strict=True):
         if item.couplings:
@@ -322,7 +317,7 @@ def softly(plan: Plan, frame: Frame, aligned: Aligned, opt: Options) -> list[Mod
 
 
 def facts_of(plan: Plan, chosen: Chosen, frame: Frame, kin: Kinship | None) -> dict[str, Any]:
-    """Return what the result says of the models and of how they were merged."""
+    """Return the facts about the models and the merge that the result states."""
     found, method = chosen.aligned.found, chosen.method if plan.searches else plan.method
     return {
         "anchor": frame.centre,

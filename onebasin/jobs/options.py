@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StateDict:
-    """A model as a dictionary: tensors by the names that its table knows, and the config that the table reads.
+    """A model as a dictionary: tensors by the names in its table, and the config that the table reads.
 
-    config: as in config.json; `model_type` chooses the table unless one is named. table: a family, or the file of a
-    table. name: what messages and cards call it.
+    config: as in config.json; its `model_type` chooses the table unless one is named. table: a family, or the file of a
+    table. name: the name of the model in messages and cards.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -53,8 +53,8 @@ STREAM_LEVELS = ("orthogonal", "full", "invertible")
 
 @dataclass(frozen=True)
 class Matching(Settings):
-    """The spaces to match, and what is compared: the weights, activations on calibration data, or how well
-    the average of both predicts there, which is learned from a start. The levels are in `onebasin.symmetry.levels`."""
+    """The spaces to match, and the criterion: weights, activations on calibration data, or the loss of the average of
+    both models on that data, which is learned from a start. The levels are in `onebasin.symmetry.levels`."""
 
     section: ClassVar[str] = "Matching"
 
@@ -75,7 +75,7 @@ class Matching(Settings):
 
 @dataclass(frozen=True)
 class Options(Means, Calibration, Learning, Weights, Matching):
-    """All settings of matching in one: what a job takes as keyword arguments. Each part says what its fields mean.
+    """All settings of matching, as a job takes them in keyword arguments. The base classes document their fields.
 
     family: the table that the models are read by, or its file (default: by model type).
     """
@@ -84,12 +84,12 @@ class Options(Means, Calibration, Learning, Weights, Matching):
 
     @property
     def files(self) -> list[Path]:
-        """Files and folders that are read besides the models."""
+        """Return the files and folders that are read besides the models."""
         return [*self.data_files, *([Path(self.family)] if self.family and os.path.exists(self.family) else [])]
 
     @property
     def measures(self) -> bool:
-        """Whether matching looks at what the models do on calibration data."""
+        """Whether matching measures the models on calibration data."""
         return self.match_with != "weights"
 
     def told(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ LEVEL_NAMES = ("match", "symmetry", "level")
 def level_named(given: dict[str, Any], own: str) -> None:
     """Rename the level of symmetry among keyword arguments: `match`, `symmetry` and `level` are one argument.
 
-    given: keyword arguments, which are changed. own: the name that is wanted.
+    given: keyword arguments, changed in place. own: the name to give it.
 
     Raises:
         ValueError: where it is given under two names.
@@ -125,8 +125,8 @@ VERIFY = ("outputs", "tensors", "none")
 
 
 def verification(given: bool | str) -> str:
-    """How to verify: `outputs` (True) runs the models, `tensors` checks the maps that were found, and the table on a
-    tiny twin of the model, or `none` (False)."""
+    """Return how to verify: `outputs` (True) runs the models; `tensors` checks the maps that were found, and the table
+    on a tiny twin of the model; `none` (False) checks nothing."""
     how = ("none", "outputs")[given] if isinstance(given, bool) else given
     if how not in VERIFY:
         raise ValueError(f"verify '{how}': choose one of {', '.join(VERIFY)}")

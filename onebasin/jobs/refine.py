@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onebasin refine: distil a merged folder from the folders that it was merged from."""
+"""onebasin refine: distil a merged model from the models that it was merged from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from onebasin.data.calibration import Data, recut
+from onebasin.data.teaching import slowed
 from onebasin.fusion.refine import Refined, Refining
 from onebasin.fusion.refine import refine as distil
-from onebasin.models import Folder, provenance, write_model
+from onebasin.models import Folder, Target, provenance, write_into
 from onebasin.models.card import front_matter, paths_of
-from onebasin.models.outputs import Output
+from onebasin.models.outputs import MODEL, Output
 from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
 from onebasin.settings import refuses_unknown, taken
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .keywords import RefineKeywords
 
 NOTE = "distillation: these weights were trained after merging, on what the teachers predict"
-ALONE = "no control got the same steps: give one, the average of unmatched models, say, to see what this start is worth"
+ALONE = "no control: only as many steps from another start, such as the plain average, show what this start is worth"
 CALL = "onebasin.refine(...)"
 
 
@@ -55,18 +56,18 @@ def refine(
         merged: the model that learns.
         teachers: the models that it was made of.
         output: the folder to write (None: the result holds the `model`).
-        control: another start, such as the plain average of models that were not matched; it gets the same steps on the
-            same data, is not written, and its losses are reported beside.
+        control: another start, such as the plain average of unmatched models. It gets the same steps on the same data
+            and its losses are reported too, but it is not written.
         dtype: of the weights written (default: those of `merged`).
         overwrite: whether to replace the output where it exists.
         tell: called with a sentence at every step.
-        command: what the model card says made the model.
-        options: the fields of `Refining` and `Options` (what calibration data are, device, family). The control's run
-            is saved beside the checkpoint as `.control`.
+        command: the command that the model card names.
+        options: the fields of `Refining`, and of `Options` (calibration data, device, family). The run of the control
+            is saved beside the checkpoint, with the ending `.control`.
 
     Returns:
-        `output`, `steps`, `step`, `loss_before`, `loss_after`, `control`, `notes` and `seconds`; losses are those on
-        data held out, in nats of KL divergence from the teachers' mixture.
+        `output`, `steps`, `step`, `loss_before`, `loss_after`, `control`, `notes` and `seconds`; losses are KL
+        divergences from the mixture of the teachers in nats, on held-out data.
 
     Raises:
         ValueError: for models, data or settings that do not fit.
@@ -86,8 +87,10 @@ def refine(
         starts, masters = given[: 1 + len(extra)], given[1 + len(extra) :]
         batches = recut(Data(masters, opt, opt, tell, opt.labels).batches, how.batch)
 
+        hint = slowed(how.mixed, opt.device) if tell else ""
+
         def run(start: Folder, saved: str | None) -> Refined:
-            said = _progress(tell, start.name)
+            said = _progress(tell, start.name, hint)
             return distil(start, masters, batches, replace(how, checkpoint=saved), opt, progress=said)
 
         compared = [{"model": start.name, **_summary(run(start, beside))} for start in starts[1:]]
@@ -100,22 +103,20 @@ def refine(
             "notes": [NOTE] if compared else [NOTE, ALONE],
         }
 
-        def complete(folder: Path) -> None:
+        with together(opt) as placing:
+            folder = placing.folder(target, MODEL if overwrite else None)
+            write_into(Target(folder, target, starts[0], stored), rewritten(starts[0], found))
             facts = provenance(given, command=command or CALL, options=given_options, result=result)
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
             (folder / "README.md").write_text(_card(target.name, starts[0], masters, result, command), "utf-8")
-
-        with together(opt) as placing:
-            write_model(target, rewritten(starts[0], found), starts[0], overwrite=overwrite, dtype=stored,
-                        check=complete, placing=placing)  # fmt: skip
         if output is None:
             result["model"] = load_model(target)
     result["seconds"] = round(time.perf_counter() - started, 3)
     return Result(result)
 
 
-def _progress(tell: Tell | None, what: str) -> Callable[[str, float], None] | None:
-    return tell and (lambda text, loss: tell(f"distilling {what}: {text}, loss {loss:.4g}"))
+def _progress(tell: Tell | None, what: str, hint: str) -> Callable[[str, float], None] | None:
+    return tell and (lambda text, loss: tell(f"distilling {what}: {text}, loss {loss:.4g}{hint}"))
 
 
 def _summary(found: Refined) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def _summary(found: Refined) -> dict[str, Any]:
 
 
 def rewritten(like: Folder, found: Refined) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that the folder stores, under its names."""
+    """Yield every tensor that the folder stores, under its names on disk."""
     for role, entry in like.signature.tensors.items():
         if entry.stored:
             yield from entry.split(found.tensors[role if role in found.tensors else str(entry.alias)])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report on a merge: one HTML page, without scripts, that needs no network and follows the reader's light or dark.
+"""The report on a merge: one HTML page without scripts, which needs no network and has a light and a dark theme.
 
-Names of models come from anywhere: they are words here, and no markup.
+Names of models may hold anything, and are escaped.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ figcaption {{ margin-bottom: .5rem; }} .bars text {{ fill: currentColor; font-si
 @media (max-width: 30rem) {{ table {{ font-size: .8rem; }}
                              th, td {{ padding: .3rem .25rem; white-space: normal; overflow-wrap: break-word; }} }}
 """
-ROW, BAR, LEFT, WIDEST = 30, 12, 10, 70  # of the bars: pixels of a layer and of one bar, per cent before it and of it
+ROW, BAR, LEFT, WIDEST = 30, 12, 10, 70  # of bars: pixels of a layer and of a bar; per cent before it and of it
 
 
 def place_of(output: str | Path | None, report: bool) -> Path | None:
-    """Return where a report goes, if one is wanted. Raises ValueError where no output is named that it lies beside."""
+    """Return where a report goes, if one is wanted. Raises ValueError without an output that it could be written
+    beside."""
     if report and output is None:
         raise ValueError("a report is written beside a model: name an output")
     return Path(beside(output, None, "report.html")) if report and output is not None else None
@@ -72,7 +73,7 @@ def html_page(title: str, body: str, style: str = "") -> str:
 
 
 def html_table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table that scrolls by itself where it is too wide; heads are HTML, rows hold whole cells."""
+    """Return a table that scrolls horizontally if it is too wide. heads: HTML. rows: lists of complete cells."""
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join(f"<tr>{''.join(row)}</tr>\n" for row in rows)
     return (
@@ -86,8 +87,7 @@ def report_on(
 ) -> str:
     """Return the page about a merge.
 
-    result: as `merge` returns it, with its kinship. found: what was found for all models but the anchor, in their
-    order.
+    result: as `merge` returns it, with its kinship. found: the alignments of all models but the anchor, in their order.
     """
     known = paths_of(models)
     names = [f"{chr(65 + i)}: {plain(public_name(model.name))}" for i, model in enumerate(models)]
@@ -149,7 +149,7 @@ def _search(search: Mapping[str, Any]) -> str:
 
 
 def _line(line: Mapping[str, Sequence[float]]) -> str:
-    """The curve over lambda: the averages between the two models, as they are and matched."""
+    """Return the chart of the loss over lambda: of the averages of two models, as they are and matched."""
     kinds = [(kind, name) for kind, name in (("before", "unmatched"), ("after", "matched")) if name in line]
     most = max([value for _, name in kinds for value in line[name] if isfinite(value)], default=0.0) or 1.0
     left, top, wide, high = 60, 12, 620, 220
@@ -175,7 +175,7 @@ def _line(line: Mapping[str, Sequence[float]]) -> str:
 
 
 def _matched(name: str, anchor: str, signature: Signature, pair: AlignedPair) -> str:
-    """Return the section on one model: its distance to the anchor, and which heads and neurons found which."""
+    """Return the section on one model: its distance to the anchor, and the heads and neurons that were matched."""
     before, after, moved = pair.before, pair.after, bool(pair.alignment.elements)
     told = f"Distance {before.distance:.4g}" + (f" before matching, {after.distance:.4g} after it." if moved else ".")
     key = '<span class="before">&#9632;</span> before ' + ('<span class="after">&#9632;</span> after' if moved else "")
@@ -189,7 +189,7 @@ def _matched(name: str, anchor: str, signature: Signature, pair: AlignedPair) ->
 
 
 def _bars(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """A bar for every layer before matching, and one below it for after."""
+    """Return two bars for every layer: its distance before matching, and below it the one after."""
     most = max([*before.values(), *after.values()], default=0.0) or 1.0
     drawn = []
     for row, layer in enumerate(before):
@@ -208,8 +208,8 @@ def _bars(before: Mapping[str, float], after: Mapping[str, float]) -> str:
 
 
 def _permutations(signature: Signature, pair: AlignedPair, part: str) -> dict[str, Monomial]:
-    """Root space -> its permutation, of what a part is made of: heads, or neurons (of every expert). Where an alignment
-    has none, nothing moves."""
+    """Return root space -> its permutation, for the spaces of a part: heads, or neurons (of every expert). A space that
+    the alignment leaves alone has the identity."""
     found = {}
     for root in signature.members:
         space = signature.spaces[root]
@@ -236,7 +236,7 @@ def _stream(signature: Signature, pair: AlignedPair) -> str:
 
 
 def _moves(signature: Signature, pair: AlignedPair) -> str:
-    """A line per layer: how many neurons and heads took another place, and which head came to which."""
+    """Return a row per layer: how many neurons and heads changed places, and which head went where."""
     lines: dict[int | None, list[list[str]]] = {}
     for column, part in enumerate(("ffn", "attention")):
         for root, element in _permutations(signature, pair, part).items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of jobs: a dictionary of facts, as JSON takes them, with the main ones as attributes, and a model."""
+"""The results of jobs: dictionaries of facts, as JSON takes them, with the main facts as attributes, and a model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class Result(dict[str, Any]):
-    """The result of a job. `result["distance_after"]` and `result.distance_after` are the same; the facts are those
+    """The result of a job. `result["distance_after"]` and `result.distance_after` are the same. The facts are those
     that a command prints with --json."""
 
     _loaded: PreTrainedModel | None = None
 
     @property
     def output(self) -> Path | None:
-        """The folder that was written, if one was asked for."""
+        """The folder that was written, if any."""
         return None if self["output"] is None else Path(self["output"])
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that was made; one that was written is loaded the first time that it is asked for."""
+        """The model that was made. One that was written to a folder is loaded on first use."""
         if "model" in self:
             made: PreTrainedModel = self["model"]
             return made
@@ -43,7 +43,7 @@ class Result(dict[str, Any]):
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for whoever reads the result."""
+        """Remarks for the reader of the result."""
         return list(self["notes"])
 
     @property
@@ -52,13 +52,13 @@ class Result(dict[str, Any]):
         return float(self["seconds"])
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model to another folder: a copy of the output, or the model alone where none was written.
+        """Write the model to another folder: a copy of the output, or only the model if there is no output.
 
         Args:
-            folder: which does not exist, or is empty.
+            folder: a folder that does not exist, or is empty.
 
         Raises:
-            ModelError: there is something already.
+            ModelError: the folder is not empty.
         """
         place = Path(folder)
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -80,7 +80,7 @@ class Result(dict[str, Any]):
 class MatchResult(Result):
     """The result of `match`.
 
-    alignment: how the source was moved; its `apply_to` moves what belongs to the source.
+    alignment: how the source was moved. Its `apply_to` moves whatever belongs to the source in the same way.
     """
 
     def __init__(self, facts: Mapping[str, Any], alignment: ModelAlignment) -> None:
@@ -99,7 +99,7 @@ class MatchResult(Result):
 
     @property
     def max_output_difference(self) -> float | None:
-        """The largest difference of an output from the source's; None where the models were not run."""
+        """The largest difference of an output from that of the source; None if the models were not run."""
         found: float | None = self["max_output_difference"]
         return found
 
@@ -107,7 +107,7 @@ class MatchResult(Result):
 class MergeResult(Result):
     """The result of `merge`.
 
-    alignments: how the models were moved, one for each but the anchor, in their order.
+    alignments: how the models were moved, one for each model but the anchor, in their order.
     """
 
     def __init__(self, facts: Mapping[str, Any], alignments: Sequence[ModelAlignment] = ()) -> None:
@@ -116,7 +116,7 @@ class MergeResult(Result):
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether the merged model still predicts what its sources predict; None where nobody asked."""
+        """Whether the merged model still predicts what its sources predict; None if it was not judged."""
         return Verdict(**self["verdict"]) if "verdict" in self else None
 
     @property
@@ -131,10 +131,10 @@ class MergeResult(Result):
 
     @property
     def distance_after(self) -> list[float]:
-        """The same after matching."""
+        """The distance of every other model to the anchor after matching."""
         return list(self["distance_after"])
 
     @property
     def max_output_difference(self) -> list[float | None]:
-        """The largest difference of an output of every moved model from its source's."""
+        """For every moved model, the largest difference of an output from that of its source."""
         return list(self["max_output_difference"])

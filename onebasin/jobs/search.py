@@ -7,9 +7,9 @@
                      what is distilled on them gets worse on real ones, exact copies of the models do not
     distilling       else, the best so far, taught by the models
 
-Without `--budget` the last two take a minute where models that were trained apart know the inputs or imagine them, or
-where the best closed form is not shown to work by the measure of the verdict, what is left of five. Models of one base
-stay as they are, averaged; with data, progressive merging is a candidate, too.
+Without `--budget` learning takes three minutes and distilling one, where models that were trained apart imagine or know
+the inputs; or what is left of five, where the best closed form is not shown to work by the measure of the verdict.
+Models of one base stay as they are, averaged; with data, progressive merging is a candidate, too.
 
 The candidate is taken whose predictions have the least KL divergence from the mixture of the models', on a quarter of
 the data on which nothing was fitted. No family has a rule of its own.
@@ -57,8 +57,10 @@ from .options import Options
 from .verdict import GUESSED, Load, judge
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
-USUAL, MORE = 300.0, 60.0  # seconds where no budget is given, and of them to go on from a closed form that works
+USUAL = 300.0  # seconds where no budget is given,
+MORE, MORE_IMAGINED = 60.0, 180.0  # of which distilling, and learning on pictures, take so many if a closed form works
 LEVEL, LEARNED_LEVEL = "full", "invertible"
+LEARNED_LR = 0.02  # measured: docs/merge.md
 CHOOSING = 1 / 4  # share of the data that are held out to choose by, and to judge by at the end
 LEARNING = 3 / 4  # share of what is left of a budget that matching is learned in; then it is merged
 SHORTEST = 5.0  # seconds that a descent is worth beginning for
@@ -317,8 +319,12 @@ class Search:
         return self.candidate(earlier.chosen, aligned, earlier.method, tensors)
 
     def learned(self, start: str, seconds: float) -> Candidate:
-        """The average after learned matching, or its progressive merge."""
-        aligned = self.aligned(LEARNED_LEVEL, match_with="learned", start=start, seconds=seconds, mixed=self.mixed)
+        """The average after learned matching, or its progressive merge.
+
+        It learns logits: models are sure of pictures that they imagine, so their divergence asks for little there.
+        """
+        aligned = self.aligned(LEARNED_LEVEL, match_with="learned", start=start, seconds=seconds, mixed=self.mixed,
+                               loss="logits", lr=LEARNED_LR)  # fmt: skip
         return self.closed(f"learned from {start}", aligned)
 
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
@@ -391,7 +397,8 @@ def choose(search: Search) -> Chosen:
         unbounded = search.budget is not None or search.lacks(best())
         apart = search.kin.kind == APART and not copies()
         goes_on = apart and (search.known or search.imagines)
-        seconds = search.left if unbounded else min(search.left, MORE) if goes_on else 0.0
+        more = MORE_IMAGINED if search.imagines else MORE
+        seconds = search.left if unbounded else min(search.left, more) if goes_on else 0.0
         if not search.imagines and seconds > SHORTEST:
             consider("distilled", lambda: search.distilled(best(), seconds))
         elif search.imagines and apart and one_shape(search.models) and seconds * LEARNING > SHORTEST:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onebasin statistics: what Fisher merging and RegMean need to know of a model, measured once and kept."""
+"""onebasin statistics: what Fisher merging and RegMean measure of a model, kept in a file."""
 
 from __future__ import annotations
 
@@ -37,14 +37,23 @@ def statistics(
     tell: Tell | None = None,
     **options: Unpack[StatisticsKeywords],
 ) -> dict[str, Any]:
-    """Measure `model` on data and write what was measured to the file `output`.
+    """Measure statistics of a model on data, and write them to a file.
 
-    kind: `fisher`, the diagonal of the Fisher information of every tensor, or `gram`, the inputs' second moments of
-    every linear layer. canonical: measure the model's canonical form, which is what levels that move the residual
-    stream merge. options: the fields of `Options` (data, samples, task, device, seed, ...); `labels` and `draws` of
-    `Fisher`.
+    Args:
+        model: the model to measure.
+        output: the file to write.
+        kind: `fisher`, the diagonal of the Fisher information of every tensor, or `gram`, the second moments of the
+            inputs of every linear layer.
+        canonical: whether to measure the model's canonical form, which levels that move the residual stream merge.
+        overwrite: whether to replace the output where it exists.
+        tell: called with a sentence at every step.
+        options: the fields of `Options` (data, samples, task, device, seed, ...), and `labels` and `draws` of `Fisher`.
 
-    Returns {"output", "kind", "samples", "tensors", "notes"}. Raises ValueError in one sentence for bad input.
+    Returns:
+        `output`, `kind`, `samples`, `tensors` and `notes`.
+
+    Raises:
+        ValueError: in one sentence, for data or settings that do not fit the model.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind of statistics '{kind}'; choose from {', '.join(KINDS)}")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weight matching of two opened models in units of work: in threads or on a cluster, kept as they are finished.
+"""Weight matching of two opened models in units of work, which run in threads or on a cluster and are kept when
+finished.
 
-A unit is the spaces of one layer that no tensor joins to another's, or all the rest. What is found for it is small, a
-few maps.
+A unit is the spaces of one layer that no tensor joins to those of another, or all remaining spaces. Its result is
+small: a few maps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .options import Options, Tell
 
 @dataclass(frozen=True)
 class Unit:
-    """roots: the spaces to solve. wide: whether one of them belongs to all layers, so that it is worth all workers."""
+    """roots: the spaces to solve. wide: whether one of them is shared by all layers, so that all workers should work on
+    it."""
 
     name: str
     roots: tuple[str, ...]
@@ -82,7 +84,7 @@ def _unit(
     tell: Tell | None,
     piece: Unit,
 ) -> Matched:
-    """One unit of work. Another process can do it: models are opened where they are read."""
+    """Solve one unit of work. Another process can do so: models are opened where they are read."""
     groups = groups_of(source, opt)
     return match_weights(
         source.signature,
@@ -103,7 +105,7 @@ def groups_of(model: Model, opt: Options) -> dict[str, Group]:
 
 
 def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> str:
-    """Return all that a match depends on, as text: the files of both models as they are now, tensors and options."""
+    """Return, as text, all that a match depends on: the present files of both models, the tensors and the options."""
     files = [
         [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for model in (source, anchor)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verdict on a merge: does the merged model still predict what its sources predict? No labels are needed.
 
-On inputs that nothing was fitted on, the merged model's first choice is compared with each source's, and the sources'
-with each other. A merge of two models that agree on a share s of their predictions cannot be asked to agree with each
-more often than they do with each other, and one that broke agrees about as often as chance. Chance is what two models
-with the same shares of every class would agree on (Cohen, 1960, kappa), so
+On inputs on which nothing was fitted, the first choice of the merged model is compared with that of each source, and
+those of the sources with each other. A merge cannot be expected to agree with its sources more often than these agree
+with each other, and a broken one agrees about as often as chance. Chance is the agreement of two independent models
+that predict every class equally often as these do (kappa; Cohen, 1960), so
 
     kappa(a, b) = (agreement - chance) / (1 - chance),     works:  mean_i kappa(merged, i) >= PART * mean_ij kappa(i, j)
 
-Models without classes are asked for the order in which they put examples: a regression whether the next one has more,
-an encoder without a head which other example is nearest.
+Models without classes are compared by how they order examples: a regression by whether the next example has a higher
+value, an encoder without a head by which other example is nearest.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from .options import Options
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GUESSED = "inputs that were guessed"  # a merge can work on them and break on others, but not the other way round
-PART = 0.85  # of the sources' own agreement beyond chance, from which on a merge works
-LEAST = 0.1  # agreement of the sources beyond chance, below which their predictions say nothing
-HELD = 2**29  # numbers of a model that is held in memory to be judged
+GUESSED = "inputs that were guessed"  # a merge may work on them and break on real ones, but not the other way round
+PART = 0.85  # a merge works from this share of the sources' own agreement beyond chance
+LEAST = 0.1  # below this agreement of the sources beyond chance, their predictions say nothing
+HELD = 2**29  # parameters of the largest model that is held in memory to be judged
 ROWS, SHORT, LONG = 16, 2, 32  # random inputs: texts, and tokens of each
-PRODUCTS = 12 * 10**9  # tokens of all of them times the numbers of a model, unless they are the shortest
+PRODUCTS = 12 * 10**9  # all their tokens times the parameters of a model, at most, unless texts are shortest
 MOST = 1024  # predictions that are compared, evenly spread over the inputs
 
 Run = Callable[[Batch], Mapping[str, Any]]
-Load = Callable[[], Run]  # what loads a model, which is let go when it has answered
+Load = Callable[[], Run]  # loads a model, which is released once it has answered
 
 
 @dataclass(frozen=True)
 class Verdict:
     """How the merged model compares with its sources.
 
-    works: None where nothing could be told. agreement: share of equal predictions, merged with each source (None where
-    they have no output in common). sources_agree: the mean of all pairs of sources. divergence: KL(source || merged) in
-    nats for each source, None without classes. sources_diverge: the mean of all pairs, both ways. judged_on: what the
-    inputs were. predictions: how many were compared.
+    works: None where that could not be told. agreement: with each source, the share of equal predictions (None where
+    there is no common output). sources_agree: the mean over all pairs of sources. divergence: KL(source || merged) in
+    nats for each source; None without classes. sources_diverge: the mean over all ordered pairs of sources. judged_on:
+    a description of the inputs. predictions: how many were compared.
     """
 
     works: bool | None
@@ -74,8 +74,8 @@ class Verdict:
         return asdict(self)
 
     def facts(self, require: float | None) -> dict[str, Any]:
-        """Return what a result says of it: `verdict`, and `required`, whether the merged model agrees with every source
-        on at least a share `require` of predictions."""
+        """Return the facts for a result: `verdict`, and as `required` whether the merged model agrees with every source
+        on at least the share `require` of predictions."""
         if require is None:
             return {"verdict": self.told()}
         return {
@@ -95,7 +95,7 @@ class Verdict:
             f"agrees {', '.join(shares)} of predictions (the sources: {_percent(self.sources_agree)}; {self.judged_on})"
         )
         if self.works is None and self.judged_on == GUESSED:
-            return f"not judged: {told}, which proves nothing of others; give --data FILE"
+            return f"not judged: {told}, which proves nothing about other inputs; give --data FILE"
         if self.works is None:
             return (
                 f"not judged: on {self.judged_on} the sources agree hardly more than by chance "
@@ -111,8 +111,8 @@ def _percent(share: float) -> str:
 def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judged_on: str) -> Verdict:
     """Compare what a merged model predicts with what its sources predict.
 
-    merged, sources: load a model, which gives its output for a batch; one at a time is held. batches: inputs that
-    nothing was fitted on. judged_on: what they are, in words.
+    merged, sources: each loads a model, which returns its output for a batch; one is held at a time. batches: inputs on
+    which nothing was fitted. judged_on: a description of them.
     """
     asked = [_answers(load(), batches) for load in (merged, *sources)]
     mine, theirs = asked[0], asked[1:]
@@ -124,7 +124,8 @@ def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judge
     if between and known:
         usual = sum(pair.kappa for pair in between) / len(between)
         own_mean = sum(pair.agreement for pair in known) / len(known)
-        as_good = own_mean >= sum(pair.agreement for pair in between) / len(between)  # where chance is nearly all
+        # Where chance agrees nearly always, kappa means little.
+        as_good = own_mean >= sum(pair.agreement for pair in between) / len(between)
         works = as_good or sum(pair.kappa for pair in known) / len(known) >= PART * usual if usual >= LEAST else None
     if judged_on == GUESSED and works:
         works = None
@@ -148,34 +149,32 @@ def verdict_on(
     opt: Options,
     tell: Tell | None,
 ) -> Verdict:
-    """Judge a merged model on disk beside its sources; one that cannot be run is not judged.
+    """Judge a merged model on disk beside its sources. A model that cannot be run is not judged.
 
-    inputs: makes the inputs; where there are none, random ones that the models take serve. judged_on: what they are, in
-    words.
+    inputs: makes the inputs; if there are none, random inputs that all models take are used. judged_on: a description
+    of them.
     """
     if tell:
         tell("judging the merged model")
     models = [Folder(folder, sources[0]._family), *sources]
     try:
         batches = inputs()
-    except (
-        Exception
-    ):  # models that make none for one another, such as of different vocabularies, each fail in their way
+    except Exception:  # models that make no inputs for each other (other vocabularies, say) fail in many ways
         batches = []
     try:
         if batches:
             loads: list[Load] = [partial(_loaded, model, opt) for model in models]
             return judge(loads[0], loads[1:], batches, judged_on)
-        once = [streamed(model, None, opt.dtype, opt.device)[0] for model in models]  # read as they run, in one pass
+        once = [streamed(model, None, opt.dtype, opt.device)[0] for model in models]  # weights are read during one pass
         batches = [random_inputs(once, max(map(numel, models)), opt)]
         loads = [partial(_runner, model) for model in once]
         return judge(loads[0], loads[1:], batches, "random inputs")
-    except Exception as error:  # the merge is right whether its model can be run or not
+    except Exception as error:  # a merge is right whether its model can be run or not
         return Verdict(None, [None] * len(sources), None, [None] * len(sources), None, one_line(error), 0)
 
 
 def _loaded(folder: Folder, opt: Options) -> Run:
-    """A model, held where it is small and with weights that are read as they are used else."""
+    """Return a model: loaded if it is small, otherwise one whose weights are read as they are used."""
     prepare = held if numel(folder) <= HELD else streamed
     return _runner(prepare(folder, None, opt.dtype, opt.device)[0])
 
@@ -189,7 +188,8 @@ def _runner(model: PreTrainedModel) -> Run:
 
 
 def random_inputs(models: Sequence[PreTrainedModel], size: int, opt: Options) -> Batch:
-    """Return a few inputs that all models take, the shorter the larger they are. size: numbers of the largest."""
+    """Return a few inputs that all models take; the larger the models, the shorter the inputs. size: parameters of the
+    largest."""
     length = min(LONG, max(SHORT, PRODUCTS // (ROWS * size)))
     given = probe(models[-2], models[-1], ROWS, length, opt.seed)
     return {name: value.cpu() for name, value in given.items()}
@@ -204,7 +204,7 @@ class _Pair:
 
 
 def _compared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> _Pair | None:
-    """Of two models' answers, over the outputs that both have; None where they have none."""
+    """Compare two models' answers over the outputs that both have. Returns None if they have none in common."""
     found = [_pair(name, a[name], b[name]) for name in a if name in b and _comparable(name, a[name], b[name])]
     if not found:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing what a job made: verified first, with a card and a record beside it."""
+"""Writing the output of a job: verified first, with a model card and a record beside it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from onebasin.models import (
     Model,
     ModelError,
     Rewritten,
+    Target,
     model_card,
     provenance,
-    write_model,
+    write_into,
 )
 from onebasin.models.card import hashes
+from onebasin.models.outputs import MODEL
 from onebasin.models.weight_files import clearly
 from onebasin.running import Verification, compare_rewritten, tolerance_of
 from onebasin.running.classes import class_of, has_class, runnable
@@ -39,15 +41,15 @@ from onebasin.symmetry.exactness import departure
 from .aligning import AlignedPair, refuse_beyond
 from .options import Options, Tell, stored_dtype, verification
 
-EXACT = 1e-5  # relative departure of a map from its group that the rounding of float32 explains
+EXACT = 1e-5  # relative departure of a map from its group that float32 rounding explains
 
-# A difference above the tolerance of float32 that float64 leaves this little of is rounding: a wrong map's stays.
+# A relative difference that float64 brings below this was rounding in float32; that of a wrong map remains.
 ROUNDED = 1e-6
 
 
 def tensors_of(model: Model, opt: Options, dtype: torch.dtype | None = None) -> LazyTensors:
-    """The model, tensor by tensor, computed in `dtype` (default: as the options say). A tensor that nothing moves keeps
-    its exact bits."""
+    """Return the tensors of a model, computed in `dtype` (default: as the options say). A tensor that nothing moves
+    keeps its exact bits."""
     made = LazyTensors.of_model(model, dtype or opt.dtype, opt.device, opt.workers, opt.ray)
     return replace(made, make=partial(_made_whole, model, made.make))
 
@@ -55,10 +57,10 @@ def tensors_of(model: Model, opt: Options, dtype: torch.dtype | None = None) -> 
 def _made_whole(
     model: Model, make: Callable[[tuple[str, ...]], Mapping[str, Tensor]], roles: tuple[str, ...]
 ) -> Mapping[str, Tensor]:
-    """Make tensors, and raise ModelError where the numbers of one are so small that storing them rounds them by more
-    than verification allows.
+    """Make tensors. Raises ModelError if the numbers of one are so small that storing rounds them by more than
+    verification allows.
 
-    The types of 16 bits count as float32: rounding to them is not what a rewriting is held to.
+    16-bit types count as float32: their rounding is not held against a rewriting.
     """
     made, origin = make(roles), model.origin
     kind = max(origin.stored_dtype, torch.float32, key=lambda each: each.itemsize)
@@ -69,22 +71,22 @@ def _made_whole(
             continue
         known = origin.signature is not None and role in origin.signature.tensors
         if known and torch.equal(tensor.cpu().flatten().sort()[0], origin.read(role, tensor.dtype).flatten().sort()[0]):
-            continue  # in another order at most
+            continue  # at most reordered
         raise ModelError(
             f"the rewritten tensor '{model.signature.tensors[role].name}' of '{model.name}' has no number above "
-            f"{size:.3g}, of which {str(kind).removeprefix('torch.')} holds few digits; multiply the model first"
+            f"{size:.3g}, of which {str(kind).removeprefix('torch.')} holds few digits; scale the model up first"
         )
     return made
 
 
 def refuse_unverifiable(checkpoint: Folder, how: bool | str, moves: bool = True) -> None:
-    """Raise ModelError, before any work, where a model could not be verified; a type without a table is told first.
+    """Raise ModelError, before any work, where a model could not be verified; a missing table is reported first.
 
     Args:
         checkpoint: The model.
         how: See `verification`; with `none` nothing is refused.
-        moves: Whether it will be rewritten, and, with `outputs`, run then. What is not run must still be what its
-            config.json says, where there is a class.
+        moves: Whether it will be rewritten and so, with `outputs`, run. A model that is not run must still agree with
+            its config.json, where transformers has a class for it.
     """
     if verification(how) == "none":
         return
@@ -96,8 +98,8 @@ def refuse_unverifiable(checkpoint: Folder, how: bool | str, moves: bool = True)
 
 
 def refuse_incomplete(template: Folder) -> None:
-    """Raise ModelError where the model that a merge is written like lacks a tensor: no other model can stand in for it,
-    and its output would not load. A type that transformers has no class for is taken at its word."""
+    """Raise ModelError where the template of a merge lacks a tensor: no other model can supply it, and the output would
+    not load. A type that transformers has no class for is not checked."""
     if not has_class(template):
         return
     try:
@@ -107,7 +109,7 @@ def refuse_incomplete(template: Folder) -> None:
 
 
 def ready_to_run(models: Sequence[Folder]) -> AbstractContextManager[object]:
-    """Import what runs the models while the block runs, which takes about two seconds."""
+    """Import the models' classes, which takes about two seconds, in the background of the block."""
     return meanwhile(lambda _: [class_of(model) for model in models])
 
 
@@ -118,12 +120,12 @@ def verified(
     tell: Tell | None,
     how: bool | str = "outputs",
 ) -> tuple[Rewritten[Alignment], float | None]:
-    """Return a rewritten folder and the largest difference of its outputs; ModelError where that is not rounding.
+    """Return a rewritten model and the largest difference of its outputs. Raises ModelError for more than rounding.
 
-    how: see `verification`; the difference is None where the models are not run. With `tensors` the maps are checked,
-    and the table on a tiny twin. Else both models are run, in the precision of the mathematics: weights rounded to 16
-    bits would need a tolerance that hides real errors. A model of which rounding to float32 changes too much is run
-    once more in float64, and returned so that its tensors are computed in it.
+    how: see `verification`; where the models are not run, the difference is None. With `outputs` both models are run in
+    the precision of the arithmetic: weights rounded to 16 bits would need a tolerance that hides real errors. A model
+    that float32 rounding changes too much is run again in float64, and then returned so that its tensors are computed
+    in float64.
     """
     if verification(how) == "none":
         return model, None
@@ -134,7 +136,7 @@ def verified(
         refuse_inexact(model)
         return model, None
     verdict = _compared(original, model, opt)
-    if not verdict.same and opt.dtype == torch.float32 and torch.device(opt.device).type != "mps":  # it has no float64
+    if not verdict.same and opt.dtype == torch.float32 and torch.device(opt.device).type != "mps":  # mps has no float64
         finer = model.computed_in(torch.float64)
         again = _compared(original, finer, opt, ROUNDED)
         if again.same:
@@ -153,7 +155,7 @@ def verified(
 def _compared(
     original: Folder, model: Rewritten[Alignment], opt: Options, tolerance: float | None = None
 ) -> Verification:
-    """Run both in the dtype of the rewriting, or in the stored one where that is finer."""
+    """Run both in the dtype of the rewriting, or in the stored dtype if that is finer."""
     stored, arithmetic = original.stored_dtype, model.dtype
     return compare_rewritten(
         original, model, arithmetic=arithmetic, workers=opt.workers,
@@ -163,9 +165,9 @@ def _compared(
 
 
 def refuse_wrong_table(model: Model) -> None:
-    """Raise ModelError where the model's table changes the function of its tiny twin, see `departure_on_twin`.
+    """Raise ModelError where the maps of a model's table change the function of its tiny twin, see `departure_on_twin`.
 
-    A type that transformers has no class for has no twin: its table is taken at its word.
+    A type that transformers has no class for has no twin, and its table is not checked.
     """
     if not has_class(model.origin):
         return
@@ -178,7 +180,7 @@ def refuse_wrong_table(model: Model) -> None:
 
 
 def refuse_inexact(model: Rewritten[Alignment]) -> None:
-    """Raise ModelError where a map of its alignment is not one that leaves the function as it is."""
+    """Raise ModelError where a map of the alignment does not leave the function as it is."""
     try:
         found = departure(model.signature, model.alignment.elements)
     except ValueError as error:
@@ -189,9 +191,9 @@ def refuse_inexact(model: Rewritten[Alignment]) -> None:
 
 
 def hashed(models: Sequence[Folder]) -> AbstractContextManager[Callable[[], list[dict[str, str]]]]:
-    """The hashes of all input files, made while the block runs."""
+    """Compute the hashes of all input files in the background of the block."""
     for model in models:
-        assert model.files  # which a thread of its own should not be the first to ask
+        assert model.files  # found here rather than in the background thread
     return meanwhile(lambda stop: [hashes(model, stop) for model in models], patient=True)
 
 
@@ -205,20 +207,14 @@ def write_canonical(
 ) -> float | None:
     opt = Options.of({"precision": "float64" if form.dtype == torch.float64 else "float32"})
     moved, difference = verified(form.origin, Rewritten(form, Alignment(), opt.dtype), opt, None, verify)
-    write_model(
-        output,
-        tensors_of(moved, opt, moved.dtype),
-        form,
-        overwrite=overwrite,
-        dtype=stored_dtype(dtype),
-        placing=placing,
-    )
+    folder = placing.folder(output, MODEL if overwrite else None)
+    write_into(Target(folder, output, form, stored_dtype(dtype)), tensors_of(moved, opt, moved.dtype))
     return difference
 
 
 @dataclass
 class Record:
-    """The files beside the weights: README.md and onebasin.json. sha256: gives the hashes of the inputs."""
+    """The files beside the weights: README.md and onebasin.json. sha256: returns the hashes of the inputs."""
 
     job: str
     command: str | None
@@ -229,7 +225,7 @@ class Record:
     sha256: Callable[[], Sequence[Mapping[str, str]]] | None = None
 
     def write(self, folder: Path, card: bool = True) -> None:
-        """card: whether README.md is written, too."""
+        """Write the files. card: whether README.md is one of them."""
         command = self.command or f"onebasin.{self.job}(...)"
         before, after = [item.before for item in self.found], [item.after for item in self.found]
         facts = provenance(

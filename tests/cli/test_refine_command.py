@@ -10,7 +10,8 @@ import torch
 from pairs import folder
 from transformers import AutoModelForCausalLM
 
-from onebasin.data import load_task
+from onebasin import match, refine
+from onebasin.data import load_task, teaching
 from onebasin.data.batches import IGNORED
 from onebasin.data.made import self_generated
 from onebasin.data.teaching import divergence, predictions
@@ -44,6 +45,21 @@ def test_the_folder_loads_and_has_the_reported_loss(ask: Any, folders: dict[str,
     assert facts["result"]["loss_after"] == result["loss_after"] and len(facts["inputs"]) == 4
     card = (out / "README.md").read_text()
     assert "not alignment" in card and f"{result['control']['loss_after']:.6g}" in card
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_progress_says_where_bfloat16_only_costs_time(
+    faster: bool, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teaching, "bfloat16_is_faster", lambda device: faster)
+    a, b, mean = (folders[name] for name in ("a", "b", "mean"))
+    how: dict[str, Any] = {"steps": 2, "data": "self", "samples": 24, "context": 6, "mixed": True}
+    said = [list[str](), list[str]()]
+    refine(mean, [a, b], tmp_path / "refined", tell=said[0].append, **how)
+    match(b, a, tmp_path / "matched", symmetry="invertible", match_with="learned", tell=said[1].append, **how)
+    for lines, what in zip(said, ("distilling", "learning"), strict=True):
+        steps = [line for line in lines if line.startswith(what) and "step" in line]
+        assert steps and all(("slower than float32" in line) != faster for line in steps)
 
 
 def test_a_saved_run_is_continued(ask: Any, folders: dict[str, Path], tmp_path: Path) -> None:

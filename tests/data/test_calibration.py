@@ -81,7 +81,7 @@ def test_examples_that_are_evaluated_are_left_out(tmp_path: Path) -> None:
     assert kept
     assert not seen & set(kept)
     assert all("labels" not in batch for batch in found)
-    with pytest.raises(ValueError, match="no calibration example that is not evaluated"):
+    with pytest.raises(ValueError, match="are evaluated on too; give other calibration data"):
         from_file(
             text,
             model,

@@ -62,7 +62,7 @@ def test_a_regression(tmp_path: Path) -> None:
     one = evaluate(model, load_task("text-regression", tmp_path / "rows.jsonl", path, limit=1))
     with pytest.raises(ValueError, match="no metric 'spearman'; they have loss, accuracy"):
         _ = one.spearman
-    with pytest.raises(ValueError, match="needs a model with one output, and this has 3"):
+    with pytest.raises(ValueError, match="needs a model with one output, and this one has 3"):
         other = bert("BertForSequenceClassification", tmp_path / "classes", num_labels=3)
         load_task("text-regression", tmp_path / "rows.jsonl", other)
     with pytest.raises(ValueError, match=r"the label 'x' in row 1 of '.*' is no number"):

@@ -60,7 +60,7 @@ def test_guessed_inputs_can_show_that_a_merge_is_broken_but_not_that_it_works(tm
     a, other = choosing([0.2] * 5), choosing([0.2] * 5, seed=3)
     good = judge(answering(a), [answering(a), answering(a)], BATCHES, GUESSED)
     assert good.works is None and good.agreement == [1.0, 1.0]
-    assert "agrees with A on 100.0 %" in good.sentence and "which proves nothing of others" in good.sentence
+    assert "agrees with A on 100.0 %" in good.sentence and "which proves nothing about other inputs" in good.sentence
     assert judge(answering(other), [answering(a), answering(a)], BATCHES, GUESSED).works is False
     model = save(CASES["BertForMaskedLM"](), tmp_path / "model")  # no tokenizer
     assert onebasin.merge([model, model], verify=False).verdict.judged_on == GUESSED

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mergekit's YAML: what a file may say (`schema`), which value it gives a tensor (`values`), and how it is carried out.
+"""mergekit's YAML: its schema, the values that it gives to tensors, and the merge that it describes.
 
-The meaning of every key is that of mergekit's documentation; `align` is the one addition, which mergekit itself passes
-over.
+Every key means what mergekit's documentation says; `align` is the one addition, which mergekit itself ignores.
 """
 
 from .schema import Align, Recipe, Reference, Slice, Source, read_recipe

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onebasin merge --config: a merge that a YAML file describes, in mergekit's words."""
+"""onebasin merge --config: a merge described by a YAML file in mergekit's schema."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ import yaml
 from onebasin.data.calibration import Data
 from onebasin.engine import peak_memory
 from onebasin.fusion import METHODS, method_of
-from onebasin.models import DTYPES, Folder, Model, View, write_model
+from onebasin.models import DTYPES, Folder, Model, Target, View, write_into, write_model
 from onebasin.models.card import paths_of
 from onebasin.models.fetching import locate
-from onebasin.models.outputs import Output, refuse_outputs
+from onebasin.models.outputs import MODEL, Output, refuse_outputs
 from onebasin.models.published import without_paths
-from onebasin.models.writer import appearing
 from onebasin.running import load_model
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
@@ -66,14 +65,32 @@ def merge_config(
 ) -> MergeResult:
     """Merge as a file in mergekit's schema says; its block `align` matches the models first.
 
-    `linear` and the methods of `onebasin.merge` run here, tensor by tensor; every other method runs in mergekit, on the
-    models as they are or, with `align`, on their matched copies, the base model's among them. The file is saved beside
-    the weights as mergekit_config.yml, with the models' names instead of paths. seed: of methods that draw random
-    numbers and of the search's starts [default: the file's `random_seed`, or 0]. The other parameters are those of
-    `merge`; options: fields of `Written`. A file may hold several documents: those before the last have a `name`, by
-    which the others name what they make.
+    `linear` and the methods of `onebasin.merge` run here, tensor by tensor. Every other method runs in mergekit, on the
+    models as they are or, with `align`, on matched copies of all of them, the base model included. The file is saved
+    beside the weights as mergekit_config.yml, with names of models instead of paths. A file may hold several documents:
+    all but the last have a `name`, by which later ones refer to the model that they make.
 
-    Returns as `merge` does. Raises ValueError with one clear sentence for a file that says what cannot be.
+    Args:
+        config: the YAML file.
+        output: as in `merge`.
+        device: where it is computed.
+        precision: type of the computation, float32 or float64.
+        family: the table of the models, for a model type that has none.
+        overwrite: as in `merge`.
+        verify: as in `merge`.
+        verdict: as in `merge`.
+        require: as in `merge`.
+        seed: of methods that draw random numbers, and of the starts of a search (default: the file's `random_seed`, or
+            0).
+        tell: as in `merge`.
+        command: as in `merge`.
+        options: the fields of `Written`.
+
+    Returns:
+        As `merge`.
+
+    Raises:
+        ValueError: in one sentence, for a file that is not valid or asks for what is impossible.
     """
     started = time.perf_counter()
     with ExitStack() as stack:
@@ -140,39 +157,27 @@ def merge_config(
         layout = models[base]
         record = Record("merge", command, sources, opt, result, found, sha256)
 
-        def finish(folder: Path) -> None:
-            if verdict and not recipe.slices:  # layers that are stacked make a model of its own
-                judged = verdict_on(
-                    folder, sources, lambda: Data(sources, opt, opt).judged, judged_on(opt, sources[0]), opt, tell
-                )
-                result.update(judged.facts(require))
-                result["notes"].append(judged.sentence)
-            record.write(folder, look.write_model_card)
-
         if tell:
             tell(recipe.merge_method if ours else f"{recipe.merge_method}, in mergekit")
         with together(opt) as placing:
+            folder = placing.folder(target, MODEL if overwrite else None)
             if ours:
                 by_name = dict(zip(names, models, strict=True))
-                left: list[str] = []
-
-                def complete(folder: Path) -> None:
-                    there = layout.signature.tensors
-                    for roles, words in (
-                        (
-                            [role for role in left if role in there],
-                            f"copied from {layout.name}, since the models differ",
-                        ),
-                        ([role for role in left if role not in there], f"left out, since {layout.name} has no such"),
-                    ):
-                        if roles:
-                            result["notes"].append(f"{words}: {', '.join(roles)}")
-                    finish(folder)
-
                 dtype = recipe.out_dtype or recipe.dtype
                 view = View(layout, updates=config_of(recipe, by_name, layout))
-                write_model(target, stacked(recipe, by_name, layout, opt, left), view, look, overwrite=overwrite,
-                            dtype=DTYPES[dtype] if dtype else None, check=complete, placing=placing)  # fmt: skip
+                left: list[str] = []
+                write_into(
+                    Target(folder, target, view, DTYPES[dtype] if dtype else None),
+                    stacked(recipe, by_name, layout, opt, left),
+                    look,
+                )
+                there = layout.signature.tensors
+                for roles, words in (
+                    ([role for role in left if role in there], f"copied from {layout.name}, since the models differ"),
+                    ([role for role in left if role not in there], f"left out, since {layout.name} has no such"),
+                ):
+                    if roles:
+                        result["notes"].append(f"{words}: {', '.join(roles)}")
             else:
                 places = [model.origin.folder for model in models]
                 for number, model in enumerate(models if align else []):
@@ -181,9 +186,14 @@ def merge_config(
                 if unified is not None:  # the folders share their vocabulary already
                     recipe = recipe.model_copy(update={"tokenizer_source": None})
                 by_place = dict(zip(names, places, strict=True))
-                with appearing(target, overwrite, placing=placing) as folder:
-                    merge_in_mergekit(recipe, by_place, folder, places[base], opt, look)
-                    finish(folder)
+                merge_in_mergekit(recipe, by_place, folder, places[base], opt, look)
+            if verdict and not recipe.slices:  # stacked layers make a new model, which predicts something else
+                judged = verdict_on(
+                    folder, sources, lambda: Data(sources, opt, opt).judged, judged_on(opt, sources[0]), opt, tell
+                )
+                result.update(judged.facts(require))
+                result["notes"].append(judged.sentence)
+            record.write(folder, look.write_model_card)
         if output is None:
             result["model"] = load_model(target)
     result["seconds"], result["peak_memory"] = round(time.perf_counter() - started, 3), peak_memory()
@@ -191,7 +201,7 @@ def merge_config(
 
 
 def merge_in_words(words: Mapping[str, Any], output: str | Path | None, **options: Any) -> MergeResult:
-    """Merge as a mapping in mergekit's words says, which is saved with the result; otherwise as `merge_config`."""
+    """Merge as `merge_config` does, by a mapping in mergekit's schema, which is saved with the result."""
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / "mergekit_config.yml"
         file.write_text(yaml.safe_dump(dict(words), sort_keys=False), "utf-8")
@@ -208,7 +218,7 @@ def in_words(
     match: str | None = None,
     dtype: str | None = None,
 ) -> dict[str, Any]:
-    """Return a merge by a method of mergekit's in its words.
+    """Return a merge by one of mergekit's methods in its schema.
 
     Args:
         models: folders or hub ids, each with an adapter after a plus sign where it has one.
@@ -220,7 +230,7 @@ def in_words(
         dtype: of the weights written.
 
     Returns:
-        What a file in mergekit's schema holds.
+        The content of a merge file.
 
     Raises:
         ValueError: for weights that are not one per model.
@@ -250,7 +260,7 @@ NEED_WEIGHTS = ("linear", "ties", "dare_ties", "dare_linear", "della", "della_li
 
 
 def refuse_unknown_words(recipe: Recipe) -> None:
-    """Raise ValueError, naming the nearest known one, for a method or parameter that nobody knows."""
+    """Raise ValueError for an unknown method or parameter, naming the nearest known one."""
     method = recipe.merge_method
     if method == "linear":
         known: Sequence[str] = ("weight", "normalize")
@@ -265,8 +275,8 @@ def refuse_unknown_words(recipe: Recipe) -> None:
 
 
 def resolved(references: Sequence[Reference], scratch: Path, family: str | None) -> list[Path]:
-    """The folders of models, with their adapters merged into them where they name one, all of which are looked at
-    before the first is merged."""
+    """Return the folders of models, with their adapters merged into them. All models and adapters are checked before
+    the first is merged."""
     bases = [Folder(str(reference.model), family) for reference in references]
     try:
         refuse_damaged(bases)
@@ -286,13 +296,13 @@ def resolved(references: Sequence[Reference], scratch: Path, family: str | None)
 
 
 def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:
-    """Return the arguments of `merge` for a method of whole models with one weight each. A base model that is none of
-    them only serves as the anchor."""
+    """Return the arguments of `merge` for a method that takes whole models with one weight each. A base model that is
+    not among them only serves as the anchor."""
     own = {str(source.model): source.parameters for source in recipe.models or []}
     settings = {name: value for name, value in recipe.parameters.items() if name != "weight"}
     for name, parameters in own.items():
         for setting in parameters.keys() - {"weight"}:
-            raise ValueError(f"{setting} of '{name}': it is one for the whole merge; write it under parameters")
+            raise ValueError(f"{setting} of '{name}': it applies to the whole merge; write it under parameters")
     weights = []
     for name in names:
         weight = {**recipe.parameters, **own[name]}.get("weight", 1.0) if name in own else 0.0
@@ -316,7 +326,7 @@ def _whole(recipe: Recipe, names: Sequence[str], base: int) -> dict[str, Any]:
 
 
 def _number(anchor: str, names: Sequence[str], base: int) -> int | None:
-    """The anchor's number; None for auto."""
+    """Return the number of the anchor; None for auto."""
     if anchor == "auto":
         return None
     if anchor != "base" and anchor not in names:

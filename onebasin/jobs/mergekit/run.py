@@ -24,9 +24,9 @@ from .schema import Recipe
 
 
 def parameters_of(method: str, own: Sequence[str]) -> list[str]:
-    """The parameters of one of mergekit's methods.
+    """Return the names of the parameters of one of mergekit's methods.
 
-    Raises ValueError where mergekit is not installed, and for a method that neither it nor we (`own`) have.
+    Raises ValueError if mergekit is not installed, and for a method that neither it nor onebasin (`own`) has.
     """
     try:
         from mergekit.merge_methods import registered_methods
@@ -49,10 +49,10 @@ def merge_in_mergekit(
     opt: Options,
     look: Written,
 ) -> None:
-    """Fill a folder by mergekit's `run_merge`; the caller's generators of random numbers are left as they were.
+    """Fill a folder with mergekit's `run_merge`. The caller's random number generators are left as they were.
 
-    places: name in the file -> folder of that model. layout: the folder whose other files are copied. opt: of which the
-    device and the seed count. Raises ModelError for what mergekit refuses, and where its output lacks a tensor.
+    places: name in the file -> folder of that model. layout: the folder whose other files are copied. opt: gives the
+    device and the seed. Raises ModelError where mergekit refuses the merge, or its output lacks a tensor.
     """
     from mergekit.config import MergeConfiguration
     from mergekit.merge import run_merge
@@ -61,12 +61,12 @@ def merge_in_mergekit(
     told = recipe.model_dump(exclude={"align", "random_seed"}, exclude_none=True)
     with own_random_numbers(opt.device):
         try:
-            # The tokenizer's files are copied below; mergekit changes one, but says a traceback where there is none.
+            # The tokenizer's files are copied below. mergekit rewrites one, and logs a traceback where there is none.
             templated = look.copy_tokenizer and recipe.chat_template is not None
             options = MergeOptions(device=opt.device, out_shard_size=bytes_of(look.shard_size), random_seed=opt.seed,
                                    copy_tokenizer=templated, write_model_card=False, quiet=True)  # fmt: skip
             run_merge(MergeConfiguration.model_validate(_placed(told, places)), str(folder), options)
-        except Exception as error:  # it raises whatever comes
+        except Exception as error:  # it raises errors of every kind
             raise ModelError(f"mergekit, {recipe.merge_method}: {one_line(error)}") from None
     copy_companions(layout, folder, look.copy_tokenizer)
     _refuse_missing(folder, layout, recipe)
@@ -76,7 +76,7 @@ def merge_in_mergekit(
 
 @contextmanager
 def own_random_numbers(device: str) -> Iterator[None]:
-    """Put back the states of Python's, numpy's and torch's generators, all of which mergekit seeds."""
+    """Restore the states of Python's, numpy's and torch's generators after the block; mergekit seeds all of them."""
     drawn, arrays = random.getstate(), numpy.random.get_state()
     kind = torch.device(device)
     try:
@@ -88,7 +88,7 @@ def own_random_numbers(device: str) -> Iterator[None]:
 
 
 def _placed(told: Any, places: Mapping[str, Path]) -> Any:
-    """The file's content with every model replaced by its folder; empty parameters are left out."""
+    """Return the file's content with every model replaced by its folder, and without empty parameters."""
     if isinstance(told, list | tuple):
         return [_placed(item, places) for item in told]
     if not isinstance(told, dict):
@@ -106,7 +106,7 @@ def _name(place: Mapping[str, str]) -> str:
 
 
 def _refuse_missing(folder: Path, layout: Path, recipe: Recipe) -> None:
-    """Raise ModelError where a tensor of the layout is gone: mergekit writes those alone that it knows."""
+    """Raise ModelError if a tensor of the layout is missing: mergekit writes only those that it knows."""
     if recipe.slices or recipe.modules:
         return
     before, after = Folder(layout), Folder(folder)

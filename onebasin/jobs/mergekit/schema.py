@@ -25,13 +25,13 @@ Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
 
 class Strict(BaseModel):
-    """A block of the file. Keys that it does not know are errors."""
+    """A block of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class Conditional(Strict):
-    """A value for the tensors whose name contains `filter`; for all others where it is absent or `*`."""
+    """A value for the tensors whose name contains `filter`; where that is absent or `*`, for all others."""
 
     value: Scalar | list[Scalar]
     filter: str | None = None
@@ -54,7 +54,7 @@ class Place(Strict):
             return given
         path, *revision = given.split("@")
         if not path or len(revision) > 1:
-            raise ValueError(f"'{given}' is no model; write path or path@revision")
+            raise ValueError(f"'{given}' does not name a model; write path or path@revision")
         return {"path": path, "revision": revision[0] if revision else None}
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Reference(Strict):
             return given
         model, *lora = given.split("+")
         if len(lora) > 1:
-            raise ValueError(f"'{given}' is no model; write path or path+adapter")
+            raise ValueError(f"'{given}' does not name a model; write path or path+adapter")
         return {"model": model, "lora": lora[0] if lora else None}
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class Tokenizer(Strict):
 class Align(Strict):
     """Match the models before they are merged. anchor: `base`, `auto`, or one of the models as it is written above.
 
-    All other keys are the settings of matching and of its data, by their own names. seed: that of the whole merge.
+    All other keys are the settings of matching and of its data, under their own names. seed: of the whole merge.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
@@ -135,12 +135,12 @@ class Align(Strict):
         return self
 
     def options(self) -> dict[str, Any]:
-        """Return the fields of `Options` that stand here; the seed is the recipe's."""
+        """Return the fields of `Options` that are given here, except the seed, which belongs to the recipe."""
         return {"symmetry": self.symmetry, **(self.model_extra or {})}
 
 
 class Recipe(Strict):
-    """A merge file. Exactly one of models, slices and modules says what is merged.
+    """A merge file. Exactly one of `models`, `slices` and `modules` says what is merged.
 
     random_seed: of methods that draw random numbers, and of the starts of a search (mergekit takes it as an option).
     """
@@ -163,7 +163,7 @@ class Recipe(Strict):
     def _whole(self) -> Recipe:
         given = [name for name in ("models", "slices", "modules") if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError("say what is merged by exactly one of models, slices and modules")
+            raise ValueError("give exactly one of models, slices and modules")
         for source in self.models or []:
             if source.layer_range is not None:
                 raise ValueError("layer_range belongs to the sources of slices, not to models")
@@ -181,18 +181,18 @@ class Recipe(Strict):
 
     @property
     def seed(self) -> int:
-        """The seed of the merge, wherever it stands."""
+        """Return the seed of the merge, whichever key gives it."""
         return self.random_seed or (self.align and self.align.seed) or 0
 
     @property
     def pieces(self) -> list[Slice]:
-        """Every slice of the file, those of its modules among them."""
+        """Return every slice of the file, including those of its modules."""
         owners: list[Recipe | Module] = [self, *(self.modules or {}).values()]
         return [piece for owner in owners for piece in owner.slices or []]
 
     @property
     def references(self) -> list[Reference]:
-        """Every model that is named, in the order of the file, once; the base model of the whole merge first."""
+        """Return every model that the file names, once and in order, the base model of the whole merge first."""
         modules, pieces = list((self.modules or {}).values()), self.pieces
         sources = [*(self.models or []), *(source for module in modules for source in module.models or [])]
         sources += [source for piece in pieces for source in piece.sources]
@@ -202,11 +202,11 @@ class Recipe(Strict):
 
 
 def split_documents(path: str | Path, folder: Path) -> list[Path]:
-    """Write every document of a file with several into one of its own, as mergekit-multi reads them.
+    """Write every document of a file that holds several, as mergekit-multi does, to a file of its own.
 
-    All but the last have a `name`, by which those after them name what they make: the folder of that name in `folder`.
-    Returns their files, whose stems are the names; the file itself where it has one document. Raises ValueError for a
-    name that is missing, there twice, or no name.
+    All but the last have a `name`. Later documents refer by it to the model that they make, the folder of that name in
+    `folder`. Returns their files, whose stems are the names; the given file itself if it holds one document. Raises
+    ValueError for a name that is missing, used twice or not valid.
     """
     contents, _ = read_yaml(path, several=True)
     if len(contents) < 2:
@@ -230,7 +230,7 @@ def split_documents(path: str | Path, folder: Path) -> list[Path]:
 
 
 def _placed(value: Any, places: Mapping[str, str]) -> Any:
-    """A document whose models are the folders that earlier ones made, where they have such a name."""
+    """Return a document with the names of earlier documents replaced by the folders that they made."""
     if isinstance(value, dict):
         return {key: _placed(one, places) for key, one in value.items()}
     if isinstance(value, list):
@@ -242,10 +242,10 @@ def _placed(value: Any, places: Mapping[str, str]) -> Any:
 
 
 def read_recipe(path: str | Path) -> tuple[Recipe, str]:
-    """The file's content, and its text as it stands.
+    """Return the content of a file, and its text.
 
-    Raises ValueError with one sentence for what is no YAML, an unknown key (with the nearest known one), and a value
-    of a wrong type.
+    Raises ValueError, in one sentence, for text that is not YAML, an unknown key (naming the nearest known one), and a
+    value of the wrong type.
     """
     content, text = read_yaml(path)
     if not isinstance(content, dict):
@@ -257,7 +257,7 @@ def read_recipe(path: str | Path) -> tuple[Recipe, str]:
 
 
 def parameter_names(recipe: Recipe) -> Mapping[str, str]:
-    """Every name under a `parameters` of the file -> the place of its first use."""
+    """Return every name under `parameters`, anywhere in the file -> the place of its first use."""
     found: dict[str, str] = {}
 
     def add(settings: Settings, place: str) -> None:

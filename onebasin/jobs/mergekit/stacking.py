@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a `linear` merge file: which layer of which model goes where, with which weight."""
+"""The tensors of a `linear` merge file: which layer of which model goes where, and with what weight."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .values import number, truth
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of the output. entry: the layout's for this place. names: its names on disk. roles: one per source of
-    `piece`. t: where its layer stands in its slice, from 0 to 1; tensors outside of the layers stand at 0."""
+    """One tensor of the output. entry: that of the layout. names: its names on disk. roles: one for each source of
+    `piece`. t: the position of its layer in the slice, from 0 to 1; 0 for tensors outside the layers."""
 
     entry: Entry
     names: tuple[str, ...]
@@ -36,11 +36,11 @@ class Slot:
 def stacked(
     recipe: Recipe, models: Mapping[str, Model], layout: Model, opt: Options, left: list[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The output's tensors, one at a time: (name on disk, tensor).
+    """Yield the tensors of the output: (name on disk, tensor).
 
-    models: name in the file -> model. layout: the one that gives names, and what the models do not share (task heads);
-    the roles of those, and of what the layout lacks, are appended to `left`. Raises ValueError for a source without a
-    weight, layers that do not exist, and models that cannot be paired.
+    models: name in the file -> model. layout: the model that gives the names, and the tensors that not all models share
+    (task heads). The roles of these, and of tensors that the layout lacks, are appended to `left`. Raises ValueError
+    for a source without a weight, layers that do not exist, and models that cannot be paired.
     """
     apart = set(common_roles(list(models.values())).differing) if recipe.models else set()
     left.extend(sorted(apart - layout.signature.tensors.keys()))
@@ -79,7 +79,7 @@ def refuse_missing_layers(recipe: Recipe, models: Mapping[str, Model]) -> None:
         for source in piece.sources:
             layers, (_, end) = len(models[str(source.model)].signature.layers), source.layer_range or (0, 0)
             if end > layers:
-                raise ValueError(f"layer_range: '{source.model}' has {layers} layers, and {end} are wanted")
+                raise ValueError(f"layer_range: '{source.model}' has {layers} layers, not {end}")
 
 
 def config_of(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _slots(recipe: Recipe, models: Mapping[str, Model], layout: Model) -> Iterat
 
 
 def _stack(entry: Entry) -> str:
-    """Return what precedes the layer number in a name: `encoder.block`, `decoder.block`."""
+    """Return what stands before the layer number in a name: `encoder.block`, `decoder.block`."""
     return "" if entry.layer is None else re.split(r"(?:^|\.)\d+\.", entry.role, maxsplit=1)[0]
 
 
@@ -154,7 +154,7 @@ def _renumbered(name: str, layer: int, wanted: int) -> str:
 
 
 def _read(model: Model, role: str, recipe: Recipe, opt: Options) -> Tensor:
-    """The tensor in the dtype that the file wants the inputs in, by default that in which it is stored."""
+    """Return a tensor in the dtype that the file asks for, by default the dtype in which it is stored."""
     stored = model.origin.dtypes.get(model.signature.tensors[role].names[0], torch.float32)
     wide = torch.float64 if torch.float64 in (stored, opt.dtype) else opt.dtype
     return model.read(role, wide, opt.device).to(DTYPES[recipe.dtype] if recipe.dtype else stored)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From settings to the value that a tensor gets."""
+"""The values of settings for single tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .schema import Conditional, Scalar, Setting
 
 
 def number(name: str, scopes: Iterable[Mapping[str, Setting]], tensor: str, t: float) -> float | None:
-    """The number that the settings give the parameter `name` for a tensor; None where they give none.
+    """Return the number that the settings give to the parameter `name` for a tensor, or None.
 
-    scopes: from the most to the least special (a source's, the slice's, the file's); one without a fitting filter is
-    passed over. tensor: its name. t: where its layer stands, from 0 (the first) to 1 (the last). A list of n values
-    is a gradient, linear between its n points. Raises ValueError quoting what is no number.
+    scopes: from the most to the least specific (the source's, the slice's, the file's); one whose filters do not fit is
+    skipped. tensor: its name. t: the position of its layer, from 0 (first) to 1 (last). A list of n values is a
+    gradient, linear between its n points. Raises ValueError, quoting what is not a number.
     """
     for value in _found(name, scopes, tensor):
         points = [_float(name, point) for point in (value if isinstance(value, list) else [value])]
@@ -28,7 +28,8 @@ def number(name: str, scopes: Iterable[Mapping[str, Setting]], tensor: str, t: f
 
 
 def truth(name: str, scopes: Iterable[Mapping[str, Setting]], tensor: str, t: float) -> bool | None:
-    """The same for a parameter that is true or false; a gradient takes the last value whose point was reached."""
+    """Return the same for a parameter that is true or false; a gradient takes the last value whose point was
+    reached."""
     for value in _found(name, scopes, tensor):
         points = value if isinstance(value, list) else [value]
         point = points[int(t * (len(points) - 1))]
