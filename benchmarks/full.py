@@ -99,7 +99,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
     "polar factor": [(orthogonal, "polar")],
     "distances": [(descent, "squared_distance"), (aligning, "before_and_after")],
     "verification": [(matching, "verified"), (writing, "verified")],
-    "writing": [(matching, "write_model"), (writing, "write_model")],
+    "writing": [(matching, "write_into"), (writing, "write_into")],
 }
 
 

@@ -29,6 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from onebasin.data import evaluate, load_task
 from onebasin.data.files import read_text
 from onebasin.data.text import character_vocabulary, encode, part
+from onebasin.engine import bfloat16_is_faster
 from onebasin.engine.placing import appearing_file
 
 CONTEXT = 64
@@ -142,6 +143,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16, about twice as fast on new CPUs")
     given = parser.parse_args()
+    if given.bfloat16 and not bfloat16_is_faster("cpu"):
+        print("bfloat16 is slower than float32 on this machine: leave out --bfloat16", flush=True)
 
     text = read_text(given.text)
     vocabulary = character_vocabulary(text)

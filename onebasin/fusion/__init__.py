@@ -22,7 +22,7 @@ AVERAGES = {
     "norm-preserving": "norm_preserving:NormPreserving",
     "spectrum-preserving": "spectrum_preserving:SpectrumPreserving",
     "circuit": "circuits:Circuit",
-}  # which look at nothing but weights
+}  # which read weights alone
 OWN = {
     **AVERAGES,
     "ot": "couplings:OptimalTransport",
@@ -34,7 +34,7 @@ OWN = {
 
 @cache
 def installed() -> dict[str, list[EntryPoint]]:
-    """Return the methods of other packages: name -> who offers it."""
+    """Return the methods of other packages: name -> the entry points that offer it."""
     found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         found.setdefault(point.name, []).append(point)
@@ -65,7 +65,7 @@ def method_of(name: str) -> type[Method]:
 
     try:
         found = offers[0].load()
-    except Exception as error:  # whatever another package does while it is imported
+    except Exception as error:  # an import may fail in any way
         raise ValueError(f"the method '{name}' cannot be loaded from {offers[0].value}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ValueError(f"the method '{name}' ({offers[0].value}) is no subclass of onebasin.fusion.method.Method")
@@ -73,7 +73,7 @@ def method_of(name: str) -> type[Method]:
 
 
 def loadable() -> dict[str, type[Method]]:
-    """Return all methods whose packages can be loaded, by name; `method_of` says what is wrong with another."""
+    """Return all methods that can be loaded, by name; `method_of` says what is wrong with the others."""
     found: dict[str, type[Method]] = {}
     for name in METHODS:
         with suppress(ValueError):
@@ -82,7 +82,7 @@ def loadable() -> dict[str, type[Method]]:
 
 
 def name_of(kind: type[Method]) -> str:
-    """Return the name under which a method is known, or that of its class."""
+    """Return the name of a method, or that of its class if it has none."""
     own = f"{kind.__module__.removeprefix(__name__ + '.')}:{kind.__qualname__}"
     names = [name for name, where in OWN.items() if where == own]
     names += [name for name, points in installed().items() for point in points

@@ -33,8 +33,9 @@ def average(tensors: list[Tensor], weights: Sequence[float], signature: Signatur
 
 
 def nearest_to_mean(models: Sequence[Model], shared: Sequence[str], weights: Sequence[float]) -> int:
-    """Return the place of the model closest to the weighted mean of all over the shared tensors, the natural anchor."""
-    if len(models) == 2 and abs(sum(weights) - 1) < 1e-9:  # |t_0 - mean| = |w_1| |t_0 - t_1|: nothing need be read
+    """Return the number of the model closest to the weighted mean of all, over the shared tensors: the natural
+    anchor."""
+    if len(models) == 2 and abs(sum(weights) - 1) < 1e-9:  # |t_0 - mean| = |w_1| |t_0 - t_1|: no need to read anything
         return int(abs(weights[1]) > abs(weights[0]))
     distances = [0.0] * len(models)
     for role in shared:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Averaging what attention heads compute rather than the factors they store.
 
-A head's output circuit is O V, its logit circuit K^T Q: products of what reads the head's inner space (D, its rows
-along that space) and what writes it (P). The mean circuit is formed and cut back to the head's rank r,
+A head's output circuit is O V, and its logit circuit K^T Q: products of the matrix that reads the head's inner space
+(D, its rows along that space) and the one that writes it (P). The mean circuit is formed and cut back to the head's
+rank r,
 
     C = sum_i w_i D_i^T P_i  ~  U S V^T,      P = T S^1/2 V^T,      D = T S^1/2 U^T,
 
@@ -33,7 +34,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Circuit(Method):
-    """The average, with the factors of the mean circuits in attention heads."""
+    """The average, except that attention heads get the factors of their mean circuits."""
 
     def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:
         signature = sources.signature
@@ -46,7 +47,7 @@ class Circuit(Method):
             groups.append(tuple(role for role in touched if signature.tensors[role].layer == layer))
 
         def finish(every: Mapping[str, Sequence[Tensor]], mean: Tensors) -> None:
-            """The tensors of a layer's heads."""
+            """Write the factors of mean circuits into the tensors of a layer's heads."""
             parts = [dict(zip(every, tensors, strict=True)) for tensors in zip(*every.values(), strict=True)]
             for root in circuits[signature.tensors[next(iter(mean))].layer]:
                 own = {role: tensor for role, tensor in mean.items() if role in signature.touching[root]}
@@ -56,7 +57,7 @@ class Circuit(Method):
 
 
 def circuit_roots(signature: Signature) -> list[str]:
-    """The inner spaces of attention heads in which nothing but matrices acts."""
+    """Return the inner spaces of attention heads in which only matrices act."""
     return [
         root
         for root, kind in signature.kinds.items()
@@ -74,7 +75,8 @@ def average_circuit(
     depth = len(signature.spaces[root].batch)
 
     def factors(tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """Return what writes the space, (*heads, r, inputs), and what reads it, (*heads, r, outputs)."""
+        """Return the matrices that write the space, (*heads, r, inputs), and those that read it, (*heads, r,
+        outputs)."""
         sides: dict[bool, list[Tensor]] = {False: [], True: []}
         for role in mean:
             for view, leaf, _ in signature.views(role, tensors[role], root):
@@ -84,7 +86,7 @@ def average_circuit(
     parts = [factors(tensors) for tensors in models]
     inputs = torch.cat([w * primal for w, (primal, _) in zip(weights, parts, strict=True)], -2)  # (*heads, m r, in)
     outputs = torch.cat([dual for _, dual in parts], -2)  # (*heads, m r, out)
-    # C has rank m r at most: thin QR of both factors leaves one small decomposition.
+    # C has at most rank m r: after a thin QR of both factors, only a small matrix is decomposed.
     q_in, r_in = torch.linalg.qr(inputs.mT)
     q_out, r_out = torch.linalg.qr(outputs.mT)
     u, s, vh = torch.linalg.svd(r_out @ r_in.mT)

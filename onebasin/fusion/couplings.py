@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which neurons of a source go where in an anchor: transport plans, space by space, from weights or activations.
+"""Transport plans from the neurons of a source to those of an anchor, space by space, from weights or activations.
 
-ground: what is compared. `wts`: the weights and biases that touch a space, the source's other spaces carried already.
-`acts`: activations on data, at the output of what writes a space, and for the residual stream at its norms.
+ground: the ground cost. `wts` compares the weights and biases that touch a space, with the source's other spaces
+carried over already. `acts` compares activations on data: the outputs of the layers that write a space, and of the
+norms for the residual stream.
 
-residual: how the residual stream is carried, which every block writes. `one`: one plan for all of it, from what is tied
-to spaces that cannot move (embeddings, heads), or from all its norms; the only choice under which hard couplings keep
-the function. `average` and `weighted`: every block's output has a plan of its own, and what comes after a sum takes the
-mean of the plans of its two parts, plain or weighted by their norms (Imfeld et al., ICLR 2024, section 4.2).
+residual: how the residual stream is carried over, which every block writes. `one`: by one plan for all of it, from the
+tensors that join it to spaces that cannot move (embeddings, heads), or from all its norms; only so do hard couplings
+keep the function. `average` and `weighted`: every block's output has its own plan, and what reads a sum takes the mean
+of the plans of its two terms, plain or weighted by their norms (Imfeld et al., ICLR 2024, section 4.2).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .transport import Transport, Transported, carried, dense, mixed, plan, resi
 
 @dataclass(frozen=True)
 class OptimalTransport(Method):
-    """Every model is carried among the neurons of the anchor, and the carried models are averaged."""
+    """The average of the models after transport to the neurons of the anchor."""
 
     fitted: ClassVar[bool] = True
     any_width: ClassVar[bool] = True
@@ -51,11 +52,11 @@ class OptimalTransport(Method):
     ground: Literal["wts", "acts"] = setting("wts", "Compare weights (wts), or activations on --data (acts).")
     entropy: Strength = setting(0.0, "Softness of the couplings, such as 0.05; 0 gives hard ones (emd).")
     residual: Literal["one", "average", "weighted"] = setting(
-        "one", "The stream has one plan, or plans after every block: average, weighted."
+        "one", "Plans of the residual stream: one for all of it, or one after every block (average, weighted)."
     )
 
     def carry(self, models: Sequence[Model], anchor: int, data: Data, means: Means, tell: Tell | None) -> list[Model]:
-        """Return every model in the shapes and among the neurons of `models[anchor]`, which stays as it is."""
+        """Return every model, carried over to the shapes and neurons of `models[anchor]`, which stays as it is."""
         fixed = models[anchor]
         batches = replace(data, models=[fixed]).batches if self.ground == "acts" else []
         return [model if model is fixed else
@@ -69,7 +70,7 @@ class OptimalTransport(Method):
 
 @dataclass(frozen=True)
 class Unit:
-    """Spaces that are solved at once: one, or heads with the spaces inside them."""
+    """Spaces that are solved together: a single one, or heads with the spaces inside them."""
 
     root: str
     inner: tuple[str, ...] = ()
@@ -87,14 +88,14 @@ def transport(
     means: Means | None = None,
     tell: Tell | None = None,
 ) -> Transport:
-    """Find how to carry `source` among the neurons of `anchor`, of the same or of other widths.
+    """Find the maps that carry `source` over to the neurons of `anchor`, of the same widths or of others.
 
-    batches: inputs, for a ground cost from activations.
+    batches: inputs, for a ground cost of activations.
 
     Raises:
-        ValueError: `acts` has no data, or spaces differ in size between which nothing can be carried
-            (classes, heads, vocabulary).
-        ModelError: The models have other families or numbers of layers.
+        ValueError: `acts` has no data, or spaces that cannot be carried over (classes, heads, vocabulary) differ in
+            size.
+        ModelError: The models differ in family or number of layers.
     """
     way, means = way or OptimalTransport(), means or Means()
     if way.ground == "acts" and not batches:
@@ -117,7 +118,7 @@ def transport(
 
 
 def units(signature: Signature) -> list[Unit]:
-    """The spaces that can be carried: streams first, then layer by layer, then heads of tasks."""
+    """Return the units that can be carried over: streams first, then layer by layer, then task heads."""
     before = outer_spaces(signature)
     permuted = [root for root, kind in signature.kinds.items() if "permute" in MOVES[kind]]
 
@@ -134,13 +135,14 @@ def units(signature: Signature) -> list[Unit]:
 
 
 def outer_spaces(signature: Signature) -> set[str]:
-    """The spaces that stand before others of more than one dimension in a flattened axis: heads, and groups of them."""
+    """Return the spaces that stand before others of more than one dimension in a flattened axis: heads and groups of
+    heads."""
     return {signature.root[name] for entry in signature.tensors.values() for leaf, outer in nesting(entry.axes)
             for name in outer if not leaf.constant and signature.sizes[leaf.space] > 1}  # fmt: skip
 
 
 class _Finder:
-    """maps: space -> plan, as far as found. own: role -> its own maps, where the stream has several."""
+    """maps: space -> plan, for the spaces solved so far. own: role -> its own maps, where the stream has several."""
 
     def __init__(self, source: Model, anchor: Model, entropy: float, how: dict[str, Any]) -> None:
         self.source, self.anchor, self.entropy, self.how = source, anchor, entropy, how
@@ -165,7 +167,7 @@ class _Finder:
         ]  # fmt: skip
 
     def alone(self, unit: Unit) -> bool:
-        """Whether the unit's heads are no groups of heads that share their keys."""
+        """Whether the heads of a unit are single heads, not groups that share their keys."""
         spaces = self.signature.spaces
         groups = (key for key in outer_spaces(self.signature) if unit.root in spaces[key].batch)
         return all(spaces[key].size == 1 for key in groups)
@@ -173,9 +175,9 @@ class _Finder:
     # --- evidence -----------------------------------------------------------------------------------------------
 
     def evidence(self, unit: Unit, inner: str | None, roles: Iterable[str], raw: bool = False) -> CrossMoments:
-        """Return the cross-moments of a space's neurons; of what is inside heads, those of all heads in a row.
+        """Return the cross-moments of the neurons of a space; of a space inside heads, those of all heads in a row.
 
-        raw: activations in their own units; else every layer counts the same.
+        raw: keep activations in their own units; otherwise every layer has the same weight.
         """
         total, wanted = CrossMoments(), [role for role in roles if role in self.roles]
         if self.measured is not None:
@@ -194,7 +196,7 @@ class _Finder:
             pairs = zip(self.target.views(role, fixed, of), partly.views(role, moved, of), strict=True)
             for (a, _, roots), (b, _, _) in pairs:
                 if inner is None and any(other in roots for other in unit.inner):
-                    continue  # told by what is inside
+                    continue  # decided by the spaces inside
                 depth = 1 if inner is None else 2
                 total.add(*(view.flatten(0, depth - 1).flatten(1) if view.dim() > depth else view.reshape(-1, 1)
                             for view in (a, b)))  # fmt: skip
@@ -204,7 +206,7 @@ class _Finder:
         return {**self.maps, **self.own.get(role, {})}
 
     def ready(self, unit: Unit) -> list[str]:
-        """The tensors that touch a unit, and whose other spaces are carried already."""
+        """Return the tensors that touch a unit and whose other spaces have been carried over."""
         waiting = {root for other in self.units if other != unit for root in other.roots}
         found = []
         for role in self.roles:
@@ -228,11 +230,11 @@ class _Finder:
             self.solve_heads(unit, roles)
         for root in unit.roots:
             if root not in self.maps and self.signature.sizes[root] != self.target.sizes[root]:
-                raise ValueError(f"nothing tells how the space '{root}' is to be carried over")
+                raise ValueError(f"nothing determines how the space '{root}' is carried over")
 
     def solve_heads(self, unit: Unit, roles: list[str]) -> None:
-        """Heads are assigned as wholes, by the costs of the best plans inside every pair. Where the models differ in
-        their number, one is shared among several, or several become one."""
+        """Assign whole heads, by the costs of the best plans inside every pair. If the models have different numbers of
+        heads, one head is shared among several, or several become one."""
         ours, theirs = self.target.sizes[unit.root], self.signature.sizes[unit.root]
         direct = self.evidence(unit, None, roles)
         total = torch.zeros(ours, theirs, dtype=self.how["dtype"]) if direct.cross is None else direct.cost
@@ -254,10 +256,10 @@ class _Finder:
             self.maps[inner] = _stacked([plan(cost[i, j], self.entropy) for i, j in enumerate(index.tolist())])
 
     def within(self, inner: str, heads: Acts, cost: Tensor) -> Blend:
-        """Return the blend of what is inside heads whose number changes. cost: (ours, theirs, m, n).
+        """Return the map of a space inside heads whose number changes. cost: (ours, theirs, m, n).
 
-        Values of several heads are added up where they are read, so their readers share the effect of a head. Queries
-        meet the keys of their own head alone: both are means over the heads that come together.
+        Values of several heads are added up by their readers, which therefore share the effect of a head. Queries meet
+        only the keys of their own head, so both are means over the heads that are joined.
         """
         weights = list(dense(heads, cost))
         if not self.added_up(inner):
@@ -270,7 +272,7 @@ class _Finder:
         return Blend(*both)
 
     def added_up(self, inner: str) -> bool:
-        """Whether a tensor reads a space inside heads and writes another: then heads add up there."""
+        """Whether a tensor reads a space inside heads and writes another space, where heads add up."""
 
         def reads(axis: Axis) -> bool:
             return any(leaf.dual and self.signature.root.get(leaf.space) == inner for leaf in leaves(axis))
@@ -288,15 +290,16 @@ class _Finder:
             self.solve(unit)
 
     def block_by_block(self, weighted: bool, tell: Tell | None) -> None:
-        """Along the forward pass: what a block writes gets a plan of its own, what reads it the mean up to there."""
+        """Solve along the forward pass: the output of a block gets its own plan, and its readers the mean of the plans
+        so far."""
         streams = {unit.root: unit for unit in self.units if self.signature.spaces[unit.root].part == "stream"}
         running: dict[str, Acts] = {}
         sums: dict[str, CrossMoments] = {root: CrossMoments() for root in streams}
-        first: list[tuple[str, str]] = []  # what writes a stream before anything reads it: one plan for all of these
+        first: list[tuple[str, str]] = []  # writers of a stream before its first reader share one plan
 
         def start(root: str, readers: Sequence[str] = ()) -> Acts:
             if root not in running:
-                if sums[root].cross is None:  # embeddings have no measured output: their norm has
+                if sums[root].cross is None:  # the output of embeddings is not measured; that of their norm is
                     sums[root] = self.evidence(streams[root], None, readers, raw=True)
                 running[root] = _stay(self, root) if sums[root].cross is None else plan(sums[root].cost, self.entropy)
                 for role, of in first:
@@ -311,7 +314,7 @@ class _Finder:
             for root, role in touched:
                 if root not in written:
                     self.own.setdefault(role, {})[root] = start(root, roles)
-            for unit in self.units:  # what the block holds inside: all that reads the stream for it is known by now
+            for unit in self.units:  # the inside of the block: all that it reads of the stream is known by now
                 inside = any(self.roots_of(role) & set(unit.roots) for role in roles)
                 if inside and unit.root not in streams and written and unit.root not in self.maps:
                     self.solve(unit)
@@ -347,12 +350,12 @@ class _Finder:
 def _stay(finder: _Finder, root: str) -> Acts:
     size = finder.signature.sizes[root]
     if size != finder.target.sizes[root]:
-        raise ValueError(f"nothing tells how the space '{root}' is to be carried over")
+        raise ValueError(f"nothing determines how the space '{root}' is carried over")
     return Monomial(torch.arange(size))
 
 
 def _value(cost: Tensor) -> Tensor:
-    """The cost of the best plan, times the anchor's number of neurons: the sum of squares that stay apart."""
+    """Return the cost of the best plan times the number of the anchor's neurons: the remaining sum of squares."""
     best = plan(cost)
     if isinstance(best, Monomial):
         return cost.gather(1, best.index.unsqueeze(1)).sum()
@@ -361,7 +364,7 @@ def _value(cost: Tensor) -> Tensor:
 
 
 def _stacked(plans: Sequence[Acts]) -> Acts:
-    """One map for every head."""
+    """Return one map for every head, stacked."""
     if all(isinstance(one, Monomial) for one in plans):
         return Monomial(torch.stack([one.index for one in plans if isinstance(one, Monomial)]))
     couplings = [one for one in plans if isinstance(one, Coupling)]

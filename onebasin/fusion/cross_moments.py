@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Second moments that neurons of two models have in common, of their weights or of their activations."""
+"""Cross-moments of the neurons of two models: of their weights or of their activations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onebasin.symmetry.tables.axes import Axis, Leaf, blocks
 
 @dataclass
 class CrossMoments:
-    """How much neurons of the anchor, x (m, features), and of the source, y (n, features), have in common, summed."""
+    """Sums of products of neurons of the anchor, x (m, features), and of the source, y (n, features)."""
 
     cross: Tensor | None = None
     ours: Tensor | None = None
@@ -83,7 +83,7 @@ def of_activations(
 
 
 def _outputs(stock: LoadedModel, example: Batch) -> dict[str, tuple[str, Axis]]:
-    """Role of a weight -> its module, and the axis of the module's output: linear layers and norms."""
+    """Return role of a weight -> its module, and the axis of the module's output, of linear layers and norms."""
     found: dict[str, tuple[str, Axis]] = {}
     for call in linear_layers(stock, example):
         found[call.weight] = call.module, call.axes(stock)[1]
@@ -94,7 +94,7 @@ def _outputs(stock: LoadedModel, example: Batch) -> dict[str, tuple[str, Axis]]:
 
 
 def _seen(stock: LoadedModel, outputs: dict[str, tuple[str, Axis]], batch: Batch) -> dict[str, list[Tensor]]:
-    """Role -> outputs of its module, (samples, neurons), without padding."""
+    """Return role -> outputs of its module, (samples, neurons), without padding."""
     found: dict[str, list[Tensor]] = {}
     mask = batch.get("attention_mask")
 
@@ -110,7 +110,7 @@ def _seen(stock: LoadedModel, outputs: dict[str, tuple[str, Axis]], batch: Batch
 
 
 def order_of(stock: LoadedModel) -> list[list[str]]:
-    """The roles of every module that holds any, in the order in which the modules first return."""
+    """Return the roles of every module that has any, in the order in which the modules first return."""
     owned: dict[str, list[str]] = {}
     for role, name in stock.owner.items():
         owned.setdefault(name, []).append(role)

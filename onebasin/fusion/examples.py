@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples one by one, without padding, and stacks of those that are alike."""
+"""Single examples without padding, and stacks of those with the same shapes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from onebasin.running.trace import Batch
 
 
 def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
-    """The examples of a batch, each without its padding; masks over several axes stay as they are.
+    """Yield the examples of a batch, each without its padding. Masks over several axes stay as they are.
 
-    Raises ValueError for an example of padding alone.
+    Raises ValueError for an example that is only padding.
     """
     for row in range(len(next(iter(batch.values())))):
         example = {name: tensor[row] for name, tensor in batch.items()}
@@ -32,7 +32,7 @@ def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
 
 
 def alike(examples: Sequence[dict[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
-    """Stacks of at most `size` examples of one shape: without padding no mask is needed."""
+    """Yield stacks of at most `size` examples of the same shapes, which need no mask."""
 
     def shape(example: dict[str, Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(example.items()))

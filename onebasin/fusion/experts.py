@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a model's experts: every matrix sees only the tokens that the router sends to its expert."""
+"""The inputs of experts: a matrix sees only the tokens that the router sends to its expert."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Look = Callable[[str, int, Tensor], None]
 
 
 class expert_inputs(TorchFunctionMode):
-    """While the block lasts, `look(role, expert, rows)` gets what the matrices of experts are multiplied with.
+    """Call `look(role, expert, rows)` with the inputs of every expert matrix that is multiplied in the block.
 
-    A product is known by the memory of its matrix, which may hold several roles (gate and up projection).
+    A product is recognised by the memory of its matrix, which may hold several roles (gate and up projection).
     """
 
     def __init__(self, stock: LoadedModel, look: Look) -> None:
@@ -45,7 +45,7 @@ class expert_inputs(TorchFunctionMode):
 
 
 class ExpertGrams:
-    """Sums of x x^T over what each expert reads, role -> (experts, n, n) float64."""
+    """Sums of x x^T over the inputs of each expert: role -> (experts, n, n) float64."""
 
     def __init__(self, stock: LoadedModel) -> None:
         self.counts = {role: len(parts) for role, parts in stock.parts.items()}

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fisher merging: every parameter is averaged with the precision that the data give it in each model.
+"""Fisher merging: every parameter is averaged with its Fisher information in each model as the weight.
 
     theta = sum_i w_i (F_i + eps) theta_i / sum_i w_i (F_i + eps),     F_i = mean_x E_y [(d log p_i(y | x) / d theta)^2]
 
-Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022, Eqs. 2 and 5. The gradient is squared
-example by example: the square of a batch's mean gradient is another thing. Labels y are drawn from the model itself
-(the Fisher information), or are the given ones ("empirical Fisher").
+Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", NeurIPS 2022, Eqs. 2 and 5. Gradients are squared
+example by example, which is not the square of a batch's mean gradient. Labels y are drawn from the model itself (the
+Fisher information), or given ("empirical Fisher").
 
-A diagonal depends on the basis: measure it on the matched model, not on its source.
+The diagonal depends on the basis: measure it on the matched model, not on its source.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .statistics import Statistics, StatisticsMethod, measured
 from .tensors import Combine, merged_tensors
 
 EPS = 1e-6  # of the mean of all diagonals
-ROOM = 2**28  # numbers of the per-example gradients that are held at once
+ROOM = 2**28  # numbers in per-example gradients that are held at once
 IGNORED = -100
 
 Tensors = Mapping[str, Tensor]
@@ -45,7 +45,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Fisher(StatisticsMethod):
-    """Every parameter averaged with its Fisher information in each model."""
+    """The average of every parameter, weighted by its Fisher information in each model."""
 
     kind: ClassVar[str] = "fisher"
 
@@ -54,7 +54,7 @@ class Fisher(StatisticsMethod):
     )
     draws: Few = setting(1, "Labels sampled per example.")
     eps: Share = setting(EPS, "Least weight of a parameter, as a share of the mean.")
-    normalize: bool = setting(False, "Every model's information divided by its mean.")
+    normalize: bool = setting(False, "Divide every model's information by its mean.")
 
     def given_labels(self) -> bool:
         return self.labels == "given"
@@ -90,23 +90,22 @@ def fisher_diagonal(
 ) -> tuple[dict[str, Tensor], int]:
     """Return role -> mean over examples of the squared gradient of log p(y | x), and the number of examples.
 
-    Labels of several positions are drawn independently given the inputs, so that the square of their summed gradient
-    has the sum of their Fisher information as its mean.
+    Labels of several positions are drawn independently given the inputs, so that the expected square of their summed
+    gradient is the sum of their Fisher information.
 
     Args:
         stock: The model, best in float32 and with eager attention, which `torch.func` can follow everywhere.
         batches: Inputs; with labels, only the positions whose label is not -100 count, else all but padding.
-        way: Whose labels and how many. Those sampled from the model are classes; for one output, a regression, or a
-            model without logits, from a normal distribution of variance 1 around the output; for several labels at
-            once, each by itself.
-        causal: Whether the label of a position is that of the next.
-        chunk: Examples at once (default: what fits into 1 GiB of gradients).
+        way: Where labels come from, and how many are drawn. Labels sampled from the model are classes; for a regression
+            with one output, or a model without logits, they are drawn from a normal distribution of variance 1 around
+            the output; for multi-label models, each label is drawn by itself.
+        causal: Whether a position predicts the label of the next one.
+        chunk: Examples at once (default: as many as fit into 1 GiB of gradients).
         seed: Of the draws.
-        tell: Called with a line about what happens now.
+        tell: Called with a sentence about the progress.
 
     Raises:
-        ValueError: There are no examples, an example is padding alone, labels are asked for and missing, or no label
-            counts.
+        ValueError: There are no examples, an example is only padding, given labels are missing, or no label counts.
     """
     way = way or Fisher()
     labels, draws = way.labels, way.draws
@@ -138,7 +137,7 @@ def fisher_diagonal(
 
 
 class _Gradients:
-    """Per-example gradients of the log-likelihood: vectorised, or one by one for a model that cannot be."""
+    """Per-example gradients of the log-likelihood: vectorised, or one by one for a model that cannot be vectorised."""
 
     def __init__(self, stock: LoadedModel, labels: str, causal: bool) -> None:
         self.stock, self.labels, self.causal = stock, labels, causal
@@ -146,14 +145,14 @@ class _Gradients:
         self.vectorised = True
 
     def __call__(self, tensors: Tensors, examples: Batch) -> dict[str, Tensor]:
-        """Role -> gradients, (examples, *shape)."""
+        """Return role -> gradients, (examples, *shape)."""
         given = {name: tensor.to(self.stock.model.device) for name, tensor in examples.items()}
         gradient = grad(self._likelihood)
         if self.vectorised:
             try:
                 together: dict[str, Tensor] = vmap(gradient, (None, 0), randomness="different")(tensors, given)
                 return together
-            except RuntimeError:  # control flow that depends on the data (a router, say), or an operator without a rule
+            except RuntimeError:  # data-dependent control flow (a router, say), or an operator without a batching rule
                 self.vectorised = False
         found: dict[str, list[Tensor]] = {}
         for row in range(len(next(iter(given.values())))):
@@ -165,9 +164,9 @@ class _Gradients:
         return {role: torch.stack(several) for role, several in found.items()}
 
     def _likelihood(self, tensors: Tensors, example: Batch) -> Tensor:
-        """log p(y | x) of one example, with y drawn here or given; a number."""
+        """Return log p(y | x) of one example, a scalar, with y drawn here or given."""
         inputs = {name: tensor.unsqueeze(0) for name, tensor in example.items() if name != "labels"}
-        if "input_ids" in inputs and "attention_mask" not in inputs:  # else some models look for padding, in Python
+        if "input_ids" in inputs and "attention_mask" not in inputs:  # else some models look for padding in Python
             inputs["attention_mask"] = torch.ones((1, *example["input_ids"].shape), dtype=torch.long,
                                                   device=self.stock.model.device)  # fmt: skip
         output = functional_call(
@@ -192,7 +191,7 @@ class _Gradients:
 
 
 def _categorical(logits: Tensor, labels: Tensor | None, drawn: bool) -> Tensor:
-    """logits: (*positions, classes). labels: (*positions), -100 where a position does not count."""
+    """logits: (*positions, classes). labels: (*positions), -100 at positions that do not count."""
     log = logits.log_softmax(-1)
     counts = None if labels is None else (labels != IGNORED).to(log)
     if drawn:  # the inverse of the distribution function at a uniform number
@@ -223,14 +222,14 @@ def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalize: bool 
     """Return the average of aligned tensors with weights w_i (F_i + eps m), where m is the mean of all diagonals.
 
     Args:
-        diagonals: One for every model, role -> F in the aligned tensors' shapes; roles without one are plainly
-            averaged, as is a parameter on which no data depend.
+        diagonals: One for every model, role -> F in the shapes of the aligned tensors. Roles without one, and
+            parameters whose F is zero in every model, are averaged plainly.
         eps: See above, in (0, 1].
-        normalize: Divide every model's diagonal by its mean first. A model that is sure of its answers has a small one
-            everywhere, and without this the result is nearly the other model.
+        normalize: Divide every model's diagonal by its mean first. The diagonal of a model that is sure of its answers
+            is small everywhere, so that without this the result is nearly the other model.
 
     Raises:
-        ValueError: eps is out of bounds; the average raises it for weights that are negative or all zero.
+        ValueError: eps is out of bounds. The average raises it too, for weights that are negative or all zero.
     """
     eps = checked(Share, "eps", eps)
     if normalize:

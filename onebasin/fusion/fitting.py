@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a merged model, fitted one after another while it walks beside the models that it was merged from.
+"""Fitting the layers of a merged model one after another, in forward passes beside the models that it was merged from.
 
-`progressive` says what is fitted, and why.
+`progressive` explains what is fitted and why.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .ridge import Sums, best_solution, cross, gram, solution
 
 @dataclass
 class Fitting:
-    """The layers of `student`, fitted while it walks beside the `teachers` through all batches.
+    """The layers of `student`, fitted in forward passes over all batches beside those of the `teachers`.
 
-    chosen: module -> the ridge that it took: the only one, or that with the least squared error on `held_out` (None:
-    no change is best). repeated: modules that are called several times in one pass. made: module -> its change since
-    the average.
+    chosen: module -> its ridge: the only one, or the one with the least squared error on `held_out` (None where no
+    change is best). repeated: modules that are called several times in one pass. made: module -> its change since the
+    average.
     """
 
     teachers: Sequence[LoadedModel]
@@ -53,13 +53,13 @@ class Fitting:
         self.layers = {call.module: _Layer(self.student, call) for call in self.calls}
         self.made = {name: layer.weight.new_zeros(layer.shape) for name, layer in self.layers.items()}
         self.chosen: dict[str, float | None] = {}
-        self.places: dict[str, int] = {}  # module without numbers -> place of the ridge that the last such layer took
+        self.places: dict[str, int] = {}  # module name without numbers -> index of the ridge of the last such layer
         self.sums: dict[str, tuple[Sums, Sums]] = {}
 
     def walk(self, settled: bool = False) -> None:
-        """Walk teachers and student through all batches together; fit each layer of the student on the way.
+        """Run teachers and student through all batches in step, and fit each layer of the student on the way.
 
-        A layer that is called several times is fitted at each call to all calls so far; if `settled`, it is only
+        A layer that is called several times is fitted, at each call, to all calls so far. If `settled`, it is only
         measured.
         """
         self.sums = {}
@@ -86,12 +86,12 @@ class Fitting:
                 walk.close()
 
     def change_repeated(self, step: float = 1.0) -> None:
-        """Change the layers that are called several times by the errors of all their calls, times `step`."""
+        """Change the layers that are called several times by the solution for all their calls, times `step`."""
         for module in sorted(self.repeated):
             self._change(module, step)
 
     def _grams(self, mine: Sequence[_Seen], constant: bool) -> tuple[Tensor, Tensor]:
-        """Of the student's inputs: what is fitted on, and what is held out."""
+        """Return the Gram matrices of the student's inputs: of the batches to fit on, and of those held out."""
         found: list[Tensor | None] = [None, None]
         for b, here in enumerate(mine):
             new = gram(samples(here.inputs, self.masks[b]), constant)
@@ -103,7 +103,7 @@ class Fitting:
     def _add(
         self, call: Call, grams: tuple[Tensor, Tensor], mine: Sequence[_Seen], theirs: Sequence[Sequence[_Seen]]
     ) -> None:
-        """Add to the sums of a layer what one of its calls lacks."""
+        """Add the error of one call of a layer to its sums."""
         layer, times = self.layers[call.module], self.times[call.module]
         wanted = [self._mean([seen[b].asked(times) for seen in theirs]) for b in range(len(mine))]
         if call.module in self.spreading:
@@ -114,7 +114,7 @@ class Fitting:
             rows = samples(here.inputs, mask), samples(lacking, mask)
             crosses[b >= len(self.batches)] += cross(*rows, layer.bias is not None)
         made = self.made[call.module]
-        if bool(made.any()):  # an earlier call made this part: ask for the whole change
+        if bool(made.any()):  # an earlier call made part of this change: ask for all of it
             for own, product in zip(crosses, grams, strict=True):
                 own += product @ made
         new = Sums(grams[0], crosses[0]), Sums(grams[1], crosses[1])
@@ -128,18 +128,19 @@ class Fitting:
         return total
 
     def _spread_out(self, wanted: list[Tensor], theirs: Sequence[Sequence[_Seen]]) -> None:
-        """Bring the deviation of the mean outputs from their mean to that of the models', for every coordinate."""
+        """Scale, in every coordinate, the standard deviation of the mean outputs to the mean of the models'
+        deviations."""
         centre, deviation = self._moments(wanted)
         mean = torch.zeros_like(deviation)
         for weight, seen in zip(self.weights, theirs, strict=True):
             mean += weight * self._moments([one.value for one in seen])[1]
-        most = len(self.weights) ** 0.5  # where the models' outputs have nothing in common
+        most = len(self.weights) ** 0.5  # the ratio for outputs that are independent and equally weighted
         scale = (mean / deviation).nan_to_num(1.0).clamp(1.0, most)
         for value in wanted:
             value.sub_(centre).mul_(scale).add_(centre)
 
     def _moments(self, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of what is fitted on, (n,) each."""
+        """Return the mean and standard deviation over the batches to fit on, (n,) each."""
         rows = [samples(value, mask) for value, mask in zip(values, self.masks, strict=True)][: len(self.batches)]
         count = sum(map(len, rows))
         mean = torch.stack([some.sum(0) for some in rows]).double().sum(0) / count
@@ -148,7 +149,7 @@ class Fitting:
         return mean.to(values[0]), deviation.to(values[0])
 
     def _change(self, module: str, step: float = 1.0) -> Tensor:
-        """Change a layer by what its sums ask for, times `step`, and return the change."""
+        """Change a layer by the solution of its sums, times `step`, and return the change."""
         (fit, held), made = self.sums[module], self.made[module]
         if self.held_out:
             kind = re.sub(r"\d+", "", module)
@@ -166,7 +167,7 @@ class Fitting:
 
 
 def _inside(call: Call, stock: LoadedModel) -> bool:
-    """Whether the output stays inside attention or a feed-forward layer."""
+    """Whether an output stays inside attention or a feed-forward layer."""
     roots = [stock.signature.root[leaf.space] for leaf in leaves(call.axes(stock)[1]) if not leaf.constant]
     return not call.norm and all(stock.signature.spaces[root].part in ("attention", "ffn") for root in roots)
 
@@ -177,20 +178,20 @@ def _same(first: Sequence[tuple[Tensor, int]], second: Sequence[tuple[Tensor, in
 
 @dataclass(frozen=True)
 class _Seen:
-    """inputs, output: of the layer. value: the output, or the norm's input that it is a part of; edits reach the
-    rest."""
+    """inputs, output: of the layer. value: the output, or the input of a norm that contains it; changes to it reach the
+    rest of the pass."""
 
     inputs: Tensor
     output: Tensor
     value: Tensor
 
     def asked(self, times: int) -> Tensor:
-        """Return the outputs that are compared, with a share of what the value holds besides."""
+        """Return the outputs that are compared, with a share of the rest of the value."""
         return self.value if times == 1 or self.output is self.value else self.output.lerp(self.value, 1 / times)
 
 
 class _Walk:
-    """One model's passes over all batches, which stop where the calls are measured."""
+    """One model's passes over all batches, which pause at every call that is measured."""
 
     def __init__(self, stock: LoadedModel, calls: Sequence[Call], batches: Sequence[Batch]) -> None:
         of_module: dict[str, list[Call]] = {}
@@ -222,7 +223,7 @@ class _Walk:
         self.passes = [Pass(partial(run, stock, batch)) for batch in batches]
 
     def advance(self, call: Call) -> list[_Seen]:
-        """Take every pass to `call`."""
+        """Advance every pass to `call`."""
         found = []
         for one in self.passes:
             event = one.advance()
@@ -257,7 +258,7 @@ class _Layer:
             self.bias.data.add_(delta[-1])
 
     def apply(self, delta: Tensor, x: Tensor, value: Tensor) -> None:
-        """Add to `value` what the change `delta` makes of the inputs x."""
+        """Add to `value` the inputs x times the change `delta`."""
         rows = delta if self.bias is None else delta[:-1]
         if value.is_contiguous():  # in one pass over it
             value.view(-1, value.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), rows)

@@ -15,7 +15,7 @@ def linear(tensors: Sequence[Tensor], weights: Sequence[float], normalize: bool 
     Summed in float32, or in float64 where the tensors are; returned in their dtype.
 
     Raises:
-        ValueError: The weights to be normalized by sum to 0.
+        ValueError: With `normalize`, the weights add up to 0.
     """
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     total = torch.zeros_like(tensors[0], dtype=dtype)

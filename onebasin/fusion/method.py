@@ -23,8 +23,8 @@ from onebasin.symmetry import Entry, Signature
 class Sources:
     """The models of a merge, all aligned to one of them.
 
-    weights: one number per model. anchor: the model that the others are aligned to. template: the model that gives the
-    result its config, and what the models do not share. Both count from 0.
+    weights: one number per model. anchor: the model that the others are aligned to. template: the model whose config
+    the result takes, and all that the models do not share. Both count from 0.
     """
 
     models: Sequence[Model]
@@ -34,12 +34,12 @@ class Sources:
 
     @cached_property
     def shared(self) -> frozenset[str]:
-        """The roles that all models hold, which are merged."""
+        """Return the roles that all models have, which are merged."""
         return frozenset(common_roles(self.models).roles)
 
     @property
     def signature(self) -> Signature:
-        """That of the result."""
+        """Return the signature of the result."""
         return self.models[self.template].signature
 
 
@@ -47,8 +47,8 @@ class Sources:
 class Merged:
     """The result of a method.
 
-    tensors: (name on disk, tensor) of the whole result, made as they are read. facts: what the result and onebasin.json
-    say about the merge; complete when all tensors were read.
+    tensors: (name on disk, tensor) of the whole result, made as they are read. facts: about the merge, for its result
+    and onebasin.json; complete once all tensors have been read.
     """
 
     tensors: Iterable[tuple[str, Tensor]]
@@ -57,10 +57,10 @@ class Merged:
 
 @dataclass(frozen=True)
 class Method(Settings):
-    """A way to merge. A subclass is a frozen dataclass whose fields are its settings, made with `settings.setting`.
+    """A way to merge. Subclasses are frozen dataclasses whose fields, made with `settings.setting`, are their settings.
 
-    fitted: whether it needs the models as exact copies, with one vocabulary. any_width: whether it merges models of
-    different widths without matching; it then has `carry`.
+    fitted: whether it needs exact copies of the models, with one vocabulary. any_width: whether it merges models of
+    different widths without matching; it then implements `carry`.
     """
 
     section: ClassVar[str] = "Settings of methods"
@@ -70,16 +70,16 @@ class Method(Settings):
 
     @property
     def needs_data(self) -> bool:
-        """Whether it looks at calibration data."""
+        """Whether it needs calibration data."""
         return False
 
     @property
     def files(self) -> list[Path]:
-        """The files that it reads, which no output may replace."""
+        """Return the files that it reads, which no output may replace."""
         return []
 
     def refuse(self, count: int) -> None:
-        """Raise ValueError, before any work, where settings do not fit this number of models, or files are missing."""
+        """Raise ValueError, before any work, where settings do not fit this number of models or a file is missing."""
         for file in self.files:
             if not file.is_file():
                 raise ValueError(f"there is no file '{file}'")
@@ -90,15 +90,15 @@ class Method(Settings):
 
         Args:
             sources: the models.
-            data: the calibration data, which are gathered when they are first asked for.
-            means: the type and device of the arithmetic, the workers.
-            tell: what is called with a sentence at every step, or None.
+            data: the calibration data, gathered on first use.
+            means: the type and device of the arithmetic, and the number of workers.
+            tell: called with a sentence at every step.
 
         Returns:
             The tensors of the result.
 
         Raises:
-            ValueError: for models or data that it cannot merge, in one sentence.
+            ValueError: in one sentence, for models or data that it cannot merge.
         """
 
     def carry(self, models: Sequence[Model], anchor: int, data: Data, means: Means, tell: Tell | None) -> list[Model]:
@@ -108,17 +108,17 @@ class Method(Settings):
 
 @dataclass(frozen=True)
 class TensorMethod(Method):
-    """A way to merge one tensor at a time, which knows nothing but the models' tensors of one role."""
+    """A way to merge one tensor at a time, from nothing but the models' tensors of one role."""
 
     @abstractmethod
     def combine(self, tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
         """Return the merged tensor.
 
         Args:
-            tensors: one per model, of equal shapes; they may be written to.
+            tensors: one per model, of equal shapes; they may be changed in place.
             weights: one number per model.
-            signature: what is known of the result's spaces.
-            entry: what is known of this tensor.
+            signature: of the result.
+            entry: of this tensor in the signature.
         """
 
     def merge(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> Merged:

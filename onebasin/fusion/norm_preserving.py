@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The average with the norms of the models: independent parts of the models shrink the plain one.
+"""The average with the norms of the models: where the models are independent, the plain average is smaller than they
+are.
 
 Measured: helps GPT-2, hurts ViT; an option, not a default.
 """
@@ -20,7 +21,7 @@ from .method import TensorMethod
 
 @dataclass(frozen=True)
 class NormPreserving(TensorMethod):
-    """The average, scaled to the average of the norms. Vectors and norm weights are plainly averaged."""
+    """The average, scaled to the average of the norms. Vectors and norm weights are averaged plainly."""
 
     def combine(self, tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
         mean = average(tensors, weights, signature, entry)

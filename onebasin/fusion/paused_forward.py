@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward passes that pause: several models over several batches walk through their layers together.
+"""Forward passes that pause, so that several models run through their layers in step on several batches.
 
-A paused pass keeps exactly what the rest of it needs, so no prefix is ever computed twice or stored apart. Each pass
-is a thread, but one runs at a time, and only while its `advance` waits for it.
+A paused pass holds just what its remainder needs, so nothing is computed twice or stored separately. Each pass is a
+thread, but only one runs at a time, while its `advance` waits for it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _current = threading.local()
 
 
 class _Stopped(BaseException):
-    """Unwinds a pass that nobody continues."""
+    """Raised in a pass to unwind it."""
 
 
 class Pass:
     """One call of `function`, stopped at every `pause` inside it.
 
-    result: what it returned, once `advance` has given None. held, counts: for hooks to remember things by.
+    result: its return value, once `advance` has returned None. held, counts: state for hooks.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -38,7 +38,7 @@ class Pass:
         self._thread.start()
 
     def advance(self) -> tuple[Any, ...] | None:
-        """Run to the next pause and give what it hands out, or None at the end. Raises what the pass raised."""
+        """Run to the next pause and return its event, or None at the end. Raises whatever the pass raises."""
         self._go.release()
         self._here.acquire()
         if self._error is not None:
@@ -46,7 +46,7 @@ class Pass:
         return self._event
 
     def close(self) -> None:
-        """Unwind, wherever it stands."""
+        """Unwind the pass, wherever it is."""
         self._stopped = True
         self._go.release()
         self._thread.join()
@@ -66,13 +66,13 @@ class Pass:
 
 
 def current() -> Pass:
-    """The pass in whose thread this is called."""
+    """Return the pass in whose thread this is called."""
     found: Pass = _current.at
     return found
 
 
 def pause(*event: Any) -> None:
-    """Hand `event` to whoever advances this pass, and wait."""
+    """Return `event` from `advance`, and wait for the next call of it."""
     here = current()
     here._event = event
     here._here.release()

@@ -2,26 +2,27 @@
 """Progressive merging: the merged model's linear layers are fitted one after another, in closed form.
 
 Start from the plain average of aligned models. In the order of execution, let X be the inputs of a layer in the
-*merged* model as it is by now, W its averaged weights (a bias is one more input, always 1), R what its output lacks:
+*merged* model with all changes so far, W its averaged weights (a bias is one more input, always 1), and R the error of
+its output:
 
     R = sum_j w_j Y_j - Y        Y: the layer's output; for layers that write the residual stream, the stream after it
     W <- W + (X^T X + r D)^-1 X^T R        D = diag(X^T X)
 
-the least-squares solution with a ridge r towards the average. Each layer takes the ridge that leaves the least |R|^2
-on calibration data that are held out: they walk along, but enter no sum. Because X comes from the merged model and R
-compares with the stream rather than with the layer's own output, each layer also repairs what earlier ones left wrong.
-With all weight on one model, or with equal models, R is zero and nothing changes.
+the least-squares solution with a ridge r towards the average. Each layer takes the ridge that leaves the least |R|^2 on
+held-out calibration data, which take part in the passes but in no sum. X comes from the merged model, and R compares
+the stream rather than the layer's own output, so each layer also corrects errors of earlier ones. With all weight on
+one model, or with equal models, R is zero and nothing changes.
 
-The mean of outputs that agree in part varies less than each of them, so queries, keys and neurons are fitted smaller
-than the softmax and the activation function after them expect. With `spread`, what stays inside attention or a
-feed-forward layer is compared with mu + s (sum_j w_j Y_j - mu) instead, coordinate by coordinate: mu is the mean over
-samples and s the models' mean standard deviation over that of the mean, which is 1 for equal models. (REPAIR, Jordan et
-al., 2023, restores the same statistics after averaging.)
+The mean of outputs that only partly agree varies less than each of them, so fitted queries, keys and neurons are
+smaller than the softmax and the activation function after them expect. With `spread`, outputs inside attention or a
+feed-forward layer are compared instead, coordinate by coordinate, with mu + s (sum_j w_j Y_j - mu): mu is the mean over
+samples, and s the mean of the models' standard deviations divided by that of the mean output; it is 1 for equal models.
+(REPAIR, Jordan et al., 2023, restores the same statistics after averaging.)
 
 A layer that is called K times in one pass (ALBERT) has one W for all calls, and its earlier calls see later changes.
-Every call is then asked for a K-th of what it inherits wrong, and the walk is repeated with these layers as they are by
-now: what all their calls lack together gives the next change, which is halved until predictions on held-out data
-improve. Where nothing is left to change, W solves the equations of all calls together.
+Every call then corrects a K-th of the error that it inherits, and the passes are repeated with these layers as they are
+by then: the errors of all their calls together give the next change, which is halved until predictions on held-out data
+improve. Once nothing changes any more, W solves the equations of all calls together.
 
 RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the inputs of the models that are merged.
 """
@@ -48,16 +49,16 @@ from .method import Merged, Method, Sources
 from .tensors import merged_tensors
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
-ROUNDS, SMALLEST = 6, 1 / 64  # where layers are called several times: walks at most, and the least part of a change
+ROUNDS, SMALLEST = 6, 1 / 64  # where layers are called several times: most passes, and the least share of a change
 AVERAGE, FITTED = "average", "progressive"  # what is compared at the end
 
 
 @dataclass(frozen=True)
 class Progressive:
-    """tensors: role -> merged tensor. fitted: False where the plain average was better in the end.
+    """tensors: role -> merged tensor. fitted: False if the plain average was better.
 
-    ridges: module -> the ridge that its layer took, None where it kept its average. losses: of the plain average and of
-    the fitted model on held-out data, empty where there was nothing to choose.
+    ridges: module -> the ridge of its layer, None where that kept its average. losses: on held-out data, of the plain
+    average and of the fitted model; empty if there was nothing to choose.
     """
 
     tensors: dict[str, Tensor]
@@ -66,7 +67,7 @@ class Progressive:
     losses: dict[str, float] = field(default_factory=dict)
 
     def merged(self, sources: Sources) -> Merged:
-        """Return the tensors under the template's names, and what is said about the fit."""
+        """Return the tensors under the template's names, with facts about the fit."""
         entries = sources.signature.tensors.items()
         pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(self.tensors[role]))
         return Merged(pairs, {"ridges": self.ridges, "held_out_losses": self.losses})
@@ -74,11 +75,11 @@ class Progressive:
 
 @dataclass(frozen=True)
 class ProgressiveMerge(Method):
-    """The average, whose linear layers are then fitted to calibration data one after another.
+    """The average, with its linear layers then fitted to calibration data one after another.
 
     spread: whether targets inside attention and feed-forward layers keep the models' spread, as above. ridge: one
-    value, or several, of which each layer takes its best on data held out. settle: whether to walk again where layers
-    are called several times, which takes up to seven times as long.
+    value, or several, of which each layer takes the best on held-out data. settle: whether to repeat the passes where
+    layers are called several times, which takes up to seven times as long.
     """
 
     fitted: ClassVar[bool] = True
@@ -105,22 +106,22 @@ def merge_progressively(
 ) -> Progressive:
     """Merge aligned models over calibration batches.
 
-    With several ridges the plain average is kept where it predicts better than the fitted model on held-out data: by
-    the KL divergence from the mixture of the models' predictions; without logits, by squared distance from their mean
+    With several ridges, the plain average is kept if it predicts better than the fitted model on held-out data, by the
+    KL divergence from the mixture of the models' predictions; without logits, by the squared distance from their mean
     output.
 
     Args:
         sources: the models.
         batches: their inputs; padding is left out where there is an attention_mask.
-        held_out: those that ridges are chosen by (default: a sixteenth of the batches, at least one, which then fit
-            nothing).
+        held_out: batches to choose ridges by (default: a sixteenth of `batches`, at least one, on which nothing is then
+            fitted).
         how: the settings (default: those of `ProgressiveMerge()`).
         means: the type and device of the arithmetic.
         tell: called with a sentence for every layer.
 
     Raises:
         ValueError: for too few batches.
-        ModelError: for a model whose layers cannot be followed.
+        ModelError: for a model whose layers cannot be traced.
     """
     how, means, weights = how or ProgressiveMerge(), means or Means(), sources.weights
     place: dict[str, Any] = {"dtype": means.dtype, "device": means.device}
@@ -159,9 +160,9 @@ def merge_progressively(
 
 
 def _settle(fitting: Fitting, loss: Callable[[], float]) -> None:
-    """Walk again with the layers that are called several times as they are, then change them, while that helps.
+    """Repeat the passes and change the layers that are called several times, as long as that helps.
 
-    A change that makes the predictions worse is taken back and halved.
+    A change that makes predictions worse is undone and halved.
     """
     least, step = loss(), 1.0
     for _ in range(ROUNDS):

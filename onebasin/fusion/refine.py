@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refinement: some steps of distillation of a merged model from the models that it was merged from.
+"""Refinement: a few steps of distillation of a merged model from the models that it was merged from.
 
-This is training, not alignment: the weights leave every line between the models. What merging contributes is the start,
-so results belong beside the same number of steps from another start, such as the plain average of unaligned models.
-Hinton, Vinyals and Dean, 2015, with the mixture of several teachers as the target and temperature 1.
+This is training, not alignment: the weights leave all lines between the models. Merging only gives the start, so
+compare results with as many steps from another start, such as the plain average of unaligned models. The method is that
+of Hinton, Vinyals and Dean, 2015, at temperature 1, with the mixture of several teachers as the target.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOOKS = 10  # at the held-out loss in one run
 
 @dataclass(frozen=True)
 class Refined:
-    """model: in eval mode, holding `tensors` (role -> tensor), those of the step with the least held-out loss.
+    """model: in eval mode, with `tensors` (role -> tensor), those of the step with the least held-out loss.
 
     losses: step -> loss on held-out batches; step 0 is the merged model as it was.
     """
@@ -54,7 +54,7 @@ class Refined:
 
 @dataclass(frozen=True)
 class Refining(Seeded):
-    """How a merged model is distilled: matrices by Muon, all else by Adam, with linear warm-up and decay.
+    """How a merged model is distilled: matrices by Muon, all other tensors by Adam, with linear warm-up and decay.
 
     seconds: how long it takes at most.
     """
@@ -70,7 +70,7 @@ class Refining(Seeded):
     seconds: Seconds | None = None
 
     def shares(self, count: int) -> list[float]:
-        """Return the shares of `count` teachers, which sum to 1. Raises ValueError for weights that are not theirs."""
+        """Return the shares of `count` teachers, which sum to 1. Raises ValueError for weights that do not fit."""
         if not count:
             raise ValueError("refinement needs at least one teacher")
         weights = [1.0] * count if self.weights is None else self.weights
@@ -89,22 +89,22 @@ def refine(
     held_out: Sequence[Batch] | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Refined:
-    """Distil `teachers` into `merged`: towards the mixture of their predictions, by the KL divergence from it.
+    """Distil `teachers` into `merged`, by the KL divergence from the mixture of their predictions.
 
     Args:
         merged: The model that learns.
         teachers: The models that it came from, in memory or not.
-        batches: Inputs; one makes a step. Of masked texts other tokens are hidden in every round.
-        how: The settings (default: all as usual). `mixed` is as in `forward_of`, on processors with attention maps held
-            whole. The checkpoint is as in `Descent`; it holds four numbers for each of the model's.
-        means: The type of the weights and their updates, and where it runs.
-        held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one; they then teach
-            nothing).
+        batches: Inputs; a step takes one batch. In masked texts, other tokens are hidden in every round.
+        how: The settings (default: all defaults). `mixed` is as in `forward_of`; on processors, whole attention maps
+            are then held. The checkpoint is as in `Descent`, and holds four numbers for each parameter of the model.
+        means: The type of the weights and their updates, and the device.
+        held_out: Batches to choose the step by (default: a sixteenth of `batches`, at least one, on which nothing is
+            then learned).
         progress: As in `Descent`.
 
     Raises:
-        ValueError: There are too few batches, no teachers, weights that are not theirs, models without an output in
-            common, or a checkpoint of another run.
+        ValueError: There are too few batches, no teachers, weights that do not fit, models without a common output, or
+            a checkpoint of another run.
     """
     how, means = how or Refining(), means or Means()
     shares, loaded = how.shares(len(teachers)), partial(loaded_model, dtype=means.dtype, device=means.device)
@@ -140,7 +140,7 @@ def refine(
 
 
 def _matrices(stock: LoadedModel) -> list[Tensor]:
-    """The weights of linear layers but the last one: what is not a table of vectors, one for each token or class."""
+    """Return the weights of linear layers except the last: those that are no table of vectors for tokens or classes."""
     last = stock.model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return [
         parameter

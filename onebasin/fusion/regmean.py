@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RegMean: the linear layer whose outputs are closest to those of all models on the inputs that each of them sees.
+"""RegMean: linear layers whose outputs are closest to those of all models, each on the inputs that it sees.
 
     min_W sum_i w_i tr (W - W_i)^T G_i (W - W_i),     W = (sum_i w_i G_i)^-1 sum_i w_i G_i W_i
 
 with W (inputs, outputs), G_i the mean of x x^T over the layer's inputs x in model i, and off-diagonal entries of G_i
 multiplied by `shrink` (Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", ICLR 2023, Eqs. 1
-and 2, and section 4). Everything but linear layers is averaged, biases too, as there; so is a weight that several
-modules share (a tied output head). A convolution is a linear layer over its patches.
+and 2, and section 4). As there, all but the weights of linear layers is averaged, including biases; so is a weight that
+several modules share (a tied output head). A convolution is a linear layer over its patches.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .statistics import Statistics, StatisticsMethod, measured
 from .tensors import merged_tensors
 
 SHRINK = 0.9
-TOGETHER = 32  # examples of one length that are run at once
+TOGETHER = 32  # examples of one length that run at once
 JITTERS = (1e-10, 1e-8, 1e-6, 1e-4)  # of the mean diagonal; the first with which the sum is positive definite
 
 
 @dataclass(frozen=True)
 class RegMean(StatisticsMethod):
-    """Linear layers by regression on the inputs that each model gives them, all else averaged."""
+    """Linear layers by regression on their inputs in each model; all else is averaged."""
 
     kind: ClassVar[str] = "gram"
 
-    shrink: Factor = setting(SHRINK, "Factor of the Gram matrices off their diagonal.")
+    shrink: Factor = setting(SHRINK, "Factor on the off-diagonal entries of the Gram matrices.")
 
     def measure(self, model: Model, data: Data, means: Means, tell: Tell | None) -> Statistics:
         stock = loaded_model(model, dtype=means.dtype, device=means.device, experts=True)
@@ -70,12 +70,12 @@ def input_grams(
     Padding is left out where there is an attention_mask.
 
     Returns:
-        Role of the weight -> mean of x x^T over all inputs, (n, n) float64, or for experts (experts, n, n), where the
-        tokens that are not sent to an expert count as zeros; the roles whose weight is stored (outputs, inputs); and
+        Role of the weight -> mean of x x^T over all inputs, (n, n) float64, or (experts, n, n) for experts, where
+        tokens that are not sent to an expert count as zeros; the roles whose weight is stored as (outputs, inputs); and
         the number of examples.
 
     Raises:
-        ValueError: There are no batches, or nothing but padding.
+        ValueError: There are no batches, or only padding.
     """
     if not batches:
         raise ValueError("Gram matrices need at least one batch of data")
@@ -83,7 +83,7 @@ def input_grams(
     if any(not bool(mask.flatten(1).any(1).all()) for mask in masks):
         raise ValueError("an example consists of padding alone; leave it out")
     examples = sum(len(next(iter(batch.values()))) for batch in batches)
-    if stock.parts:  # what is sent to an expert does not say where it stood, nor whether it was padding
+    if stock.parts:  # the rows sent to an expert do not tell whether they were padding
         batches = list(alike([example for batch in batches for example in unpadded(batch)], TOGETHER))
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
@@ -120,7 +120,7 @@ def input_grams(
 
 
 def _convolutions(stock: LoadedModel) -> dict[str, str]:
-    """Module -> role of the weight, for convolutions that are linear layers over patches."""
+    """Return module -> role of the weight, for convolutions that are linear layers over patches."""
     found = {}
     for role, name in stock.owner.items():
         module = stock.module(role)
@@ -150,8 +150,8 @@ def _patches(module: nn.Conv1d | nn.Conv2d, x: Tensor) -> Tensor:
 class Regression:
     """A way to combine aligned tensors: linear layers by regression, everything else averaged.
 
-    grams: one for every model, role -> (n, n), aligned as the models are. columns: roles stored (outputs, inputs).
-    jitter: role -> what was added to the diagonal, relative to its mean, filled in as layers are solved.
+    grams: one for every model, role -> (n, n), aligned as the models are. columns: roles stored as (outputs, inputs).
+    jitter: role -> the addition to the diagonal, relative to its mean; filled in as layers are solved.
     """
 
     grams: Sequence[Mapping[str, Tensor]]
@@ -178,7 +178,7 @@ class Regression:
         return (solved.mT if columns else solved).reshape(tensors[0].shape).to(tensors[0].dtype)
 
     def _experts(self, tensors: list[Tensor], weights: Sequence[float], entry: Entry) -> Tensor:
-        """Every expert by itself; the jitter is the largest."""
+        """Solve every expert by itself; the jitter is the largest of all."""
         pieces = [[piece for _, piece in entry.split(tensor)] for tensor in tensors]
         solved, jitters = [], []
         for expert, matrices in enumerate(zip(*pieces, strict=True)):
@@ -195,9 +195,9 @@ def regression_mean(
 ) -> tuple[Tensor, float]:
     """Return the minimiser of sum_i w_i tr (W - W_i)^T H_i (W - W_i), and the jitter j that it took.
 
-    H_i is G_i with its off-diagonal entries times `shrink`, plus j times the mean of the diagonals: an input that no
-    model ever gives keeps the average of its weights. Solved by Cholesky in float64; j is the least of `JITTERS` that
-    lets it.
+    H_i is G_i with its off-diagonal entries times `shrink`, plus j times the mean of the diagonals, so that an input
+    that never occurs keeps its average weights. Solved by Cholesky in float64; j is the least of `JITTERS` for which
+    that succeeds.
 
     grams: G_i, (n, n). matrices: W_i, (n, outputs). shrink: from 0 to 1.
     """

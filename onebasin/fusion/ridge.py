@@ -14,7 +14,7 @@ BLOCK = 256  # columns that one product takes whole
 
 @dataclass
 class Sums:
-    """Of a regression of R on X: gram is X^T X, (n, n), cross is X^T R, (n, m)."""
+    """The sums of a regression of R on X: gram is X^T X, (n, n), and cross is X^T R, (n, m)."""
 
     gram: Tensor
     cross: Tensor
@@ -23,12 +23,12 @@ class Sums:
         return Sums(self.gram + other.gram, self.cross + other.cross)
 
     def error(self, change: Tensor) -> float:
-        """|X T - R|^2 up to a constant."""
+        """Return |X T - R|^2 up to a constant."""
         return float(((self.gram @ change - 2 * self.cross) * change).sum(dtype=torch.float64))
 
 
 def gram(x: Tensor, constant: bool) -> Tensor:
-    """X^T X of x (samples, n), half of it computed; constant: X has one more column, of ones."""
+    """Return X^T X of x (samples, n), of which half is computed. constant: X has one more column, of ones."""
     n = x.shape[1]
     out = x.new_empty(n + constant, n + constant)
     _gram(x, out[:n, :n])
@@ -69,9 +69,9 @@ def solution(sums: Sums, ridge: float) -> Tensor:
 
 
 def best_solution(fit: Sums, held: Sums, ridges: Sequence[float], first: int = 0) -> tuple[int, Tensor, float]:
-    """Return the place of the ridge with the least error on `held`, its solution on `fit`, and that error.
+    """Return the index of the ridge with the least error on `held`, its solution on `fit`, and that error.
 
-    first: where to begin; neighbours are tried while they are better, since the error has one minimum.
+    first: the index to begin at. Neighbours are tried as long as they are better, since the error has one minimum.
     """
     tried: dict[int, tuple[Tensor, float]] = {}
 

@@ -23,7 +23,7 @@ from .method import TensorMethod
 class SpectrumPreserving(TensorMethod):
     """The average P S V^T of a layer's matrix with S replaced by the average of the models' singular values.
 
-    Fused matrices block by block; embeddings, heads and vectors are plainly averaged.
+    Fused matrices are treated block by block; embeddings, heads and vectors are averaged plainly.
     """
 
     def combine(self, tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
@@ -32,7 +32,7 @@ class SpectrumPreserving(TensorMethod):
             return mean
         cuts = [blocks(tensor, entry.axes, signature.sizes) for tensor in (mean, *tensors)]
         for (target, leaves), *others in zip(*cuts, strict=True):
-            # A matrix from the spaces that all layers share (the stream) to those of this layer.
+            # A matrix between the spaces that all layers share (the stream) and those of this layer.
             roots = ["" if leaf.constant else signature.root[leaf.space] for leaf in leaves]
             outside = [dim for dim, root in enumerate(roots) if root and signature.spaces[root].layer is None]
             inside = [dim for dim in range(len(leaves)) if dim not in outside]

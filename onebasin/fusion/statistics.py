@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of one model on data: kept, checked against the model, and carried through an alignment."""
+"""Statistics of one model on data: saved, checked against the model, and moved by an alignment."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from . import name_of
 from .method import Method, Sources
 
 FORMAT = "onebasin-statistics-1"
-LOOKED_AT = 1024  # leading entries of a tensor that tell models apart
+LOOKED_AT = 1024  # leading entries of a tensor by which its model is recognised
 TOLERANCE = 0.01  # what rounding to 16 bits may change in them
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of one model on data; `apply`-able to it or to what an alignment makes of it.
+    """Statistics of one model on data, for that model or a rewritten copy of it.
 
-    kind: `fisher`, role -> diagonal in the shape of the tensor; or `gram`, role of a linear layer's weight -> mean of
-    x x^T over its inputs x, (n, n), of experts (experts, n, n). samples: examples measured. columns: the weights that
-    are stored (outputs, inputs). model: the one that was measured, for messages. marks: role -> numbers by which that
-    model is known again.
+    kind: `fisher`, role -> diagonal in the shape of the tensor; or `gram`, role of a linear layer's weight -> mean of x
+    x^T over its inputs x, (n, n), or (experts, n, n) for experts. samples: number of examples. columns: the weights
+    stored as (outputs, inputs). model: name of the model that was measured, for messages. marks: role -> numbers by
+    which that model is recognised.
     """
 
     kind: str
@@ -62,9 +62,7 @@ class Statistics:
     @classmethod
     def load(cls, path: str | Path) -> Statistics:
         """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
-        tensors, metadata = load_whole(path, "the statistics")
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"'{path}' holds no statistics of this version ({FORMAT})")
+        tensors, metadata = load_whole(path, "statistics", FORMAT)
         try:
             facts = json.loads(metadata["facts"])
             marks = {role: (float(x), float(y)) for role, (x, y) in facts["marks"].items()}
@@ -73,7 +71,7 @@ class Statistics:
             raise ValueError(f"'{path}' holds no statistics that can be read; measure them anew") from None
 
     def of(self, model: Model) -> Statistics:
-        """These statistics, which are `model`'s. Raises ValueError, naming a tensor, where they are another model's."""
+        """Return these statistics. Raises ValueError, naming a tensor, if they were not measured on `model`."""
         mine = marks(model)
         for role, (norm, look) in self.marks.items():
             ours = mine.get(role, (float("nan"), 0.0))
@@ -85,11 +83,11 @@ class Statistics:
         return self
 
     def moved(self, signature: Signature, alignment: Alignment) -> Statistics:
-        """The statistics of the model that `alignment` makes.
+        """Return the statistics of the model that `alignment` makes of this one.
 
         Gram matrices move exactly: inputs x become g x, so G becomes g G g^T. A Fisher diagonal F of a weight that is
-        multiplied by s becomes F / s^2. Raises ValueError for a Fisher diagonal and a matrix: what a rotation makes of
-        it depends on entries off the diagonal, which nobody measured.
+        multiplied by s becomes F / s^2. Raises ValueError for a Fisher diagonal and a rotation, whose result depends on
+        entries off the diagonal, which were not measured.
         """
         if self.kind == "gram":
             moved = {role: self._gram(signature, role, gram, alignment) for role, gram in self.tensors.items()}
@@ -107,7 +105,7 @@ class Statistics:
         return replace(self, tensors={r: squares.apply(signature, r, t) for r, t in self.tensors.items()})
 
     def _gram(self, signature: Signature, role: str, gram: Tensor, alignment: Alignment) -> Tensor:
-        """g G g^T, one axis at a time: a space may stand on both."""
+        """Return g G g^T, one axis at a time: a space may be on both."""
         inputs = _activation(_inputs(signature.tensors[role], role in self.columns))
         axes: tuple[Axis, ...] = (inputs, Leaf(str(gram.shape[-1])))
         if signature.tensors[role].pieces:
@@ -115,7 +113,7 @@ class Statistics:
         entry = Entry(role, role, tuple(gram.shape), axes)
         alone = replace(signature, tensors={role: entry})
         half = alignment.apply(alone, role, gram)
-        if gram.dim() == 3:  # experts changed places, and will again
+        if gram.dim() == 3:  # experts were reordered, and will be again
             order = Entry(role, role, (len(gram),), axes[:1])
             places = alignment.apply(replace(signature, tensors={role: order}), role, torch.arange(len(gram)).double())
             half = half[places.long().argsort()]
@@ -124,7 +122,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class StatisticsMethod(Method):
-    """A method that merges by statistics of every model by itself."""
+    """A method that merges with statistics of each model."""
 
     fitted: ClassVar[bool] = True
     kind: ClassVar[str]
@@ -155,10 +153,10 @@ class StatisticsMethod(Method):
         return False
 
     def of_sources(self, sources: Sources, data: Data, means: Means, tell: Tell | None) -> list[Statistics]:
-        """Return the statistics of all aligned models: from files, or measured on the aligned models.
+        """Return the statistics of all aligned models: from files, or measured on these models.
 
         Raises:
-            ValueError: for other statistics, and as `Statistics.of` and `Statistics.moved`.
+            ValueError: for statistics of another kind, and as `Statistics.of` and `Statistics.moved`.
         """
         models = sources.models
         if self.statistics is None:
@@ -180,12 +178,12 @@ class StatisticsMethod(Method):
 def measured(
     kind: str, tensors: Mapping[str, Tensor], samples: int, columns: Collection[str], model: Model
 ) -> Statistics:
-    """Return tensors as `Statistics`, with what their model is known by."""
+    """Return tensors as `Statistics`, with the marks by which their model is recognised."""
     return Statistics(kind, tensors, samples, frozenset(columns), public_name(model.name), marks(model))
 
 
 def marks(model: Model) -> dict[str, tuple[float, float]]:
-    """Role -> its norm, and a fixed combination of its leading entries, which changes when they change places."""
+    """Return role -> its norm, and a fixed combination of its leading entries, which depends on their order."""
     found = {}
     for role, entry in model.signature.tensors.items():
         if entry.alias is None:
@@ -198,13 +196,13 @@ def marks(model: Model) -> dict[str, tuple[float, float]]:
 
 
 def _inputs(entry: Entry, columns: bool) -> Axis:
-    """The axis of a weight's inputs; those of a convolution, (channels, *kernel), flattened into one."""
+    """Return the axis of a weight's inputs; those of a convolution, (channels, *kernel), are flattened into one."""
     rest = entry.axes[1:] if columns else entry.axes[:-1]
     return rest[0] if len(rest) == 1 else Flat(rest)
 
 
 def _of_experts(signature: Signature, role: str, inputs: Axis) -> tuple[Axis, Axis]:
-    """Return the axis of the experts and that of an expert's inputs."""
+    """Return the axis of experts and the axis of an expert's inputs."""
     entry, length, count = signature.tensors[role], 1, 0
     joint = entry.axes[entry.joint]
     parts = joint.parts if isinstance(joint, Flat) else (joint,)
@@ -219,7 +217,7 @@ def _of_experts(signature: Signature, role: str, inputs: Axis) -> tuple[Axis, Ax
 
 
 def _activation(axis: Axis) -> Axis:
-    """The axis of the activation that a weight reads: where the weight takes the dual, it does not."""
+    """Return the axis of the activation that a weight reads, which is dual where that of the weight is not."""
     if isinstance(axis, Leaf):
         return axis if axis.constant else Leaf(axis.space, not axis.dual)
     return type(axis)(tuple(_activation(part) for part in axis.parts))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The merged model's tensors, made one at a time."""
+"""Making the merged model's tensors one at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Combine = Callable[[list[Tensor], Sequence[float], Signature, Entry], Tensor]
 class Joint:
     """Tensors that are merged together.
 
-    groups: sets of roles. finish: gets the tensors of all models of such a set, role -> one per model, and those that
+    groups: sets of roles. finish: called with the tensors of such a set, role -> one per model, and with those that
     were combined one by one, which it changes in place.
     """
 
@@ -35,10 +35,10 @@ def merged_tensors(
 ) -> LazyTensors:
     """Return the merged model's tensors under the template's names, one at a time.
 
-    What the models share is combined; all else comes from the template alone. Where position tables differ in length,
-    the common rows are combined and the rest are the template's.
+    What the models share is combined; all else is the template's. Where position tables differ in length, the common
+    rows are combined, and the other rows are the template's.
 
-    combine: makes one tensor of those of all models. joint: what is merged together.
+    combine: makes one tensor of those of all models. joint: tensors that are merged together.
     """
     means = means or Means(workers=1)
     signature, template = sources.signature, sources.template

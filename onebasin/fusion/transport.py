@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fusion by optimal transport: every neuron of a source is carried to the neurons of the anchor that it resembles.
 
-A plan T between m neurons of the anchor and n of the source has uniform masses and least cost <T, C>, less entropy.
-What writes the neurons takes m T (rows that sum to 1: each place is a mean of source neurons), what reads them n T
-(columns that sum to 1: each source neuron's effect is shared out). For m = n both are the same, and without entropy a
-permutation. Singh and Jaggi, "Model Fusion via Optimal Transport", NeurIPS 2020, Algorithm 1; for transformers Imfeld
-et al., ICLR 2024. They give readers m T as well, which loses effect where m < n. Here biases move too, and heads stay
-heads: they are assigned as wholes, and what is inside a head is carried within its pair.
+A plan T between m neurons of the anchor and n of the source has uniform masses and the least cost <T, C> minus entropy.
+Tensors that write the neurons are multiplied by m T (its rows sum to 1: each new neuron is a mean of source neurons),
+those that read them by n T (its columns sum to 1: the effect of each source neuron is shared out). For m = n both are
+the same, and without entropy a permutation. Singh and Jaggi, "Model Fusion via Optimal Transport", NeurIPS 2020,
+Algorithm 1; for transformers Imfeld et al., ICLR 2024. There, readers take m T as well, which loses part of the effect
+if m < n. Here biases move too, and heads stay heads: whole heads are assigned, and the inside of a head is carried over
+within its pair.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ LARGEST_EXPONENT = 300  # float64 ends at 745; scalings grow as its inverse does
 
 
 def plan(cost: Tensor, entropy: float = 0.0) -> Acts:
-    """The transport plan as a map from source to anchor.
+    """Return the transport plan as a map from source to anchor.
 
-    cost: (m, n) [anchor, source]. entropy: weight of the plan's entropy in units of the costs' standard deviation; 0
-    gives the exact plan, which for m = n is an assignment and solved as one. Other plans are POT's.
-    Raises ValueError for a negative entropy, a cost that is not finite, and where POT is needed and not installed.
+    cost: (m, n) [anchor, source]. entropy: weight of the plan's entropy, in units of the costs' standard deviation; 0
+    gives the exact plan, which for m = n is solved as an assignment. All other plans are computed by POT. Raises
+    ValueError for a negative entropy, a cost that is not finite, and if POT is needed but not installed.
     """
     entropy = checked(Strength, "entropy", entropy)
     m, n = cost.shape
@@ -63,7 +64,7 @@ def plan(cost: Tensor, entropy: float = 0.0) -> Acts:
 
 
 def dense(act: Acts, like: Tensor) -> tuple[Tensor, Tensor]:
-    """A plan as two matrices: what writers take, what readers take."""
+    """Return a plan as two matrices: for tensors that write the space, and for those that read it."""
     if isinstance(act, Monomial):
         act = act.dense(like.dtype)
     assert isinstance(act, Coupling | Linear)
@@ -77,7 +78,7 @@ def mixed(first: Acts, second: Acts, share: float, like: Tensor) -> Coupling:
 
 
 def resized(signature: Signature, sizes: Mapping[str, int]) -> Signature:
-    """The same signature with other sizes of spaces, and the shapes that follow."""
+    """Return the same signature with other sizes of spaces, and the shapes that follow from them."""
     spaces = {key: replace(space, size=sizes.get(key, space.size)) for key, space in signature.spaces.items()}
     lengths = {key: space.size for key, space in spaces.items()}
     tensors = {
@@ -89,9 +90,9 @@ def resized(signature: Signature, sizes: Mapping[str, int]) -> Signature:
 
 @dataclass(frozen=True)
 class Transport:
-    """Maps by space, and for single tensors of the residual stream their own; target: the signature that they lead to.
+    """Maps of spaces, and own maps of single tensors of the residual stream. target: the signature of the result.
 
-    Rewrites tensors as an alignment does, but not exactly, and perhaps into other shapes.
+    Rewrites tensors as an alignment does, but without keeping the function, and perhaps in other shapes.
     """
 
     target: Signature
@@ -99,18 +100,18 @@ class Transport:
     own: Mapping[str, Mapping[str, Acts]] = field(default_factory=dict)
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
-        """Return the tensor `role` of `signature`'s model among the anchor's neurons."""
+        """Return the tensor `role` of a model with this signature, carried over to the anchor's neurons."""
         return carried(signature, self.target, role, tensor, {**self.maps, **self.own.get(role, {})})
 
 
 def carried(signature: Signature, target: Signature, role: str, tensor: Tensor, maps: Mapping[str, Acts]) -> Tensor:
-    """Return a tensor of `signature`'s model with the spaces in `maps` carried to their sizes in `target`."""
+    """Return a tensor of a model with this signature, with the spaces in `maps` carried to their sizes in `target`."""
     entry = signature.tensors[role]
     shape = [size(axis, target.sizes) for axis in entry.axes]
     pieces = []
     for piece, leaves in blocks(tensor, entry.axes, signature.sizes):
         roots = [signature.root.get(leaf.space, "") for leaf in leaves]
-        # Of heads that change in number, what is inside brings the heads along.
+        # If the number of heads changes, the map of the inside carries the heads too.
         along = {outer for root in roots if isinstance(maps.get(root), Blend) for outer in signature.spaces[root].batch}
         for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
             batch = signature.spaces[root].batch if root else ()
@@ -129,7 +130,7 @@ def carried(signature: Signature, target: Signature, role: str, tensor: Tensor, 
 
 
 class Transported(View):
-    """A model carried among the neurons of an anchor, in the anchor's widths."""
+    """A model carried over to the neurons of an anchor, in the anchor's widths."""
 
     def __init__(self, base: Model, transport: Transport, anchor: Model) -> None:
         sizes = sizes_of(anchor.raw_config) if transport.target.sizes != base.signature.sizes else {}

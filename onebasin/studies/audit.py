@@ -25,12 +25,13 @@ from onebasin.families import UnknownFamily, named_table, table_for, tables
 from onebasin.models import Folder, ModelError
 from onebasin.models.errors import one_line
 from onebasin.running.classes import quietly
+from onebasin.running.configuration import configs, default_config, kind_of_number, numbers, settings
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.float64 import Float64, OnlyFloat64
 from onebasin.running.inference import of_config
 from onebasin.running.loaded import _load
 from onebasin.running.made_inputs import BATCH
-from onebasin.running.shrinking import Scale, configs, default_config, kind_of_number, numbers, settings
+from onebasin.running.shrinking import Scale
 from onebasin.running.twins import build, told
 from onebasin.running.verification import outward
 from onebasin.settings import Seed, checked

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
 from onebasin.data.models import quiet
 from onebasin.engine import Tell, appearing_text
+from onebasin.engine.parallel import one_core_each
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
 from onebasin.models.outputs import Output, refuse_outputs
@@ -55,18 +55,7 @@ PROCESSOR = {
 }
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread inside torch: on models this small more only get in each other's way, and round differently."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@one_thread()
+@one_core_each()  # on models this small, more threads only get in each other's way, and round differently
 def demo(
     output: str | Path = "demo",
     *,
@@ -164,7 +153,7 @@ def demo(
     return results
 
 
-@one_thread()
+@one_core_each()
 def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageClassification:
     """A ViT of 3 layers, trained on the digits; initial weights and data order from `seed`."""
     with torch.random.fork_rng(devices=[]):

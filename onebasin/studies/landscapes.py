@@ -12,16 +12,12 @@ from onebasin.landscape import curve
 from onebasin.landscape.plane import plane
 
 from .config import Config, Matching
+from .fusion import ABLATIONS
 from .measurement_cache import Once
 from .results import Chart, Results, Table, spread
 from .settings import matched, pairs, test_of
 
-MATCHINGS: dict[str, Any] = {
-    "no match": None,
-    "w/o attention": {"symmetry": "paper", "rescale": "after", "parts": ["ffn"]},
-    "w/o FFN": {"symmetry": "paper", "rescale": "after", "parts": ["attention"]},
-    "match": {"symmetry": "paper", "rescale": "after"},
-}
+MATCHINGS = {name: how for name, how in ABLATIONS.items() if name != "w/o rescaling"}
 
 
 def landscape(config: Config, once: Once) -> Results:

@@ -14,8 +14,6 @@ from typing import Any
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.published import prose
 
-Cell = str | float | int | None
-
 
 @dataclass(frozen=True)
 class Table:
