@@ -60,7 +60,7 @@ Only configs, tensor headers, vocabularies and model cards are read. JSON: `can_
 `widened` (space -> sizes), `heads` (of different tasks, not matched), `only_a`, `only_b`, and `untied`; `vocabulary`
 (`size_a`, `size_b`, `agreeing`, and `first`: ids that stand for different tokens; null where a folder holds none);
 `ancestors` (what each config and model card names) and `common_ancestors`; `memory` (level -> bytes, about what
-matching takes beside the program itself), `seconds` (level -> about how long it takes on this machine) and
+matching takes on top of the program's own), `seconds` (level -> about how long it takes on this machine) and
 `verify_memory` (what `--verify outputs` holds).
 
 Models with the same vocabulary size but other tokens can be matched, and make no sense together: look at `vocabulary`.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one thin file per command, which parses words and prints results.
+"""The command line: one thin file per command, which parses options and prints results.
 
-What a command does lives in `onebasin.jobs` and below; nothing here computes.
+The work of a command is done in `onebasin.jobs` and below; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from typer.core import TyperCommand, TyperGroup
 
 from onebasin.fusion import installed
 
-# Read when transformers is imported, which no command does before it has something to do.
+# Transformers reads these when it is imported; commands import it only when they need it.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-# Read when torch first makes a tensor: those of 2 MB and more on large pages (Linux). A temporary matrix of 64 MB then
-# costs a fifth of the time, most of which went into touching small pages.
+# Torch reads this when it allocates its first tensor, and puts those of 2 MB and more on huge pages (Linux). A matrix
+# of 64 MB that is soon freed then takes a fifth of the time: most of it went into touching small pages.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 from . import audit, barrier, canonical, check, demo, distance, env, evaluate, families, infer, inspect, study, verify
 from .common import console, exits_with_2
 from .switches import translated
 
-# Commands whose options are the fields of settings, which stand beside the code that takes them: torch is imported
-# with them, and only when one of these commands runs. Name -> what its help says, see `described`, which
-# docs/generate.py has written down; a test compares.
+# Commands whose options are the fields of settings classes. Importing these imports torch, so it is done only when one
+# of the commands runs. Name -> its help, as `described` returns it; docs/generate.py writes the file, a test compares.
 HELP = Path(__file__).with_name("help.json")
 LATE: dict[str, dict[str, Any]] = json.loads(HELP.read_text("utf-8"))
 
@@ -44,7 +43,7 @@ def callback_of(name: str) -> Callable[..., None]:
 
 
 def loaded(name: str) -> Any:
-    """Return a command in `LATE`, as typer makes it."""
+    """Import a command in `LATE`, and return it as typer builds it."""
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     single.command(name, cls=Sections)(callback_of(name))
     return typer.main.get_command(single)
@@ -55,8 +54,7 @@ FIRST = {"merge": ("output", "data", "budget", "method", "match", "weights", "ba
 
 
 class Sections(TyperCommand):
-    """A command whose help lists its options in sections: those that most people need, in the order of `FIRST` where a
-    command has many, then those without a section."""
+    """A command whose help lists its options in sections. If a command has many, the options in `FIRST` come first."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options, section by section."""
@@ -65,7 +63,7 @@ class Sections(TyperCommand):
                 formatter.write_dl(list(records.items()))
 
     def sections(self, ctx: Any) -> dict[str, dict[str, str]]:
-        """Return section -> what an option is called, and what it does."""
+        """Return section -> option -> its description."""
         found: dict[str, dict[str, str]] = {}
         first = FIRST.get(str(self.name), ())
         params = self.get_params(ctx)
@@ -85,11 +83,11 @@ class Sections(TyperCommand):
 
 
 class Described(Sections):
-    """A command in `LATE` that was only asked for its help, which stands there."""
+    """A command in `LATE` that only prints its help, without being imported."""
 
     def __init__(self, name: str) -> None:
-        told = {"ignore_unknown_options": True, "allow_extra_args": True}
-        super().__init__(name, help=LATE[name]["help"], context_settings=told, rich_markup_mode=None)
+        lenient = {"ignore_unknown_options": True, "allow_extra_args": True}
+        super().__init__(name, help=LATE[name]["help"], context_settings=lenient, rich_markup_mode=None)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return list(LATE[str(self.name)]["usage"])
@@ -99,25 +97,25 @@ class Described(Sections):
 
 
 def described(name: str) -> dict[str, Any]:
-    """Return what the help of a command in `LATE` says: its text, its usage, and its options by sections."""
+    """Return the help of a command in `LATE`: its text, its usage, and its options by section."""
     command = loaded(name)
     context = command.make_context(name, [], resilient_parsing=True, **CONTEXT)
     return {"help": command.help, "usage": command.collect_usage_pieces(context), "sections": command.sections(context)}
 
 
 class Commands(TyperGroup):
-    """All commands; those in `LATE` are loaded when one of them runs."""
+    """All commands; those in `LATE` are imported only when they run."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # whose types moved between versions of typer
-        """Return the command that is named, and the words after its name."""
-        # Importing torch and transformers makes a million objects that stay: looking through them for garbage, again
-        # and again, takes about a tenth of the time that starting takes.
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: the types moved between versions of typer
+        """Return the name of the command, the command, and the words after it."""
+        # Importing torch and transformers creates a million lasting objects. Searching them for garbage again and again
+        # takes about a tenth of the start-up time.
         gc.set_threshold(100_000)
         name, command, rest = super().resolve_command(ctx, args)
         words = rest[: rest.index("--")] if "--" in rest else rest
         if (
             name in LATE and set(CONTEXT["help_option_names"]) & set(words) and not installed()
-        ):  # methods of others have options, too
+        ):  # installed methods have options, too
             return name, Described(name), rest
         if name == "merge":
             rest, notes = exits_with_2(translated)(rest)
@@ -152,7 +150,7 @@ def main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    atexit.register(gc.freeze)  # no search for garbage at the end, when all memory is given back anyway
+    atexit.register(gc.freeze)  # no garbage collection at exit, when all memory is released anyway
 
 
 for command in (

@@ -13,7 +13,7 @@ from . import common as c
 
 Setting = Annotated[
     list[str] | None,
-    typer.Option("--set", help="NAME=VALUE: a setting of the family's tiny model, by its configuration. Repeatable."),
+    typer.Option("--set", help="NAME=VALUE: a value in the configuration of the family's tiny model. Repeatable."),
 ]
 
 
@@ -25,9 +25,9 @@ def audit(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Are the table's continuous symmetries all there are? Compares their dimension with that of the directions in
-    parameter space that leave all outputs unchanged. Only the architecture counts: all parameters are drawn anew, a
-    family is a tiny model, and a MODEL must be small. Exit code 1 where the two differ."""
+    """Check that the table has all continuous symmetries. Compares their dimension with that of the directions in
+    parameter space that leave all outputs unchanged. Only the architecture matters: all parameters are drawn at random,
+    a FAMILY is audited on a tiny model, and a MODEL must be small. Exit code 1 if the dimensions differ."""
     from onebasin.studies.audit import audit as run
 
     with c.progress(quiet) as tell:
@@ -50,7 +50,7 @@ def audit(
 
 
 def _settings(items: list[str] | None) -> dict[str, Any]:
-    """`["hidden_size=8"]` -> {"hidden_size": 8}; what is no JSON is a word. Raises ValueError where `=` is missing."""
+    """`["hidden_size=8"]` -> {"hidden_size": 8}; a value that is not JSON stays text. Raises ValueError without `=`."""
     found: dict[str, Any] = {}
     for item in items or []:
         name, equals, value = item.partition("=")

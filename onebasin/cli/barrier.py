@@ -18,7 +18,7 @@ from . import tasks as t
 def barrier(
     a: Annotated[str, typer.Argument(metavar="A", help="The model at lambda 0, and the anchor: a folder or a hub id.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The model at lambda 1.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write barrier.json and barrier.png in.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for barrier.json and barrier.png.")],
     examples: t.Examples,
     points: Annotated[int, typer.Option(help="Models on the line, both ends included.")] = 11,
     match: Annotated[
@@ -31,7 +31,8 @@ def barrier(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Measure the loss on the line between A and B. The barrier is how far it rises above the line between its ends."""
+    """Measure the loss on the line between A and B. The barrier is the most that it exceeds interpolation between the
+    losses of A and B."""
     import onebasin
     from onebasin.engine import appearing_text
     from onebasin.landscape.plots import plot_curves, require_matplotlib
@@ -43,7 +44,7 @@ def barrier(
     with c.progress(quiet) as tell:
         found = onebasin.barrier(
             a, b, examples.data, task=examples.task, points=points, match=match, rescale=rescale, device=device,
-            tell=tell, **examples.told,
+            tell=tell, **examples.settings,
         )  # fmt: skip
     c.print_notes({"notes": found.notes}, quiet)
     result = found.told()

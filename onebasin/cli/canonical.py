@@ -22,7 +22,7 @@ def canonical(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Rewrite MODEL in canonical form. Same function; norm weights and biases that it does not need are folded away."""
+    """Rewrite MODEL in canonical form: the same function, with norm weights and redundant biases folded away."""
     import onebasin
 
     with c.progress(quiet) as tell:

@@ -12,7 +12,7 @@ from . import common as c
 
 def check(
     a: Annotated[str, typer.Argument(metavar="A", help="The model to rewrite: a folder or a hub id.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The model to bring it close to.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model to match it to.")],
     symmetry: Annotated[str, c.level(f"Level to check: {c.LEVELS}.")] = "paper",
     peek: Annotated[bool, typer.Option("--peek", help="Read one small matrix of each too, and compare them.")] = False,
     precision: c.Precision = "float32",
@@ -20,7 +20,7 @@ def check(
     workers: c.Workers = None,
     json: c.Json = False,
 ) -> None:
-    """Check whether A can be matched to B before any weight is read. Exit code 0: it can, 1: it cannot."""
+    """Check whether A can be matched to B, before any weights are read. Exit code 0 if it can, 1 if not."""
     import onebasin
 
     found = onebasin.check(a, b, symmetry=symmetry, peek=peek, precision=precision, family=family, workers=workers)
@@ -55,11 +55,11 @@ def _lines(found: dict[str, Any]) -> list[str]:
     if found["common_ancestors"]:
         lines.append(f"both come from {_some(found['common_ancestors'])}: they may be close already")
     elif not found["peek"]:
-        lines.append("nothing says that they come from one model; --peek compares a matrix of each")
+        lines.append("nothing indicates a common base model; --peek compares a matrix of each")
     if found["peek"]:
         lines.append(_peeked(**found["peek"]))
     memory = ", ".join(f"{level} {c.size(number)}" for level, number in found["memory"].items())
-    lines.append(f"memory beside the program itself, about: {memory}")
+    lines.append(f"memory on top of the program's own, about: {memory}")
     expected = ", ".join(f"{level} {_times(*ends)}" for level, ends in found["seconds"].items())
     lines.append(f"time on this machine, about: {expected}")
     lines.append(f"to verify outputs: {c.size(found['verify_memory'])}")
@@ -82,19 +82,19 @@ def _some(names: list[str]) -> str:
 
 def _vocabulary(found: dict[str, Any] | None) -> str:
     if found is None:
-        return "vocabularies: not compared, since not both folders hold one"
+        return "vocabularies: not compared, since not both folders have one"
     if not found["first"]:
         return f"vocabularies: the same {found['size_a']} tokens"
     first = ", ".join(f"{number}: {a!r} and {b!r}" for number, a, b in found["first"])
-    return (f"vocabularies differ: {found['size_a']} and {found['size_b']} tokens, {found['agreeing']} alike; "
+    return (f"vocabularies differ: {found['size_a']} and {found['size_b']} tokens, {found['agreeing']} in common; "
             f"first at {first}")  # fmt: skip
 
 
 def _peeked(tensor: str, cosine: float) -> str:
     if cosine > 0.9:
-        told = "one base, so matching will change little"
+        meaning = "one base, so matching will change little"
     elif abs(cosine) < 0.2:
-        told = "trained apart or rewritten, so matching is likely to matter"
+        meaning = "trained apart or rewritten, so matching is likely to matter"
     else:
-        told = "related, so matching may matter"
-    return f"cosine of '{tensor}': {cosine:.3f} ({told})"
+        meaning = "related, so matching may matter"
+    return f"cosine of '{tensor}': {cosine:.3f} ({meaning})"

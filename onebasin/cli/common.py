@@ -28,15 +28,14 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
     from rich.progress import Task as Step
 
-# What is printed may hold any name: no markup, no emoji.
 LONGEST = 1200  # characters of a message
-console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+console = Console(stderr=True, highlight=False, markup=False, emoji=False)  # names are printed as they are
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 AVERAGES = ", ".join(fusion.AVERAGES)
-# What the help texts list. Written out, since the modules that define these take seconds to import; a test compares.
+# For help texts. Written out, because the modules that define these take seconds to import; a test compares.
 LEVELS = "paper, permutation, orthogonal, full, invertible"
 STATISTICS = "fisher, gram"
 TASKS = (
@@ -46,20 +45,20 @@ TASKS = (
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, notes or summary, only errors.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output where it exists.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 Verify = Annotated[
     str,
     typer.Option(
         "--verify",
-        help="Before anything appears: outputs runs the rewritten model beside its source on random inputs, layer by "
-        "layer; tensors proves that every map found may act by the table, and tries the table itself on a tiny model "
-        "of the same configuration (where transformers has a class for it), but runs no model at its size; none.",
+        help="The check before anything is written: outputs compares the rewritten model with its source on random "
+        "inputs, layer by layer; tensors proves that the table allows every map found, and tests the table on a tiny "
+        "model of the same configuration (if transformers has a class for it), without running the model itself; none.",
     ),
 ]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")]
 Workers = Annotated[
     int | None,
-    typer.Option(help="Threads of weight matching [default: one per core]; they change no result."),
+    typer.Option(help="Threads of weight matching [default: one per core]; the result does not depend on them."),
 ]
 Family = Annotated[
     str | None,
@@ -82,7 +81,7 @@ Quality = Annotated[
     typer.Option(help="A name for a budget: fast (30s), balanced (5m) or best (30m)."),
 ]
 Push = Annotated[
-    str | None, typer.Option("--push-to-hub", metavar="REPO", help="Upload the output to owner/name on the hub, too.")
+    str | None, typer.Option("--push-to-hub", metavar="REPO", help="Also upload the output to owner/name on the hub.")
 ]
 Verbose = Annotated[int, typer.Option("-v", count=True, help="Print every step as a line.", show_default=False)]
 
@@ -90,9 +89,9 @@ Verbose = Annotated[int, typer.Option("-v", count=True, help="Print every step a
 def takes(
     options: Mapping[str, tuple[Any, Any]], name: str, made: Callable[[dict[str, Any]], Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command shared options, where its argument `name` stands; it gets what `made` makes of what was typed.
+    """Replace a command's argument `name` by shared options; `made` turns what was typed for them into that argument.
 
-    options: option -> its type and default; `...` where it must be given.
+    options: option -> its type and default; `...` if it is required.
     """
 
     def given(command: Callable[..., None]) -> Callable[..., None]:
@@ -121,8 +120,8 @@ def _option(name: str, declared: tuple[Any, Any]) -> Parameter:
 
 
 def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
-    """Turn bad input (ValueError, OSError) into one line on stderr and exit code 2. Warnings of libraries, which are
-    about their own use, stay away unless they are asked for (`python -W`, PYTHONWARNINGS)."""
+    """Turn bad input (ValueError, OSError) into one line on stderr and exit code 2. Hide the warnings of libraries,
+    which address programmers, unless they are asked for (`python -W`, PYTHONWARNINGS)."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -132,7 +131,7 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
             return answered(*args, **kwargs)
 
     def answered(*args: P.args, **kwargs: P.kwargs) -> R:
-        import onebasin.models  # noqa: F401  # what takes its time; torch swallows a KeyboardInterrupt while it loads
+        import onebasin.models  # noqa: F401  # slow; torch swallows a KeyboardInterrupt while it is imported
 
         try:
             with _interruptible():
@@ -143,7 +142,7 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
             console.print(Text.assemble(("error:", "bold red"), " ", line(said(error))), soft_wrap=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            console.print("interrupted; no output was written, and what --resume finds is kept")
+            console.print("interrupted; no output was written, and the state for --resume is kept")
             raise typer.Exit(130) from None
 
     return wrapped
@@ -151,7 +150,7 @@ def exits_with_2(command: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Turn Ctrl-C into KeyboardInterrupt while the block runs, whatever else it does before and after."""
+    """Turn Ctrl-C into KeyboardInterrupt while the block runs, and restore the handler that was there before."""
     before = signal.getsignal(signal.SIGINT)
     if before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
         yield
@@ -164,27 +163,27 @@ def _interruptible() -> Iterator[None]:
 
 
 def level(help: str) -> Any:
-    """Return the option for a level of symmetry, which has one name everywhere, and answers to two more."""
+    """Return the option for a level of symmetry, which has the same three names in every command."""
     return typer.Option("--match", "--symmetry", "--level", help=help)
 
 
 def line(text: object) -> str:
-    """Return a text on one line, without characters that command a terminal, and without the middle of an endless
-    one: the names in it may be as long as a file likes."""
+    """Return a text on one line, without control characters, and without its middle if it is too long: names in it may
+    come from files."""
     whole = "".join(one if one.isprintable() else " " for one in " ".join(str(text).split()))
     return whole if len(whole) <= LONGEST else f"{whole[: LONGEST // 2]} ... {whole[-LONGEST // 2 :]}"
 
 
 def stdout() -> Console:
-    """Return where tables are printed, in which names are names."""
+    """Return the console for tables, which prints names as they are."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
 @contextmanager
 def progress(quiet: bool, verbose: int = 0, seconds: float | None = None) -> Iterator[Callable[[str], None] | None]:
-    """A line on stderr that shows what is going on and for how long, or a line for every step; None when quiet.
+    """Show on stderr what is going on: in one line with a clock, or in a line per step (verbose). Yield None if quiet.
 
-    seconds: how long it takes at most, where that is known: a bar shows how much of it is over, and what is left.
+    seconds: the longest that it takes, if known, for a bar and the time left.
     """
     if quiet:
         yield None
@@ -203,7 +202,7 @@ def progress(quiet: bool, verbose: int = 0, seconds: float | None = None) -> Ite
 
 
 def _columns(seconds: float | None) -> list[ProgressColumn]:
-    """What the line shows. Its clock runs by itself, since a step may take minutes."""
+    """Return the columns of the line. Its clock runs by itself, since a step may take minutes."""
     from rich.progress import ProgressColumn, SpinnerColumn, TimeElapsedColumn
     from rich.progress_bar import ProgressBar
 
@@ -235,7 +234,7 @@ def given_options(context: typer.Context) -> dict[str, str]:
 
 
 def push(output: str, repository: str | None, result: dict[str, Any], tell: Callable[[str], None] | None) -> None:
-    """Upload the output where a repository is named; its address is in the result then."""
+    """Upload the output if a repository is given, and add its address to the result."""
     if repository is not None:
         from onebasin.models.hub import upload
 
@@ -245,7 +244,7 @@ def push(output: str, repository: str | None, result: dict[str, Any], tell: Call
 
 
 def command_line() -> str:
-    """The command as the user typed it, with names instead of paths, for what may be published."""
+    """Return the command as typed, but with names instead of paths, since it may be published."""
     from onebasin.models.published import words
 
     return shlex.join(["onebasin", *map(words, sys.argv[1:])])
@@ -262,7 +261,7 @@ def print_notes(result: dict[str, Any], quiet: bool) -> None:
 
 
 def wants_words(result: dict[str, Any], json: bool, quiet: bool) -> bool:
-    """Print the notes of a result, and all of it as JSON where that is wanted; return whether to say it in words."""
+    """Print the notes of a result, and the result itself as JSON if wanted; return whether to summarise it in words."""
     print_notes(result, quiet)
     if json:
         print_json(result)
@@ -275,14 +274,14 @@ def words(text: str | None) -> list[str] | None:
 
 
 def datasets(text: str | None) -> str | list[str] | None:
-    """`a.jsonl,b.jsonl` -> both; one dataset stays a word."""
+    """`a.jsonl,b.jsonl` -> both; a single dataset stays a string."""
     named = words(text) or []
     return text if len(named) < 2 or Path(str(text)).exists() else named
 
 
 def numbers(text: str | None, option: str) -> list[int] | None:
-    """`0-4,11` -> [0, 1, 2, 3, 4, 11]. option: what the text was given to. Raises ValueError quoting the piece that is
-    neither a number nor a range, runs backwards, or goes beyond 999999."""
+    """`0-4,11` -> [0, 1, 2, 3, 4, 11]. option: named in errors. Raises ValueError for a piece that is neither a number
+    nor a range, runs backwards, or goes beyond 999999."""
     if text is None:
         return None
     found: dict[int, None] = {}
@@ -300,7 +299,7 @@ def numbers(text: str | None, option: str) -> list[int] | None:
 
 
 def weights(text: str | None, option: str = "--weights") -> list[float] | None:
-    """`0.5,0.5` -> [0.5, 0.5]. Raises ValueError quoting what is no list of numbers."""
+    """`0.5,0.5` -> [0.5, 0.5]. Raises ValueError for anything but a list of numbers."""
     try:
         return None if text is None else [float(word) for word in text.split(",")]
     except ValueError:
@@ -308,7 +307,7 @@ def weights(text: str | None, option: str = "--weights") -> list[float] | None:
 
 
 def renamed(text: str | None, option: str) -> dict[str, str]:
-    """`text=sentence,label=class` -> both. Raises ValueError quoting what is not of that form."""
+    """`text=sentence,label=class` -> both, as a dictionary. Raises ValueError for another form."""
     found = {}
     for piece in words(text) or []:
         ours, equals, theirs = piece.partition("=")
@@ -319,7 +318,7 @@ def renamed(text: str | None, option: str) -> dict[str, str]:
 
 
 def pairs(items: list[str] | None, option: str) -> dict[str, float]:
-    """`["NAME=2"]` -> {"NAME": 2.0}. Raises ValueError quoting what is not of that form."""
+    """`["NAME=2"]` -> {"NAME": 2.0}. Raises ValueError for another form."""
     found = {}
     for item in items or []:
         name, _, value = item.rpartition("=")
@@ -333,8 +332,7 @@ def pairs(items: list[str] | None, option: str) -> dict[str, float]:
 
 
 def scalars(items: list[str] | None, option: str) -> dict[str, Any]:
-    """`["density=0.5", "normalize=true"]` -> both, with values as YAML reads them. Raises ValueError quoting what is of
-    another form."""
+    """`["density=0.5", "normalize=true"]` -> both, with values as in YAML. Raises ValueError for another form."""
     found = {}
     for item in items or []:
         name, equals, value = item.partition("=")
@@ -346,7 +344,7 @@ def scalars(items: list[str] | None, option: str) -> dict[str, Any]:
 
 
 def size(number: int) -> str:
-    """Bytes as people read them: 1.5 GB."""
+    """Return a number of bytes for people to read: 1.5 GB."""
     for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= one:
             return f"{number / one:.3g} {unit}"

@@ -15,7 +15,7 @@ def demo(
     output: Annotated[
         str, typer.Option("--output", "-o", help="The folder to write; an earlier demo in it is replaced.")
     ] = "demo",
-    seed: Annotated[int, typer.Option(help="Of the first model; the others take the next numbers.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first model; the others take the next numbers.")] = 0,
     models: Annotated[int, typer.Option(help="How many models to train, at least 2.")] = 3,
     width: Annotated[int, typer.Option(help="Their width, a multiple of 4.")] = 48,
     json: c.Json = False,

@@ -18,7 +18,7 @@ def distance(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Measure how far the weights of A and B lie apart. Euclidean, over what they share: whole, per part, per layer."""
+    """Measure the Euclidean distance between the weights that A and B share: in total, per part, per layer."""
     import onebasin
 
     with c.progress(quiet) as tell:

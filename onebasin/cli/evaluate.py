@@ -20,7 +20,7 @@ def evaluate(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Measure models on a task: loss, accuracy, and the metrics that the task is judged by."""
+    """Measure models on a task: loss, accuracy, and the metrics of the task."""
     import onebasin
 
     results = []
@@ -28,7 +28,7 @@ def evaluate(
     with c.progress(quiet) as tell:
         for model in models:
             scores = onebasin.evaluate(
-                model, examples.data, task=examples.task, device=device, tell=tell, **examples.told
+                model, examples.data, task=examples.task, device=device, tell=tell, **examples.settings
             )
             # A regression has no accuracy.
             found = {"loss": scores.loss, "accuracy": scores.accuracy, **scores.metrics}

@@ -9,7 +9,7 @@ from . import common as c
 
 
 def families(json: c.Json = False) -> None:
-    """List the supported families and their model types; with --json also which of their spaces can move."""
+    """List the supported families and their model types; with --json also the kinds of their spaces."""
     from onebasin.families import installed, tables
 
     known = {**tables(), **installed()}

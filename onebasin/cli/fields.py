@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of commands from the fields of settings: their names, help and defaults stand there and nowhere else."""
+"""The options of commands, made from the fields of settings: names, help and defaults are declared only there."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ Option = tuple[Any, Any]  # its type for typer, and its default
 def options_of(
     kind: type[Settings], without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Option]:
-    """Return the options of a command for settings: name -> its type and default, as `common.takes` wants them.
+    """Return the options of a command for settings: name -> its type and default, as `common.takes` expects.
 
-    without: fields that the command has no option for. defaults: those of the command, where they differ from the
-    fields'.
+    without: fields that get no option. defaults: where they differ from those of the fields.
     """
     found = {}
     for one in fields(kind):
@@ -35,12 +34,12 @@ def options_of(
 
 
 def methods_options(methods: Mapping[str, type[Settings]], taken: Sequence[str]) -> dict[str, Option]:
-    """Return the options of several methods, None where they are not typed, so that one can refuse another's.
+    """Return the options of several methods. They default to None, so that a method can refuse another's.
 
     taken: names of other options of the command.
 
     Raises:
-        ValueError: for a setting that has the name of one of these, or another type in another method.
+        ValueError: a setting has a name in `taken`, or another type in another method.
     """
     owners: dict[str, list[str]] = {}
     for method, kind in methods.items():
@@ -62,24 +61,24 @@ def methods_options(methods: Mapping[str, type[Settings]], taken: Sequence[str])
 
 
 def typed(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was typed for settings, in the types of their fields. Raises ValueError for what is no such value."""
+    """Convert what was typed for settings to the types of their fields. Raises ValueError where that fails."""
     there = {name: value for name, value in given.items() if value is not None}
     return {name: _parser(kind, name)(value) if isinstance(value, str | list) else value
             for name, value in there.items()}  # fmt: skip
 
 
-_HINTS: dict[type, dict[str, Any]] = {}  # which take milliseconds, and are asked for by every field
+_HINTS: dict[type, dict[str, Any]] = {}  # getting them takes milliseconds, and every field needs them
 
 
 def _hints(kind: type[Settings]) -> dict[str, Any]:
-    """The types of all fields."""
+    """Return the types of all fields."""
     if kind not in _HINTS:
         _HINTS[kind] = get_type_hints(kind)
     return _HINTS[kind]
 
 
 def _hint(kind: type[Settings], name: str) -> Any:
-    """The type of a field without bounds, and without None."""
+    """Return the type of a field without bounds, and without None."""
     hint = _hints(kind)[name]
     if get_origin(hint) in (Union, UnionType):
         inside = tuple(one for one in get_args(hint) if one is not type(None))
@@ -106,13 +105,13 @@ def _option(kind: type[Settings], name: str, default: Any, text: str) -> Option:
 
 
 def section(kind: type[Settings], name: str) -> str:
-    """Return the section of the help that a field stands in: the one that the class names which declares it."""
+    """Return the section of the help that lists a field, which the class that declares the field names."""
     owner: type[Settings] = next(one for one in kind.__mro__ if name in get_annotations(one))
     return owner.section
 
 
 def choices(kind: type[Settings], name: str) -> tuple[str, ...]:
-    """Return the words that a field may be; none where it may be anything of its type."""
+    """Return the words that a field allows; none if it allows any value of its type."""
     hint = _hints(kind)[name]
     return get_args(hint) if get_origin(hint) is Literal else ()
 
@@ -122,7 +121,7 @@ def _repeats(hint: Any) -> bool:
 
 
 def _parser(kind: type[Settings], name: str) -> Callable[[Any], Any]:
-    """Return the function that turns what was typed into a value of the field."""
+    """Return the function that converts what was typed to a value of the field."""
     hint, flag = _hint(kind, name), _flag(kind, name)
     if isinstance(hint, tuple):  # a word or several
         return c.datasets if any(get_args(one) == (str,) for one in hint) else _same

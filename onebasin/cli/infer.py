@@ -22,7 +22,7 @@ def infer(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
     json: c.Json = False,
 ) -> None:
-    """Infer a model's table of symmetries from its class alone, prove it on tiny twins, and print it."""
+    """Infer a model's table of symmetries from its class, test it on tiny models of that class, and print it."""
     from transformers import CONFIG_MAPPING
 
     from onebasin.models import Folder, ModelError
@@ -41,10 +41,10 @@ def infer(
         return
     if output is None:
         print(found.text)
-    said = f"exact: random elements change the outputs of tiny twins by {found.departure:.1e}; "
-    said += f"{100 * found.free:.0f} % of its matrices can move"
+    summary = f"exact: random elements change the outputs of tiny twins by {found.departure:.1e}; "
+    summary += f"{100 * found.free:.0f} % of its matrices can move"
     if found.unknown:
-        said += f"; without a rule: {', '.join(found.unknown)}"
+        summary += f"; without a rule: {', '.join(found.unknown)}"
     if found.lowered:
-        said += f"; kept still since elements changed the outputs: {', '.join(found.lowered)}"
-    c.stdout().print(said if output is None else f"{output}: {said}")
+        summary += f"; fixed, since elements changed the outputs: {', '.join(found.lowered)}"
+    c.stdout().print(summary if output is None else f"{output}: {summary}")

@@ -18,7 +18,7 @@ def inspect(
     family: c.Family = None,
     json: c.Json = False,
 ) -> None:
-    """Show which spaces a model has and what may act on them."""
+    """Show the spaces of a model and the groups that act on them."""
     from onebasin.models import Folder
     from onebasin.symmetry import acting_groups
     from onebasin.symmetry.tables.axes import show
@@ -52,19 +52,19 @@ def inspect(
     console = c.stdout()
     console.print(f"{model}: {signature.family}, {len(signature.tensors)} tensors, {len(signature.layers)} layers")
     table = Table(Column("space", no_wrap=True), "size", "copies", "group", "dimension", "tensors")
-    alike: dict[tuple[str, ...], list[str]] = {}  # what a line says -> the spaces of all layers of which it says so
+    alike: dict[tuple[str, ...], list[str]] = {}  # contents of a row -> its spaces, in all layers
     for row in spaces:
         name = str(row["space"])
         if row["group"] != "fixed" or not signature.spaces[name].layer:
-            said = [str(row[key]) for key in ("size", "copies", "group", "dimension")]
+            cells = [str(row[key]) for key in ("size", "copies", "group", "dimension")]
             kind = "" if signature.spaces[name].layer is None else name.rpartition(".")[2]
-            alike.setdefault((kind, *said, str(len(signature.touching[name]))), []).append(name)
-    for (_, *said), names in alike.items():
+            alike.setdefault((kind, *cells, str(len(signature.touching[name]))), []).append(name)
+    for (_, *cells), names in alike.items():
         first, last = (f".{signature.spaces[name].layer}" for name in (names[0], names[-1]))
-        table.add_row(names[0] if first == last else names[0].replace(first, f"{first}-{last[1:]}", 1), *said)
+        table.add_row(names[0] if first == last else names[0].replace(first, f"{first}-{last[1:]}", 1), *cells)
     console.print(table)
     console.print(f"continuous symmetries at level {symmetry}: {total} dimensions")
-    if tensors:  # plain lines, which no terminal's width cuts
+    if tensors:  # plain lines, which are not cut to the width of the terminal
         width = max(len(entry.name) for entry in signature.tensors.values())
         for entry in signature.tensors.values():
             print(f"{entry.name:{width}}  {entry.shape!s:20}  {show(entry.axes)}")

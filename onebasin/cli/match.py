@@ -14,23 +14,22 @@ from . import matching as m
 @m.matches
 def match(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The model to rewrite: a folder or a hub id.")],
-    anchor: Annotated[str, typer.Argument(metavar="ANCHOR", help="The model to bring it close to.")],
+    anchor: Annotated[str, typer.Argument(metavar="ANCHOR", help="The model to match it to.")],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
-    symmetry: Annotated[str, c.level(f"What may move, see docs/concepts.md: {c.LEVELS}.")] = "paper",
+    symmetry: Annotated[str, c.level(f"Which symmetries to use (see docs/concepts.md): {c.LEVELS}.")] = "paper",
     layers: m.Layers = None,
     alignment: Annotated[str | None, typer.Option(help="Also save the maps that were found, as safetensors.")] = None,
     anchor_output: Annotated[
         str | None,
         typer.Option(
-            help="For levels orthogonal, full and invertible, which rewrite the anchor too: where it goes "
-            "[default: OUTPUT-anchor]."
+            help="Folder of the rewritten anchor, for levels orthogonal, full and invertible [default: OUTPUT-anchor]."
         ),
     ] = None,
     adapter: Annotated[
-        str | None, typer.Option(help="Folder of a LoRA adapter (peft) of SOURCE, to be rewritten along with it.")
+        str | None, typer.Option(help="Folder of a LoRA adapter (peft) of SOURCE, to rewrite along with it.")
     ] = None,
     adapter_output: Annotated[
-        str | None, typer.Option(help="Where the rewritten adapter goes [default: OUTPUT-adapter].")
+        str | None, typer.Option(help="Folder of the rewritten adapter [default: OUTPUT-adapter].")
     ] = None,
     *,
     matching: dict[str, Any],
@@ -38,7 +37,7 @@ def match(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Bring SOURCE as close to ANCHOR as it gets with its function unchanged."""
+    """Bring SOURCE as close to ANCHOR as possible, with its function unchanged."""
     import onebasin
 
     with c.progress(quiet) as tell:

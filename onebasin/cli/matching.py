@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of every command that matches and writes models: how, on which data, and with which means."""
+"""The options of the commands that match and write models."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Layers = Annotated[str | None, typer.Option(help="Move only these layers, such a
 BestLayers = Annotated[
     str | None,
     typer.Option(
-        help="Move only these layers, such as 0-4,11 [default: all]; auto: the one, or all, with which the merged "
-        "model does best on --validation."
+        help="Move only these layers, such as 0-4,11 [default: all]; auto: the single layer, or all, with which the "
+        "merged model does best on --validation."
     ),
 ]
 
@@ -35,7 +35,7 @@ WRITTEN = options_of(Written)
 
 
 def on_data(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what was typed of calibration data, as the jobs take it."""
+    """Convert the options of calibration data to the arguments of the jobs."""
     return typed(Calibration, given)
 
 

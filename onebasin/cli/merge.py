@@ -30,7 +30,7 @@ KINDS = loadable()
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """What was typed of all methods' settings."""
+    """Convert what was typed for the settings of all methods to the types of their fields."""
     there = {name: value for name, value in given.items() if value is not None}
     kinds = {name: kind for kind in KINDS.values() for name in kind.names()}
     return {name: typed(kinds[name], {name: value})[name] for name, value in there.items()}
@@ -51,8 +51,8 @@ def merge(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Search for the best way so long, such as 30s, 5m or 2h: closed forms first, then learning, then "
-            "distilling; Ctrl-C ends it early [default: closed forms where the models were trained apart]."
+            help="How long to search for the best way, such as 30s, 5m or 2h: closed forms first, then learning, then "
+            "distilling; Ctrl-C ends it early [default: closed forms if the models were trained apart]."
         ),
     ] = None,
     quality: c.Quality = None,
@@ -64,12 +64,12 @@ def merge(
         ),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The base model, where a method of mergekit's needs one (ties, task_arithmetic).")
+        str | None, typer.Option(help="The base model, for methods of mergekit that need one (ties, task_arithmetic).")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A parameter of a method of mergekit's: density=0.5. Repeatable."
+            "--set", metavar="NAME=VALUE", help="A parameter of a method of mergekit, such as density=0.5. Repeatable."
         ),
     ] = None,
     weights: Annotated[str | None, typer.Option(help="One number per model, such as 0.5,0.5 [default: equal].")] = None,
@@ -81,7 +81,8 @@ def merge(
         str, typer.Option(help="The model that the others are matched to, from 0, or auto: nearest to the mean.")
     ] = "auto",
     heads_from: Annotated[
-        int | None, typer.Option(help="Where task heads differ, take this model's, from 0 [default: the anchor's].")
+        int | None,
+        typer.Option(help="Where task heads differ, the model to take them from, from 0 [default: the anchor]."),
     ] = None,
     soft: Annotated[
         float | None,
@@ -89,7 +90,7 @@ def merge(
     ] = None,
     tokenizer_source: Annotated[
         str | None,
-        typer.Option(help="For models of different vocabularies: union, base (the anchor's), or one of the models."),
+        typer.Option(help="For models with different vocabularies: union, base (the anchor's), or one of the models."),
     ] = None,
     layers: m.BestLayers = None,
     validation: Annotated[
@@ -101,7 +102,7 @@ def merge(
     ] = "loss",
     require: Annotated[
         float | None,
-        typer.Option(help="Exit with 1 where the result agrees with a source on less than this share of predictions."),
+        typer.Option(help="Exit with 1 if the result agrees with a source on less than this share of predictions."),
     ] = None,
     no_verdict: Annotated[
         bool, typer.Option("--no-verdict", help="Do not compare the result's predictions with its sources'.")
@@ -118,7 +119,7 @@ def merge(
     quiet: c.Quiet = False,
     verbose: c.Verbose = 0,
 ) -> None:
-    """Merge models into one, matched first where that helps, and say whether the result works.
+    """Merge models into one, match them first where that helps, and report whether the result works.
 
     Examples: onebasin merge A B -o merged; onebasin merge A B -o merged --budget 10m --data texts.jsonl; onebasin merge
     A B -o merged --match full --method regmean --data texts.jsonl
@@ -142,7 +143,7 @@ def merge(
         job = partial(merge_in_words, words, output, **means, **ends)
     else:
         if base is not None or set_:
-            raise ValueError("--base and --set are for methods of mergekit's, such as --method ties")
+            raise ValueError("--base and --set are for methods of mergekit, such as --method ties")
         if anchor != "auto" and not anchor.isdigit():
             raise ValueError(f"--anchor '{anchor}': write auto or a number counted from 0")
         how = {"method": method, "budget": budget, "quality": quality, "weights": c.weights(weights), "match": match,
@@ -158,14 +159,14 @@ def merge(
         c.push(output, push_to_hub, result, tell)
     _print(result, result.get("models") or models or [], json, quiet)
     if result.get("required") is False:
-        c.console.print(f"the result agrees with a source on less than {require} of predictions, which was required")
+        c.console.print(f"the result agrees with a source on less than {require} of predictions, as --require demands")
         raise typer.Exit(1)
 
 
 def _refuse_idle(given: dict[str, str], known: Collection[str], of: str) -> None:
     for name, option in given.items():
         if name not in known:
-            raise ValueError(f"{option} does not go with {of}")
+            raise ValueError(f"{option} cannot be combined with {of}")
 
 
 def _print_distances(result: dict[str, Any], models: Sequence[str], moved: bool) -> None:
@@ -178,7 +179,7 @@ def _print_distances(result: dict[str, Any], models: Sequence[str], moved: bool)
 def _print(result: dict[str, Any], models: Sequence[str], json: bool, quiet: bool) -> None:
     if c.wants_words(result, json, quiet):
         matched = f", matched at level {result['match']}" if result["match"] != "none" else ""
-        if "search" in result:  # which went by predictions, so distances say little of it
+        if "search" in result:  # it compares predictions, so distances say little about it
             tried = len(result["search"]["candidates"])
             best = f", the best of {tried} ways to merge" if tried > 1 else " of"
             way = f"{result['search']['chosen']}{best} {len(models)} models"

@@ -22,7 +22,7 @@ DATA = options_of(Calibration, without=("noise",), defaults={"data": "self", "sa
 def refine(
     merged: Annotated[str, typer.Argument(metavar="MERGED", help="The merged model: a folder or a hub id.")],
     teachers: Annotated[
-        list[str], typer.Option("--teachers", help="A model that MERGED was made of. Repeat for every one.")
+        list[str], typer.Option("--teachers", help="A model that MERGED was made from. Repeat for each.")
     ],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write.")],
     *,
@@ -30,7 +30,7 @@ def refine(
     how: dict[str, Any],
     control: Annotated[
         str | None,
-        typer.Option(help="Another start, such as an unmatched average: gets the same steps, for comparison."),
+        typer.Option(help="Another start, such as an unmatched average, to train in the same way for comparison."),
     ] = None,
     dtype: c.Dtype = None,
     device: c.Device = "cpu",
@@ -39,7 +39,7 @@ def refine(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Distil a merged model for some steps from the models that it was made of. This is training, not alignment."""
+    """Distil the models that MERGED was made from into it, for some steps. This is training, not alignment."""
     import onebasin
 
     with c.progress(quiet) as tell:

@@ -22,7 +22,7 @@ def statistics(
     kind: Annotated[str, typer.Option(help=f"What to measure: {c.STATISTICS}.")] = "fisher",
     canonical: Annotated[
         bool,
-        typer.Option("--canonical", help="Of the canonical form, for levels that move the residual stream."),
+        typer.Option("--canonical", help="Measure the canonical form, for levels that move the residual stream."),
     ] = False,
     *,
     calibration: dict[str, Any],
@@ -34,7 +34,7 @@ def statistics(
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Measure on data what fisher and regmean need to know of a model, and keep it in a file."""
+    """Measure the statistics of a model on data that fisher and regmean need, and save them in a file."""
     from onebasin.jobs.statistics import statistics as measure
 
     with c.progress(quiet) as tell:

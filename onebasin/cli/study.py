@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onebasin study: measurements that take several commands' work."""
+"""onebasin study: measurements that combine several commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from . import common as c
 from . import tasks as t
 
-app = typer.Typer(help="Measure what matching and merging do to models of yours.", no_args_is_help=True)
+app = typer.Typer(help="Measure what matching and merging do to your models.", no_args_is_help=True)
 
 
 @app.command()
@@ -20,14 +20,12 @@ app = typer.Typer(help="Measure what matching and merging do to models of yours.
 def levels(
     a: Annotated[str, typer.Argument(metavar="A", help="The model at lambda 0, and the anchor: a folder or a hub id.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The model at lambda 1, matched to A.")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="The folder to write levels.json, levels.md and levels.png in.")
-    ],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for levels.json, levels.md and levels.png.")],
     examples: t.Examples,
     at: Annotated[
-        str, typer.Option("--levels", help=f"Levels of symmetry, of none, {c.LEVELS}.")
+        str, typer.Option("--levels", help=f"Levels of symmetry, out of none, {c.LEVELS}.")
     ] = "none,permutation,paper,full,invertible",
-    methods: Annotated[str, typer.Option(help=f"Ways to merge, of {c.AVERAGES}.")] = c.AVERAGES.replace(" ", ""),
+    methods: Annotated[str, typer.Option(help=f"Ways to merge, out of {c.AVERAGES}.")] = c.AVERAGES.replace(" ", ""),
     points: Annotated[int, typer.Option(help="Models on a line, both ends included.")] = 11,
     rescale: c.Rescale = "joint",
     device: c.Device = "cpu",
@@ -52,10 +50,10 @@ def levels(
 @c.exits_with_2
 def anatomy(
     a: Annotated[str, typer.Argument(metavar="A", help="The anchor of both alignments: a folder or a hub id.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The model that they align to it.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The model that they align to A.")],
     first: Annotated[str, typer.Argument(metavar="ALIGNMENT", help="A file of `onebasin match B A --alignment`.")],
     second: Annotated[str, typer.Argument(metavar="ALIGNMENT", help="Another, such as a learned one.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write anatomy.json and anatomy.png in.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for anatomy.json and anatomy.png.")],
     overwrite: c.Overwrite = False,
     json: c.Json = False,
     quiet: c.Quiet = False,
@@ -73,7 +71,7 @@ def anatomy(
 @t.measures
 def simplex(
     models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Three models, matched to one another.")],
-    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write simplex.json and simplex.png in.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="Folder for simplex.json and simplex.png.")],
     examples: t.Examples,
     points: Annotated[int, typer.Option(help="Models on an edge, both ends included.")] = 6,
     overwrite: c.Overwrite = False,
@@ -94,13 +92,13 @@ def simplex(
 
 
 def _from_file(name: str, text: str) -> None:
-    """Adds the command of a study that a YAML file describes."""
+    """Add the command of a study that a YAML file describes."""
 
     def run(
         config: Annotated[str, typer.Option(help="YAML file: task, models, corpora, and what to compare on them.")],
         output: Annotated[str, typer.Option("--output", "-o", help="The folder of results; studies share one report.")],
         methods: Annotated[str | None, typer.Option(help="Only these of the file's methods [default: all].")] = None,
-        metric: Annotated[str | None, typer.Option(help="Another metric than the file's.")] = None,
+        metric: Annotated[str | None, typer.Option(help="A metric to use instead of the file's.")] = None,
         overwrite: c.Overwrite = False,
         resume: Annotated[
             bool, typer.Option("--resume", help="Go on where a run on the same file and models was stopped.")
@@ -125,13 +123,13 @@ def _from_file(name: str, text: str) -> None:
     app.command(name)(c.exits_with_2(run))
 
 
-# What `studies.run` knows; a test compares.
+# The studies of `studies.run`; a test compares.
 for _name, _text in {
-    "fusion-table": "Score every way to merge under every matching, beside the end models.",
-    "ablation": "Leave attention, FFN or rescaling out of the matching.",
-    "distance": "Measure how near each way of matching brings two models.",
+    "fusion-table": "Score every way to merge after every matching, and the models themselves.",
+    "ablation": "Measure the effect of leaving attention, FFN or rescaling out of the matching.",
+    "distance": "Measure the distance between two models after every way of matching.",
     "landscape": "Measure the loss along the lines and over the planes between models.",
     "runtime": "Time fine-tuning, matching and merging.",
-    "layers": "Match a single layer, the last ones, or the first ones.",
+    "layers": "Measure merging with a single layer matched, the last ones, or the first ones.",
 }.items():
     _from_file(_name, _text)

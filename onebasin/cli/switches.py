@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The switches of mergekit-yaml that `merge` takes: those that mean something here under their own names, those that
-have no effect with a word, those that cannot be with the reason."""
+"""The switches of mergekit-yaml in `merge`: some are renamed, some have no effect and give a note, some are refused."""
 
 from __future__ import annotations
 
@@ -12,33 +11,33 @@ IDLE = {
     "--lazy-unpickle": "weights are always read tensor by tensor",
     "--low-cpu-memory": "weights are always read tensor by tensor",
     "--read-to-gpu": "weights are always read tensor by tensor",
-    "--async-write": "tensors are always written while others are made",
+    "--async-write": "tensors are always written while others are computed",
     "--clone-tensors": "tensors are always copied where that is needed",
     "--safe-serialization": "the output is always safetensors",
-    "--multi-gpu": "one device computes",
+    "--multi-gpu": "only one device is used",
 }
 IDLE |= {f"--no-{name[2:]}": why for name, why in IDLE.items() if name != "--safe-serialization"}
 USUAL = ("--no-cuda", "--no-allow-crimes", "--no-trust-remote-code", "--no-unsafe-truncate-embeddings", "--no-quiet")
-IDLE |= dict.fromkeys(USUAL, "that is how it is")
+IDLE |= dict.fromkeys(USUAL, "this is always so")
 IDLE_WITH_VALUE = {
-    "--write-threads": "tensors are always written while others are made",
+    "--write-threads": "tensors are always written while others are computed",
     "--lora-merge-cache": "adapters are merged in a temporary folder",
 }
 IMPOSSIBLE = {
     "--allow-crimes": "models of different architectures cannot be merged",
-    "--trust-remote-code": "no code of a model is ever run; register the class, and use Python",
-    "--unsafe-truncate-embeddings": "--tokenizer-source says which vocabulary to take",
-    "--no-safe-serialization": "the output is always safetensors, which runs no code where it is read",
+    "--trust-remote-code": "code in a model's repository is never run; register its class, and use Python",
+    "--unsafe-truncate-embeddings": "choose the vocabulary with --tokenizer-source",
+    "--no-safe-serialization": "the output is always safetensors, which runs no code when it is read",
     "--lora-merge-dtype": "adapters are merged in float32; --dtype is the type of the output",
     "--transformers-cache": "set the environment variable HF_HUB_CACHE",
 }
 
 
 def translated(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of a command line in this program's options, and notes on those that have no effect.
+    """Translate the words of a command line to this program's options; also return notes on those without effect.
 
     Raises:
-        ValueError: for a switch that cannot be.
+        ValueError: a switch is not supported.
     """
     found: list[str] = []
     notes: list[str] = []
@@ -49,7 +48,7 @@ def translated(words: Sequence[str]) -> tuple[list[str], list[str]]:
             return [*found, word, *left], notes
         name, equals, value = word.partition("=")
         if name in IMPOSSIBLE:
-            raise ValueError(f"{name} of mergekit-yaml is not taken: {IMPOSSIBLE[name]}")
+            raise ValueError(f"{name} of mergekit-yaml is not supported: {IMPOSSIBLE[name]}")
         if name in RENAMED:
             found.append(f"{RENAMED[name]}{equals}{value}")
         elif name in INSTEAD:

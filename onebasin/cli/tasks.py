@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of every command that measures models: which task, on which examples."""
+"""The options of the commands that measure models: which task, on which examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .fields import Option, options_of, typed
 if TYPE_CHECKING:
     from onebasin.data import Task
 
-Name = Annotated[str, typer.Option("--task", help=f"What is measured: {c.TASKS}.")]
+Name = Annotated[str, typer.Option("--task", help=f"What to measure: {c.TASKS}.")]
 Data = Annotated[
     str,
     typer.Option(
@@ -26,13 +26,13 @@ Data = Annotated[
         "a dataset of the hub, builtin:digits or builtin:stdlib."
     ),
 ]
-# What `measures` adds to a command: option -> its type and default; `...` where it must be given.
+# The options that `measures` adds to a command: option -> its type and default; `...` if it is required.
 OPTIONS: dict[str, Option] = {"task": (Name, ...), "data": (Data, ...), **options_of(settings.Examples)}
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples that a command's options name. given: option -> what was typed."""
+    """The examples that the options of a command describe. given: option -> what was typed."""
 
     given: Mapping[str, Any]
 
@@ -49,12 +49,12 @@ class Examples:
         return f"{self.task} on {Path(self.data).name}"
 
     @property
-    def told(self) -> dict[str, Any]:
-        """Return what `onebasin.evaluate` takes of them."""
+    def settings(self) -> dict[str, Any]:
+        """Return the further arguments for `onebasin.evaluate`."""
         return typed(settings.Examples, {name: self.given[name] for name in settings.Examples.names()})
 
     def refuse_unfit(self, models: Sequence[str], device: str) -> None:
-        """Refuse a device or model that is not there or fits no task, before any is measured."""
+        """Refuse a device or model that does not exist or does not fit the task, before anything is measured."""
         from onebasin.data.models import TASKS, refuse_unfit
         from onebasin.engine import refuse_device
 
@@ -64,14 +64,14 @@ class Examples:
             refuse_unfit(list(bases), self.task)
 
     def of(self, model: str, beside: Sequence[str] = (), device: str = "cpu", **more: Any) -> Task:
-        """Return them as `model` reads them, once all models and the device are known to be there.
+        """Return the task for `model`, after checking that all models and the device exist.
 
         beside: the other models that will be measured. more: further arguments of `onebasin.data.load_task`.
         """
         from onebasin.data import load_task
 
         self.refuse_unfit([model, *beside], device)
-        return load_task(self.task, self.data, model, **self.told, **more)
+        return load_task(self.task, self.data, model, **self.settings, **more)
 
 
 measures = c.takes(OPTIONS, "examples", Examples)

@@ -20,13 +20,13 @@ def verify(
         bool, typer.Option("--tensors", help="Compare the weights instead, tensor by tensor; nothing is run.")
     ] = False,
     alignment: Annotated[
-        str | None, typer.Option(help="With --tensors: the file by whose maps B was made of A (match --alignment).")
+        str | None, typer.Option(help="With --tensors: the file of the maps that turned A into B (match --alignment).")
     ] = None,
     family: c.Family = None,
     json: c.Json = False,
     quiet: c.Quiet = False,
 ) -> None:
-    """Check whether A and B compute the same function. They are run on random inputs; exit code 0: yes, 1: no."""
+    """Check whether A and B compute the same function on random inputs. Exit code 0 if they do, 1 if not."""
     import onebasin
 
     with c.progress(quiet) as tell:

@@ -23,7 +23,9 @@ class Means(Settings):
 
     precision: Literal["float32", "float64"] = setting("float32", "Type of the computation: float32 or float64.")
     device: str = setting("cpu", "Device of the computation: cpu, cuda, mps.")
-    workers: Few | None = setting(None, "Threads of weight matching [default: one per core]; they change no result.")
+    workers: Few | None = setting(
+        None, "Threads of weight matching [default: one per core]; the result does not depend on them."
+    )
     ray: str | None = setting(
         None, "Match and write on a Ray cluster at this address, which sees the same files; or local."
     )

@@ -444,7 +444,7 @@ def test_methods_of_mergekit_need_no_file(ask: Any, refused: Any, a: Path, b: Pa
     assert "did you mean 'ties'?" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "tiess")
     assert "NAME=VALUE" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties", "--set", "density")
     assert "mergekit" in refused("merge", a, b, "-o", tmp_path / "no", "--base", a)
-    assert "--budget does not go with" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties",
+    assert "--budget cannot be combined with" in refused("merge", a, b, "-o", tmp_path / "no", "--method", "ties",
                                                   "--budget", "5m")  # fmt: skip
 
 

@@ -64,8 +64,10 @@ def test_unknown_methods_name_the_nearest(write: Any, refused: Run, tmp_path: Pa
 
 def test_options_that_the_file_settles(write: Any, refused: Run, tmp_path: Path, a: Path) -> None:
     file = write()
-    assert "--match does not go with" in refused("merge", "--config", file, "-o", tmp_path / "out", "--match", "full")
-    assert "does not go with --config" in refused("merge", a, "--config", file, "-o", tmp_path / "out")
+    assert "--match cannot be combined with" in refused(
+        "merge", "--config", file, "-o", tmp_path / "out", "--match", "full"
+    )
+    assert "cannot be combined with --config" in refused("merge", a, "--config", file, "-o", tmp_path / "out")
     assert "cannot be read" in refused("merge", "--config", tmp_path / "no.yml", "-o", tmp_path / "out")
 
 
