@@ -35,10 +35,9 @@ def model_card(
     """Return the text of README.md, with the front matter that the hub reads.
 
     Args:
-        inputs: The models, of which names are published, not paths.
+        inputs: The models. Their names are published, not their paths.
         command: The command line that made the model.
-        result: As the job returns it; `output` gives the title, `method` tells a merge from a match, `notes` are
-            listed.
+        result: As the job returns it: `output` gives the title, only a merge has a `method`, and `notes` are listed.
         before: The distance of every model but the anchor to it, before matching.
         after: The same after matching, in the same order.
     """
@@ -58,19 +57,19 @@ def model_card(
 
 
 def front_matter(names: Sequence[str], tags: Sequence[str]) -> list[str]:
-    """The lines that the hub reads. JSON's strings are YAML's, too, once nothing but what can be printed is in them."""
+    """Return the lines that the hub reads. A JSON string of printable characters is a YAML string, too."""
     models = [f"- {json.dumps(plain(name), ensure_ascii=False)}" for name in names]
     return ["---", "library_name: transformers", "base_model:", *models, "tags:", *(f"- {tag}" for tag in tags), "---",
             ""]  # fmt: skip
 
 
 def paths_of(inputs: Sequence[Folder]) -> list[str]:
-    """Where the models lie, which is not published."""
+    """Return the paths of the models, which are not published."""
     return [place for model in inputs for place in (model.name, str(model.folder))]
 
 
 def _introduction(kind: str, result: Mapping[str, Any]) -> str:
-    """Return sentences about what happened, and nothing else."""
+    """Return sentences about what was done."""
     if kind == "match":
         compared = result.get("max_output_difference")
         if compared is None:
@@ -83,7 +82,8 @@ def _introduction(kind: str, result: Mapping[str, Any]) -> str:
 
 
 def _table(before: Sequence[Distances], after: Sequence[Distances], matched: bool) -> list[str]:
-    """Distances before and after matching, whole and per part, as Markdown; where nothing was matched, they are one."""
+    """Return the distances before and after matching, in total and per part, as Markdown; a single column of them if
+    nothing was matched."""
     lines = ["Euclidean distance to the anchor, over the shared parameters:", ""]
     lines += ["| | before | after |", "|---|---:|---:|"] if matched else ["| | distance |", "|---|---:|"]
     for number, (old, new) in enumerate(zip(before, after, strict=True), 1):
@@ -105,11 +105,11 @@ def provenance(
     after: Sequence[Distances] = (),
     sha256: Sequence[Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Return the contents of onebasin.json: how this model was made, exactly, in plain JSON values.
+    """Return the contents of onebasin.json, in plain JSON values: exactly how this model was made.
 
-    It names models and files without saying where they lie, since it is published with the model.
+    Models and files are named without their paths, since the file is published with the model.
 
-    before, after: distances, as in `model_card`. sha256: `hashes` of every input, where they are known already.
+    before, after: distances, as in `model_card`. sha256: `hashes` of every input, if they are known already.
     """
     sha256 = [hashes(model) for model in inputs] if sha256 is None else sha256
     named = zip(map(public_name, (model.name for model in inputs)), sha256, strict=True)
@@ -126,14 +126,14 @@ def provenance(
 
 
 def hashes(model: Folder, stop: Event | None = None) -> dict[str, str]:
-    """File name -> SHA-256, of config.json and every weight file. Reads all of them, or up to where `stop` is set."""
+    """Return file name -> SHA-256 of config.json and every weight file. Reading ends early once `stop` is set."""
     files = [model.folder / "config.json", *sorted(set(model.files.values()))]
     return {file.name: _sha256(file, stop) for file in files}
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide the numbers."""
-    from onebasin import __version__  # the package is whole only when this is called
+    """Return the versions on which the numbers depend."""
+    from onebasin import __version__  # not yet defined when this module is imported
 
     return {
         "onebasin": __version__,
@@ -159,7 +159,7 @@ def environment() -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with paths and collections in the forms that JSON has."""
+    """Return the value with paths and collections turned into JSON values."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Mapping):

@@ -18,21 +18,21 @@ COMPANIONS = (
     "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
     *TOKENIZER,
-    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",  # of sentence-transformers: what
-    *(f"[0-9]_*/{name}" for name in ("config.json", "model.safetensors")),  # comes after the model, such as pooling
+    "modules.json", "config_sentence_transformers.json", "sentence_*_config.json",  # of sentence-transformers, and
+    *(f"[0-9]_*/{name}" for name in ("config.json", "model.safetensors")),  # its modules after the model (pooling)
     "LICENSE*", "NOTICE*",
 )  # fmt: skip
 
 
 def companions(folder: Path, tokenizer: bool = True) -> Iterator[Path]:
-    """The files beside the weights and config.json. tokenizer: whether its own are among them."""
+    """Yield the files beside the weights and config.json. tokenizer: whether to include the tokenizer's."""
     for pattern in COMPANIONS:
         if tokenizer or pattern not in TOKENIZER:
             yield from (path for path in sorted(folder.glob(pattern)) if path.is_file())
 
 
 def copy_companions(source: Path, folder: Path, tokenizer: bool = True) -> None:
-    """Copy what a model folder holds besides weights and config.json; what is there already stays."""
+    """Copy the files of a model folder besides weights and config.json; files that exist already are kept."""
     for path in companions(source, tokenizer):
         target = folder / path.relative_to(source)
         if not target.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's configuration: what may stand in it, and the defaults of its class."""
+"""A model's configuration: checks of its values, and the defaults of its class."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from transformers import CONFIG_MAPPING
 
 from .errors import ModelError
 
-_LAYERS, _LABELS = 1000, 10**6  # no more of them than these are believed where there are fewer tensors
+_LAYERS, _LABELS = 1000, 10**6  # most layers (if there are fewer tensors) and most labels that are plausible
 
 
 def refuse_kinds(config: dict[str, Any], path: Path) -> None:
-    """Raise ModelError where what is read of every config, and checked by no class, is of another kind."""
+    """Raise ModelError if a value that is read from every config, and that no class checks, has the wrong type."""
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ModelError(f"'{path}': architectures is {str(names)[:40]!r} and not a list of names")
+        raise ModelError(f"'{path}': architectures is {str(names)[:40]!r}, not a list of names")
     for key in ("id2label", "label2id"):
         if not isinstance(config.get(key), dict | None):
-            raise ModelError(f"'{path}': {key} is {str(config[key])[:40]!r} and not an object")
+            raise ModelError(f"'{path}': {key} is {str(config[key])[:40]!r}, not an object")
 
 
 def refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
-    """Raise ModelError for more layers than there are tensors, or labels than there can be.
+    """Raise ModelError for more layers than there are tensors, or for implausibly many labels.
 
-    A class makes something for each, which takes minutes and all memory before anything is compared with the weights.
+    A class creates an object for each, which can take minutes and all memory before anything is compared with the
+    weights.
     """
     for key, value in config.items():
         if isinstance(value, dict):
@@ -39,7 +40,7 @@ def refuse_counts(config: dict[str, Any], tensors: int, path: Path) -> None:
 
 
 def completed(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A configuration with the defaults of its class, and what the class calls by other names: theirs -> ours."""
+    """Return a configuration with the defaults of its class, and the class's aliases: common name -> its own name."""
     full = CONFIG_MAPPING[given["model_type"]].from_dict(deepcopy(given))
     aliases = dict(getattr(full, "attribute_map", {}))
     names = {new: getattr(full, new, None) for new in aliases}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Euclidean distance between two models over what they share: whole, per part, per layer."""
+"""The Euclidean distance between two models over the tensors that they share: in total, per part, per layer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LEAST = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True)
 class Distances:
-    """distance: |a - b|. relative: |a - b| / |b|. parts and layers: |a - b| over their tensors alone. weighted: the
-    squares of all tensors, each times its weight, with those of b as weighted_norm."""
+    """distance: |a - b|. relative: |a - b| / |b|. parts, layers: |a - b| over their tensors alone. weighted: the sum of
+    |a - b|^2 over all tensors, each times its weight; weighted_norm: the same sum of |b|^2."""
 
     distance: float
     relative: float
@@ -47,7 +47,7 @@ def distances(
 
     Args:
         a: A model.
-        b: The model it is compared with.
+        b: The model to compare it with.
         align: Rewrites `a` (default: as it is).
         means: The type and device of the arithmetic, and how many tensors are compared at a time (default: one).
 
@@ -108,13 +108,13 @@ def _summed(signature: Signature, found: Mapping[str, tuple[float, float, float]
 
 
 def squared_distance(x: Tensor, y: Tensor | None = None) -> float:
-    """|x - y|^2, or |x|^2: in pieces that stay in a core's cache, which are added up in float64."""
+    """Return |x - y|^2, or |x|^2: the sum, in float64, over pieces that fit into a core's cache."""
     total = math.inf
     if x.device.type == "cpu":
         pieces = torch.split(x.reshape(-1), PIECE)
         others = pieces if y is None else torch.split(y.reshape(-1), PIECE)
         apart = (one if y is None else one - other for one, other in zip(pieces, others, strict=True))
         total = math.fsum(float(piece @ piece) for piece in apart)
-    if not LEAST < total < math.inf:  # elsewhere, and where squares are beyond float32, or below its normal numbers
+    if not LEAST < total < math.inf:  # on other devices, and for squares outside the normal range of float32
         total = float(torch.linalg.vector_norm(x if y is None else x - y, dtype=torch.float64)) ** 2
     return total

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a model, in one sentence."""
+"""The error for a model that cannot be used, and one-line versions of other errors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class ModelError(ValueError):
 
 
 def one_line(error: Exception) -> str:
-    """The first two lines of an error's message as one, for use inside another message; with the error's kind where
-    its message alone is no sentence, such as the key of a KeyError."""
-    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    lines = [line.strip() for line in _COLOUR.sub("", told).splitlines() if line.strip()]
+    """Return the first two lines of an error's message as one line, for use inside another message. The error's type is
+    added if its message alone is not a sentence, such as the key of a KeyError."""
+    message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    lines = [line.strip() for line in _COLOUR.sub("", message).splitlines() if line.strip()]
     text = " ".join(lines[:2])[:300]
     bare = isinstance(error, AssertionError | AttributeError | LookupError | NameError | TypeError)
     return f"{type(error).__name__}: {text}" if bare and text else text or type(error).__name__
 
 
 def _number(read: dict[str, Any]) -> Any:
-    """A number that JSON has no word for, as transformers writes it, or what else was read."""
+    """Return a number that JSON cannot express, which transformers writes as an object; other objects as they are."""
     return float(read["__float__"]) if read.get("__float__") in ("Infinity", "-Infinity", "NaN") else read
 
 

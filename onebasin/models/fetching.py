@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model lies: in a folder, or in the hub's cache, into which it is fetched; no link may lead out of it."""
+"""Find a model: in a folder, or on the hub, from which it is fetched into the hub's cache. Links may not lead out."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from .errors import ModelError, one_line
 
-_INSIDE = ("additional_chat_templates/*", "[0-9]_*/*")  # of the folders inside a model's, what is read
-_BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # what a hub model holds besides weights
+_INSIDE = ("additional_chat_templates/*", "[0-9]_*/*")  # files in subfolders that are read
+_BESIDES = ["*.json", "*.txt", "*.model", "*.jinja", "*.md"]  # files of a hub model besides weights
 
 
 def locate(model: str | Path, *files: str) -> Path:
-    """The local folder of a model: a path, or a hub id `owner/name[@revision]` fetched into the hub's cache.
+    """Return the local folder of a model, which is fetched from the hub into its cache if necessary.
 
-    files: patterns of what to fetch (default: a model's weights and what lies beside them). Raises ModelError
-    where there is neither, and where a file of the folder is a link that leads out of it.
+    Args:
+        model: A path, or a hub id `owner/name[@revision]`.
+        files: Patterns of the files to fetch (default: weights and the files beside them).
+
+    Raises:
+        ModelError: There is neither, or a file of the folder is a link that leads out of it.
     """
     text = str(model)
     path = Path(text)
@@ -30,7 +34,7 @@ def locate(model: str | Path, *files: str) -> Path:
     if text and path.exists():
         if path.suffix == ".gguf":
             raise ModelError(gguf(path))
-        raise ModelError(f"'{text}' is a file; give the folder that holds config.json and the weights")
+        raise ModelError(f"'{text}' is a file; give the folder with config.json and the weights")
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or path.parent.is_dir():
         raise ModelError(f"there is no folder '{text}' (a model on the hub is called 'owner/name')")
     try:
@@ -44,39 +48,40 @@ def locate(model: str | Path, *files: str) -> Path:
         raise ModelError(f"there is no folder '{text}', {reason}; {fetch}") from None
     except Exception as error:  # the client's own errors, and those of whichever transport it uses
         reason = one_line(error)
-        raise ModelError(f"there is no folder '{text}', and the hub gave no such model: {reason}") from None
+        raise ModelError(f"there is no folder '{text}', and fetching it from the hub failed: {reason}") from None
 
 
 _followed: set[Path] = set()  # links that `link` made
 
 
 def link(place: Path, target: Path) -> None:
-    """Make `place` a link to the file `target`, or a copy of it where links cannot be made.
+    """Make `place` a link to the file `target`, or a copy of it if links cannot be made.
 
-    Models may be read through it, unlike through links that are found.
+    Unlike links that were there before, it may lead out of its folder.
     """
     try:
         place.symlink_to(target.resolve())
-    except OSError:  # Windows, where only some may make links
+    except OSError:  # Windows, where not every user may create links
         shutil.copyfile(target, place)
     _followed.add(place.absolute())
 
 
 def refuse_links_out(folder: Path) -> None:
-    """Raise ModelError, naming the file, where a file of a model folder lies elsewhere, by a link.
+    """Raise ModelError if a file of a model folder is a link to a file outside it.
 
-    Such a folder may come from anywhere, and what its files hold goes into the output. The hub's cache is made of
-    links: those into it are followed, and those of a snapshot to the blobs beside it, wherever that cache lies.
+    The folder may come from an untrusted source, and the contents of its files go into the output. The hub's cache
+    consists of links: those that lead into it are followed, and so are those of a snapshot to the blobs beside it,
+    wherever that cache is.
     """
     whole = folder.resolve()
     roots = [whole, Path(constants.HF_HUB_CACHE).resolve()]
     if whole.parent.name == "snapshots":
         roots.append(whole.parent.parent / "blobs")
     for path in (*folder.iterdir(), *(path for inside in _INSIDE for path in folder.glob(inside))):
-        target = Path(os.path.realpath(path))  # `resolve` raises where links run in a circle
+        target = Path(os.path.realpath(path))  # `resolve` raises an error for circular links
         if not any(map(target.is_relative_to, roots)) and target.is_file() and path.absolute() not in _followed:
-            raise ModelError(f"'{path}' is a link that leads out of its folder, to '{target}'; put a copy of the "
-                                  "file in its place")  # fmt: skip
+            raise ModelError(f"'{path}' is a link that leads out of its folder, to '{target}'; replace it by a copy of "
+                             "that file")  # fmt: skip
 
 
 def _fetch(model: str, *weights: str) -> Path:
@@ -85,7 +90,7 @@ def _fetch(model: str, *weights: str) -> Path:
 
 
 def gguf(file: Path) -> str:
-    # transformers has the numbers in floating point by then, but saves no model that it thinks of as quantised.
+    # transformers then has the numbers in floating point, but refuses to save a model marked as quantised.
     return (f"'{file}' is a GGUF file; write it in floating point first (with the packages gguf and accelerate): "
             f"model = transformers.AutoModelForCausalLM.from_pretrained('{file.parent}', gguf_file='{file.name}'); "
             "model.hf_quantizer = None; vars(model.config).pop('quantization_config', None); "

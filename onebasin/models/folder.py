@@ -33,15 +33,19 @@ _ADAPTER = "adapter_config.json"
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether it holds neither NaN nor infinity. A sum shows every one, but may itself overflow."""
+    """Return whether a tensor contains neither NaN nor infinity. Its sum shows both, but may itself overflow."""
     return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
 
 
 class Folder:
-    """A model folder, read lazily. Nothing is loaded until `read`, and nothing stays in memory after it.
+    """A model folder, read lazily: tensors are loaded by `read`, and not kept in memory.
 
-    folder: where config.json and the weights lie. family: the name or file of a table, for a model type that
-    has none. Raises ModelError (a ValueError) for what cannot be read or does not fit its table.
+    Args:
+        model: A folder with config.json and weights, or a hub id.
+        family: The name or file of a table, for a model type that has none.
+
+    Raises:
+        ModelError: Here or later: a file cannot be read, or does not fit the table.
     """
 
     def __init__(self, model: str | Path, family: str | None = None) -> None:
@@ -49,7 +53,7 @@ class Folder:
         self.folder = locate(model)
         self._family = family
         self._opened: dict[Path, SafeFile | PickleFile] = {}
-        self._finite: set[str] = set()  # roles that were read and found so: the descent reads them again and again
+        self._finite: set[str] = set()  # roles found to be finite: a descent reads them again and again
         self.notes: list[str] = []
 
     def __repr__(self) -> str:
@@ -61,7 +65,7 @@ class Folder:
 
     @cached_property
     def _stated(self) -> dict[str, Any]:
-        """config.json as it stands."""
+        """The contents of config.json."""
         path = self.folder / "config.json"
         if not path.is_file():
             raise ModelError(self._no_config())
@@ -79,12 +83,12 @@ class Folder:
         return config
 
     def _no_config(self) -> str:
-        """Why there is no config.json: what this is instead of a model."""
+        """Return a message for a folder without config.json, which says what it is instead of a model."""
         if (self.folder / _ADAPTER).is_file():
             config = read_json(self.folder / _ADAPTER)
             base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
             named = base if isinstance(base, str) and base else "BASE"
-            return f"'{self.name}' is an adapter alone; name it with its base model: '{named}+{self.name}'"
+            return f"'{self.name}' is only an adapter; write it with its base model: '{named}+{self.name}'"
         packed = sorted(self.folder.glob("*.gguf"))
         if packed:
             return gguf(packed[0])
@@ -92,7 +96,7 @@ class Folder:
 
     @cached_property
     def raw_config(self) -> dict[str, Any]:
-        """config.json as it stands, with a `model_type` where it names none, as old ones do."""
+        """The contents of config.json, with a `model_type` where it has none, as in old models."""
         if "model_type" in self._stated:
             return self._stated
         kind = self._kind_of_old()
@@ -100,10 +104,10 @@ class Folder:
         return {**self._stated, "model_type": kind}
 
     def _kind_of_old(self) -> str:
-        """The one model type whose table these tensors fit, with the sizes that the config states.
+        """Return the model type whose table fits these tensors and the sizes in the config.
 
-        Where several do, a class that the config names decides, or else the prefix of the names, which is the type's
-        own in most models with a head (`bert.`), or else the family that was chosen, by its first type.
+        If several do, the class named in the config decides, or else the prefix of the tensors' names, which is the
+        type's own in most models with a head (`bert.`), or else the first type of the chosen family.
         """
         path, fitting = self.folder / "config.json", dict[str, str]()
         for table in [named_table(self._family)] if self._family else tables().values():
@@ -118,11 +122,11 @@ class Folder:
                 return kinds[0]
         if not fitting:
             raise ModelError(f"'{path}' names no model_type, and no family's table fits its tensors and sizes; "
-                                  "add the model_type to it")  # fmt: skip
+                             "add the model_type to it")  # fmt: skip
         families = list(dict.fromkeys(fitting.values()))
         listed = ", ".join(kind if kind == one else f"{kind} (family {one})" for kind, one in fitting.items())
-        raise ModelError(f"'{path}' names no model_type, and its tensors fit {listed}; say which: "
-                              f"{' or '.join(f'--family {family}' for family in families)}")  # fmt: skip
+        raise ModelError(f"'{path}' names no model_type, and its tensors fit {listed}; choose one with "
+                         f"{' or '.join(f'--family {family}' for family in families)}")  # fmt: skip
 
     def _fits(self, table: Table, kind: str) -> bool:
         try:
@@ -140,7 +144,7 @@ class Folder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration with the defaults of its class filled in. No code of the folder is run."""
+        """The configuration with the defaults of its class filled in. No code from the folder is run."""
         if self.raw_config["model_type"] not in CONFIG_MAPPING:
             return self.raw_config
         refuse_counts(self.raw_config, len(self.files), self.folder / "config.json")
@@ -151,13 +155,14 @@ class Folder:
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """Tensor name -> file that holds it. The order of preference is that of transformers.
+        """Tensor name -> file that contains it, with the order of preference of transformers.
 
-        Raises ModelError where there are no weights, or an index and its files do not belong together.
+        Raises:
+            ModelError: There are no weights, or an index does not fit its files.
         """
         if "transformers_weights" in self._stated:
             raise ModelError(f"'{self.name}' renames its weight files (transformers_weights); "
-                                  "save it again with its usual names")  # fmt: skip
+                             "save it again with the usual names")  # fmt: skip
         for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
             single = self.folder / f"{stem}{suffix}"
             if single.is_file():
@@ -178,14 +183,14 @@ class Folder:
         for file in dict.fromkeys(named.values()):
             path = self.folder / file
             if Path(file).name != file or not file.endswith(suffix) or not path.is_file():
-                raise ModelError(f"'{index}' names '{file}', which is no weight file of this folder")
-            for name in self._file(path).names():  # transformers loads all that a file holds, listed or not
+                raise ModelError(f"'{index}' names '{file}', which is not a weight file of this folder")
+            for name in self._file(path).names():  # transformers loads all tensors of a file, listed or not
                 if name in files:
                     raise ModelError(f"'{name}' is in '{files[name]}' and again in '{path}'")
                 files[name] = path
         for name, file in named.items():
             if files.get(name) != self.folder / file:
-                raise ModelError(f"'{self.folder / file}' lacks '{name}', which '{index.name}' promises")
+                raise ModelError(f"'{self.folder / file}' lacks '{name}', which '{index.name}' lists")
         return files
 
     def _file(self, path: Path) -> SafeFile | PickleFile:
@@ -194,13 +199,13 @@ class Folder:
         return self._opened[path]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for file in self._opened.values():
             file.close()
         self._opened.clear()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, which opens the files itself."""
+        """Return the state for another process, which opens the files itself."""
         return {**self.__dict__, "_opened": {}}
 
     @cached_property
@@ -216,25 +221,26 @@ class Folder:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """The floating-point dtype that most tensors are stored in (float32 where there are none)."""
+        """The floating-point dtype that most tensors are stored in (float32 if there are none)."""
         counted = Counter(self.dtypes.values()).most_common(1)
         return counted[0][0] if counted else torch.float32
 
     @cached_property
     def table(self) -> Table:
-        """The table of this model type, or the one that was named. Raises TableError where there is none."""
+        """The table of this model type, or the one chosen by `family`. Raises TableError if there is none."""
         return named_table(self._family) if self._family else table_of(self.raw_config)
 
     def read_by(self, table: Table) -> None:
-        """Read the model by another table from now on."""
+        """Use another table from now on."""
         self.table = table
         self.__dict__.pop("signature", None)
 
     @cached_property
     def signature(self) -> Signature:
-        """The table of this model type, fitted to these tensors.
+        """The table, fitted to these tensors.
 
-        Raises ModelError naming tensors that are unknown, missing or of a wrong shape.
+        Raises:
+            ModelError: Tensors are unknown or missing, or have a wrong shape; the message names them.
         """
         try:
             return resolve(self.table, self.shapes, self.config)
@@ -244,7 +250,7 @@ class Folder:
             raise ModelError(f"'{self.name}': {error}") from None
 
     def read_name(self, name: str) -> Tensor:
-        """The tensor `name` (as on disk) in its own dtype."""
+        """Return the tensor `name` (as on disk) in its own dtype."""
         return self._file(self.files[name]).read(name)
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -252,25 +258,25 @@ class Folder:
 
         Args:
             role: Its name in the signature.
-            dtype: Of the mathematics.
-            device: Where the mathematics runs.
+            dtype: The type to return it in.
+            device: The device to return it on.
 
         Raises:
-            ModelError: It holds NaN or infinity, or no floating-point numbers; a single number (a counter) may be of
-                another kind.
+            ModelError: It contains NaN or infinity, or is not of a floating-point type; a single number (a counter) may
+                have another type.
         """
         entry = self.signature.tensors[role]
         name = entry.name
         if entry.shape and not all(each in self.dtypes for each in entry.names):
-            raise ModelError(f"'{self.name}': the tensor '{name}' does not hold plain floating-point numbers")
+            raise ModelError(f"'{self.name}': the tensor '{name}' does not contain plain floating-point numbers")
         parts = [self.read_name(each).to(device=device, dtype=dtype) for each in entry.names]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts, entry.joint)
         if role not in self._finite and not finite(tensor):
-            raise ModelError(f"'{self.name}': the tensor '{name}' holds NaN or infinite values")
+            raise ModelError(f"'{self.name}': the tensor '{name}' contains NaN or infinite values")
         self._finite.add(role)
         return tensor
 
     def others(self) -> Iterator[str]:
-        """Names on disk that the table ignores (buffers)."""
+        """Return the names on disk of tensors that the table ignores (buffers)."""
         placed = {name for entry in self.signature.tensors.values() for name in entry.names}
         return (name for name in self.files if name not in placed)

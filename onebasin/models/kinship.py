@@ -14,33 +14,32 @@ from onebasin.engine import in_order
 from .model import Model
 from .pairing import common_roles, of_one_width, read_pair
 
-RELATED = 0.5  # cosine from which on models share an origin; those that share none are about orthogonal
+RELATED = 0.5  # models with at least this cosine share an origin; unrelated models are nearly orthogonal
 SAME = 1e-6  # squared distance between equal layers, relative to their squared norms
-
 
 SAME_FUNCTION, ONE_BASE, APART = "the same function", "one base", "trained apart"
 
 
 @dataclass(frozen=True)
 class Kinship:
-    """cosine: the least of all pairs and layers, over a layer's matrices. kind: one of the three words above."""
+    """cosine: of the matrices of a layer, the least over all pairs and layers. kind: one of the constants above."""
 
     cosine: float
     kind: str
 
     @property
     def sentence(self) -> str:
-        """Return what a reader should know of it."""
+        """Return both as text."""
         return f"{self.kind} (cosine of their layers {self.cosine:.3f} or more)"
 
 
 def kinship(models: Sequence[Model], *, workers: int | None = None) -> Kinship:
-    """Compare the weights of models, as they are, layer by layer.
+    """Compare the weights of models layer by layer, without matching them.
 
-    Only the matrices inside layers tell: norms and biases agree between models that have nothing to do with each other,
-    and tables are often shared by models whose layers are not.
+    Only matrices inside layers are compared: norms and biases agree between unrelated models, and embeddings are often
+    shared by models whose layers are not.
 
-    models: two or more; those of different shapes are trained apart.
+    models: two or more; models of different shapes count as trained apart.
     """
     if not of_one_width(models):
         return Kinship(0.0, APART)
@@ -52,7 +51,7 @@ def kinship(models: Sequence[Model], *, workers: int | None = None) -> Kinship:
         and len({signature.tensors[role].shape for signature in signatures}) == 1
     ]
     inside = [role for role in matrices if signatures[0].tensors[role].layer is not None] or matrices
-    least, alike = 1.0, True
+    least, equal = 1.0, True
     for a, b in combinations(models, 2):
 
         def products(role: str, a: Model = a, b: Model = b) -> tuple[float, float, float]:
@@ -65,5 +64,5 @@ def kinship(models: Sequence[Model], *, workers: int | None = None) -> Kinship:
             own[:] = [old + new for old, new in zip(own, found, strict=True)]
         for dot, first, second in sums.values():
             least = min(least, dot / (first * second) ** 0.5 if first * second else float(first == second))
-            alike &= first + second - 2 * dot <= SAME * (first + second)
-    return Kinship(least, SAME_FUNCTION if alike and inside else ONE_BASE if inside and least >= RELATED else APART)
+            equal &= first + second - 2 * dot <= SAME * (first + second)
+    return Kinship(least, SAME_FUNCTION if equal and inside else ONE_BASE if inside and least >= RELATED else APART)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a model that is still to be made: in threads as they are written, or by whoever writes a file."""
+"""The tensors of a model that is yet to be computed: in threads while they are written, or by a cluster's tasks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from onebasin.symmetry import Signature
 
 from .model import Model
 
-Group = Sequence[str]  # roles that are made together
+Group = Sequence[str]  # roles that are computed together
 
 
 @dataclass(frozen=True)
 class LazyTensors:
-    """How the tensors of a model are made. Iterating makes them: (name on disk, tensor), in order, a few in memory.
+    """A way to compute the tensors of a model. Iterating computes them in order, with a few in memory, and yields
+    (name on disk, tensor).
 
-    signature: roles, shapes and names of what is made. make: the tensors of a group, by role; it shares nothing with
-    another call, leaves what it gave as it is, and can be pickled where `ray` is set. workers: groups that are made at
-    a time, on which no tensor depends. ray: address of a Ray cluster whose tasks write the files, see `write_model`.
+    signature: the roles, shapes and names of the tensors. make: returns the tensors of a group by role. Calls are
+    independent of each other, never change a tensor that was returned, and can be pickled if `ray` is set. workers: the
+    number of groups that are computed at a time, which changes no tensor. ray: the address of a Ray cluster whose tasks
+    write the files, see `write_model`.
     """
 
     signature: Signature
@@ -49,23 +51,23 @@ class LazyTensors:
         return chain.from_iterable(in_order(self.of, self.groups, self.workers))
 
     def of(self, group: Group) -> list[tuple[str, Tensor]]:
-        """The tensors of one group under their names on disk."""
+        """Return the tensors of one group under their names on disk."""
         made = self.make(group)
         return [pair for role in group for pair in self.signature.tensors[role].split(made[role])]
 
     def one(self, name: str) -> Tensor:
-        """One tensor by its name on disk; its whole group is made."""
+        """Return one tensor by its name on disk; its whole group is computed."""
         return dict(self.of(self._group[name]))[name]
 
     def some(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Several tensors by their names on disk."""
+        """Return several tensors by their names on disk."""
         groups = dict.fromkeys(self._group[name] for name in names)
         made = chain.from_iterable(in_order(self.of, groups, self.workers))
         return {name: tensor for name, tensor in made if name in names}
 
     @cached_property
     def like(self) -> dict[str, Tensor]:
-        """All of them without numbers, by name."""
+        """All tensors by name, on the meta device: shapes without values."""
         return {name: tensor for group in self.groups for name, tensor in self.foreseen(group)}
 
     @cached_property
@@ -73,7 +75,7 @@ class LazyTensors:
         return {name: group for group in self.groups for name, _ in self.foreseen(group)}
 
     def foreseen(self, group: Group) -> list[tuple[str, Tensor]]:
-        """The same without numbers (on the meta device): names and shapes."""
+        """Return the same as `of` on the meta device: names and shapes, without values."""
         entries = {role: self.signature.tensors[role] for role in group}
         made = {role: torch.empty(entry.shape, device="meta") for role, entry in entries.items()}
         return [pair for role, entry in entries.items() for pair in entry.split(made[role])]

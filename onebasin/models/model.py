@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """A model whose tensors are read one by one. All that it says of itself agrees with its signature.
+    """A model whose tensors are read one by one. Its properties agree with its signature.
 
-    name: what messages and cards call it. origin: the folder that it comes from, with its files, stored dtypes and
-    tokenizer. raw_config: what its config.json says. config: the same with the defaults of its class filled in. notes:
-    what was decided on the way from the folder to these tensors.
+    name: for messages and cards. origin: the folder that it comes from, with its files, stored dtypes and tokenizer.
+    raw_config: the contents of its config.json. config: the same with the defaults of its class filled in. notes:
+    decisions that were made on the way from the folder to these tensors, for the user.
     """
 
     @property
@@ -47,18 +47,18 @@ class Model(Protocol):
 
 
 def numel(model: Model) -> int:
-    """Return how many numbers a model's tensors hold together."""
+    """Return the number of parameters in all tensors of a model."""
     return sum(prod(entry.shape) for entry in model.signature.tensors.values())
 
 
 class View:
-    """A model seen otherwise: what a view does not change is that of its base.
+    """A changed view of a model; everything that it does not change comes from its base.
 
     Args:
-        base: the model that is looked at; it opens and closes the files.
-        signature: the tensors as they are seen here (default: as in the base).
-        updates: what the config says besides, or instead.
-        notes: what a reader of the result should know besides the base's notes.
+        base: the model, which opens and closes the files.
+        signature: of the view's tensors (default: as in the base).
+        updates: values that are added to the config or replaced in it.
+        notes: in addition to those of the base.
 
     dtype: of the arithmetic, where there is any.
     """
@@ -78,7 +78,7 @@ class View:
         return f"{type(self).__name__}({self.base!r})"
 
     def computed_in(self, dtype: torch.dtype) -> Self:
-        """Return the same view, all arithmetic under it done in `dtype`."""
+        """Return the same view with all arithmetic in `dtype`, also in the views below it."""
         other = copy(self)
         other.dtype = dtype
         if isinstance(self.base, View):
@@ -106,7 +106,7 @@ class View:
 
 
 class Held(View):
-    """A model that holds other tensors, by role."""
+    """A model with other tensors, given by role."""
 
     def __init__(self, base: Model, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(base)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a command's outputs before any work: against its inputs, each other, and the files that exist."""
+"""Checks of a command's outputs before any work: against its inputs, each other, and existing files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MODEL = "config.json"
 class Output:
     """A place that a command writes to.
 
-    name: what messages call it. marker: the file by which a folder is known that may be replaced; `""` for a file.
-    grows: a file that is continued where it exists.
+    name: for messages. marker: the file by which a folder that may be replaced is recognised; `""` for a file. grows:
+    whether this is a file that is continued if it exists.
     """
 
     name: str
@@ -38,28 +38,28 @@ def refuse_outputs(
     overwrite: bool = False,
     own: Collection[Path] = (),
 ) -> None:
-    """Fail before any work where one of the outputs could not be written at the end.
+    """Fail before any work if one of the outputs could not be written at the end.
 
-    No output may be an input, hold one, or be a file that one consists of; no two may be the same, or one lie in
-    another; none may exist, unless `overwrite` is given and it is of the kind that is replaced. What killed runs with
-    the same outputs have left beside them is removed.
+    No output may be an input, contain one, or be one of its files. No two outputs may be the same, or one inside the
+    other. None may exist, unless `overwrite` is given and it is of the kind that may be replaced. What killed runs with
+    the same outputs have left is removed.
 
-    own: places that an earlier run of the same command has filled, which it may fill again.
+    own: places that an earlier run of the same command has written, which may be written again.
 
     Raises:
-        ModelError: In one sentence, naming both places.
+        ModelError: naming the places concerned.
     """
     inputs = list(inputs)
     before: list[tuple[Output, Path]] = []
     for output in outputs:
         if not str(output.place).strip():
-            raise ModelError(f"the name of {output.name} is empty; say where it goes")
+            raise ModelError(f"the path of {output.name} is empty")
         out = real(output.place)
         tidy(out)
         for other, place in before:
             if out.is_relative_to(place) or place.is_relative_to(out):
                 raise ModelError(f"{output.name} '{output.place}' and {other.name} '{other.place}' are the same, "
-                                      "or one lies in the other; choose another place")  # fmt: skip
+                                 "or one is inside the other; choose another place")  # fmt: skip
         before.append((output, out))
         _refuse_inputs(output, out, inputs)
         if os.path.lexists(out):
@@ -73,14 +73,14 @@ def _refuse_inputs(output: Output, out: Path, inputs: Sequence[Folder | Path]) -
         if out == place:
             raise ModelError(f"{output.name} '{output.place}' is one of the inputs; choose another place")
         if place.is_relative_to(out) and os.path.lexists(out):
-            raise ModelError(f"{output.name} '{output.place}' holds an input of this command; choose another place")
+            raise ModelError(f"{output.name} '{output.place}' contains an input of this command; choose another place")
         if isinstance(given, Folder) and not output.marker and out in _parts(given):
             raise ModelError(f"{output.name} '{output.place}' is a file of the model '{given.name}'; "
                                   "choose another place")  # fmt: skip
 
 
 def _parts(model: Folder) -> set[Path]:
-    """The files that a model consists of."""
+    """Return the files of a model."""
     folder = model.folder
     return {*map(real, model.files.values()), *map(real, companions(folder)), *map(real, folder.glob("*.index.json")),
             real(folder / MODEL)}  # fmt: skip
@@ -92,7 +92,7 @@ def _refuse_existing(output: Output, out: Path, overwrite: bool) -> None:
     if not replaceable(out, output.marker):
         kind = {"": "a file", MODEL: "a model folder"}.get(output.marker, "a folder of its kind")
         lacks = f" (it has no {output.marker})" if output.marker else ""
-        raise ModelError(f"{output.name} '{output.place}' is not {kind}{lacks} and is not overwritten")
+        raise ModelError(f"{output.name} '{output.place}' is not {kind}{lacks}, so it is not overwritten")
 
 
 def _refuse_unwritable(output: Output, out: Path) -> None:
@@ -100,4 +100,4 @@ def _refuse_unwritable(output: Output, out: Path) -> None:
     if not parent.is_dir():
         raise ModelError(f"cannot write '{output.place}': Not a directory: '{parent}'")
     if not os.access(parent, os.W_OK):
-        raise ModelError(f"cannot write '{output.place}': '{parent}' may not be written to")
+        raise ModelError(f"cannot write '{output.place}': '{parent}' is not writable")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of two models can be compared, matched and averaged, and reading them in pairs."""
+"""The tensors of two models that can be compared, matched and averaged, and reading them in pairs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .model import Model
 
 @dataclass(frozen=True)
 class Shared:
-    """roles: what both models hold, in a's order. only_a, only_b: what one of them lacks.
+    """roles: those that both models have, in a's order. only_a, only_b: those that only one of them has.
 
-    differing: roles that both hold but for different tasks (other classes, other labels), with all
-    tensors of such a head. Aliases (tied tensors) are in none of the four.
+    differing: roles that both have, but for different tasks (other classes, other labels), with all tensors of such a
+    head. Aliases (tied tensors) are in none of the four.
     """
 
     roles: tuple[str, ...]
@@ -33,13 +33,16 @@ class Shared:
 def shared_roles(a: Model, b: Model) -> Shared:
     """Return the tensors that `a` and `b` have in common.
 
-    Positions (`rows`) may differ in number: the leading ones are shared. Heads may differ: they are set
-    aside. Raises ModelError where anything else differs: family, layers, widths, vocabulary, activation.
+    The number of positions (`rows`) may differ: the leading ones are shared. Task heads may differ: they are listed
+    apart.
+
+    Raises:
+        ModelError: The models differ in anything else: family, layers, widths, vocabulary, activation function.
     """
     mine, theirs = a.signature, b.signature
     if mine.family != theirs.family:
         raise ModelError(f"'{a.name}' is of family {mine.family}, '{b.name}' of {theirs.family}: "
-                              "they cannot be paired")  # fmt: skip
+                         "they cannot be paired")  # fmt: skip
     _same(a, b, "number of layers", len(mine.layers), len(theirs.layers))
     # Layers that share their weights (ALBERT) are counted by the config alone.
     _same(a, b, "number of layers", a.config.get("num_hidden_layers"), b.config.get("num_hidden_layers"))
@@ -59,14 +62,18 @@ def shared_roles(a: Model, b: Model) -> Shared:
 
 @dataclass(frozen=True)
 class Common:
-    """roles: what all models hold. differing: what only some have, or what differs in its labels."""
+    """roles: those that all models have. differing: those that only some have, or that differ in their labels."""
 
     roles: list[str]
     differing: list[str]
 
 
 def common_roles(models: Sequence[Model]) -> Common:
-    """Return the roles that all models share, in the first one's order. Raises ModelError as `shared_roles` does."""
+    """Return the roles that all models share, in the order of the first one.
+
+    Raises:
+        ModelError: As in `shared_roles`.
+    """
     pairs = [shared_roles(model, models[0]) for model in models[1:] or models]
     roles = [role for role in pairs[0].roles if all(role in pair.roles for pair in pairs)]
     kept = set(roles)
@@ -76,7 +83,7 @@ def common_roles(models: Sequence[Model]) -> Common:
 
 
 def of_one_width(models: Sequence[Model]) -> bool:
-    """Return whether all spaces but positions and classes have one size in all models."""
+    """Return whether all spaces except positions and classes have the same size in all models."""
     return all(
         space.kind in ("rows", "labels") or space.size == model.signature.sizes.get(key, space.size)
         for model in models[1:]
@@ -90,33 +97,32 @@ def read_pair(
     """Return the tensor `role` of both models, cut to the leading rows that both have.
 
     Raises:
-        ModelError: The shapes differ otherwise, or a tensor holds NaN or infinity.
+        ModelError: The shapes differ in other ways, or a tensor contains NaN or infinity.
     """
     x, y = a.read(role, dtype, device), b.read(role, dtype, device)
     spaces = a.signature.spaces
     for dim, axis in enumerate(a.signature.tensors[role].axes):
-        space = spaces.get(getattr(axis, "space", ""))  # a flattened axis has none, and is never cut
+        space = spaces.get(getattr(axis, "space", ""))  # a flattened axis has no single space, and is never cut
         if space is not None and space.kind == "rows":
             rows = min(x.shape[dim], y.shape[dim])
             x, y = x.narrow(dim, 0, rows), y.narrow(dim, 0, rows)
     if x.shape != y.shape:
-        raise ModelError(f"'{role}' has shape {tuple(x.shape)} in '{a.name}' and {tuple(y.shape)} in "
-                              f"'{b.name}'")  # fmt: skip
+        raise ModelError(f"'{role}' has shape {tuple(x.shape)} in '{a.name}' and {tuple(y.shape)} in '{b.name}'")
     return x, y
 
 
 def corner(shapes: Iterable[Sequence[int]]) -> tuple[slice, ...]:
-    """Return the part that tensors of these shapes all have, where some have more rows."""
+    """Return the index of the part that tensors of these shapes have in common; some may have more rows."""
     return tuple(map(slice, map(min, zip(*shapes, strict=True))))
 
 
 def refuse_other_spaces(a: Model, role: str, b: Model, other: str) -> None:
-    """Refuse to put the tensor `other` of `b`, from whichever layer, where `a` has `role`.
+    """Refuse to replace the tensor `role` of `a` by `other` of `b`, possibly of another layer, if their spaces differ.
 
-    Task heads and missing tensors pass.
+    Task heads and missing tensors are not checked.
 
     Raises:
-        ModelError: The families differ, or spaces (heads, neurons) have other sizes: equal shapes are not enough, since
+        ModelError: The families differ, or spaces (heads, neurons) differ in size: equal shapes are not enough, since
             eight heads of 4 have the shape of four heads of 8.
     """
     mine, theirs = a.signature, b.signature
@@ -138,7 +144,7 @@ def _same(a: Model, b: Model, what: str, in_a: object, in_b: object) -> None:
 
 
 def _same_axes(a: Model, b: Model, role: str) -> None:
-    """Raise ModelError, naming the space, where the axes of `role` differ in more than rows."""
+    """Raise ModelError, naming the space, if the axes of `role` differ in more than rows."""
     mine, theirs = a.signature, b.signature
     one, two = mine.tensors[role], theirs.tensors[role]
     _same(a, b, f"the axes of '{role}'", show(one.axes), show(two.axes))
@@ -170,9 +176,9 @@ def _labels(model: Model) -> dict[str, str]:
 
 
 def _whole_heads(signature: Signature, differing: set[str]) -> set[str]:
-    """With each head tensor, all that belong to the same head: those joined by spaces that only heads have.
+    """Return the head tensors with all others of the same heads: those joined by spaces that only heads have.
 
-    A head's output layer that is copied from one model needs the hidden layer it was trained with.
+    An output layer that is copied from one model needs the hidden layer that it was trained with.
     """
     body = {leaf.space for entry in signature.tensors.values() if not entry.head for leaf in signature.leaves(entry)}
 

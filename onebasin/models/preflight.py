@@ -23,8 +23,8 @@ from .pairing import read_pair, shared_roles
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """size_a, size_b: number of tokens. agreeing: ids that stand for one token in both. first: the first ids that do
-    not, with their tokens (None where there is none)."""
+    """size_a, size_b: numbers of tokens. agreeing: the number of ids with the same token in both. first: the first
+    other ids, with their tokens (None if there is none)."""
 
     size_a: int
     size_b: int
@@ -40,11 +40,11 @@ class Vocabulary:
 class Preflight:
     """Facts that are known before matching.
 
-    reason: why the models cannot be matched; None where they can, and the fields after it are filled only then.
-    signature, roles: of the source as matching will see it, and the tensors that count. moves: space -> group.
-    fixed: spaces on which nothing acts. rows: positions of which the models hold different numbers. heads: tensors
-    of different tasks. only_a, only_b: tensors that the other lacks. widened: space -> (narrow, wide).
-    untied: tensors that get numbers of their own.
+    reason: why the models cannot be matched; None if they can, and only then are the other fields filled. signature:
+    of the source as matching will see it. roles: the tensors that matching compares. moves: space -> group. fixed:
+    spaces on which no group acts. rows: positions -> their numbers, where these differ. heads: tensors of different
+    tasks. only_a, only_b: tensors that the other lacks. widened: space -> (narrow, wide). untied: tensors that will no
+    longer be tied.
     """
 
     reason: str | None
@@ -61,16 +61,16 @@ class Preflight:
 
 
 def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = False) -> Preflight:
-    """Tell whether `a` can be matched to `b` at a level of symmetry, and what would move. Reads no weights.
+    """Find out whether `a` can be matched to `b` at a level of symmetry, and what would move. Reads no weights.
 
     canonical: whether the level works on canonical forms.
 
     Raises:
-        ModelError: A folder cannot be read. Models that do not belong together are no error.
+        ModelError: A folder cannot be read. Models that cannot be matched are not an error.
         ValueError: The level is unknown.
     """
     for model in (a, b):
-        assert model.config and model.shapes  # refuses a damaged folder in one sentence
+        assert model.config and model.shapes  # raises ModelError for a damaged folder
     try:
         assert a.signature and b.signature
     except ValueError as error:  # unknown type, or tensors that do not fit the table
@@ -120,9 +120,9 @@ def preflight(a: Folder, b: Folder, level: str = "paper", canonical: bool = Fals
 
 
 def vocabulary(a: Folder, b: Folder, shown: int = 5) -> Vocabulary | None:
-    """Compare the vocabularies of two folders id by id; None where one of them holds none that can be read.
+    """Compare the vocabularies of two folders id by id; return None if one of them has none that can be read.
 
-    shown: how many tokens that differ are named.
+    shown: how many of the differing tokens to list.
 
     Raises:
         ModelError: A vocabulary is damaged.
@@ -137,7 +137,7 @@ def vocabulary(a: Folder, b: Folder, shown: int = 5) -> Vocabulary | None:
 
 
 def tokens(folder: Path) -> dict[int, str] | None:
-    """Id -> token, from tokenizer.json, vocab.json or vocab.txt, whichever there is first."""
+    """Return id -> token, from the first of tokenizer.json, vocab.json and vocab.txt that exists."""
     whole, words, lines = (folder / name for name in ("tokenizer.json", "vocab.json", "vocab.txt"))
     if whole.is_file():
         read = read_json(whole)
@@ -172,24 +172,23 @@ def _by_id(vocab: Any) -> dict[int, str]:
 
 
 def ancestors(model: Folder) -> list[str]:
-    """The models that a folder says it comes from: `_name_or_path` of its config, `base_model` of its README.md."""
+    """Return the models that a folder claims to come from: `_name_or_path` in its config, `base_model` in README.md."""
     names = [model.raw_config.get("_name_or_path")]
     card = model.folder / "README.md"
     if card.is_file():
         try:
-            told = (metadata_load(card) or {}).get("base_model")
-        except Exception:  # a page for people, in which anything may stand
-            told = None
-        names += told if isinstance(told, list) else [told]
+            base = (metadata_load(card) or {}).get("base_model")
+        except Exception:  # written by people: it may contain anything
+            base = None
+        names += base if isinstance(base, list) else [base]
     return list(dict.fromkeys(name.rstrip("/") for name in names if isinstance(name, str) and name.strip("/")))
 
 
 def peek(a: Folder, b: Folder, found: Preflight) -> tuple[str, float] | None:
-    """Return the name and the cosine of the smallest weight matrix inside the blocks that both models share.
+    """Return the name of the smallest weight matrix inside the blocks that both models share, and its cosine.
 
-    Near 1: one base. Near 0: trained apart, or rewritten. None where there is no such matrix. Biases, norms and tables
-    are passed over: they agree between models that have nothing to do with each other. So are matrices of zeros, which
-    have no direction.
+    Near 1: one base. Near 0: trained apart, or rewritten. None if there is no such matrix. Biases, norms and embeddings
+    are not compared, since they agree between unrelated models, nor are matrices of zeros, which have no direction.
     """
     signature = a.signature
     inside = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text that is published: names instead of paths, and foreign words that stay words in Markdown."""
+"""Text that is published: names instead of paths, and other people's words escaped for Markdown."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _ROOTED = re.compile(r"""(?<![\w.:/~-])(?:~|\.\.?)?/[^\s'"`(),;=#<>|{}\[\]]+""")  # a path inside a sentence
-_SPLIT = re.compile("([,=#])")  # what joins several words of the command line in one
+_SPLIT = re.compile("([,=#])")  # separators inside a word of the command line
 
 
 def is_path(text: str) -> bool:
-    """Return whether this is a place on this machine, by the rule of `locate`: all else with one slash is a hub id."""
+    """Return whether this is a path on this machine, by the rule of `locate`: other words with a slash are hub ids."""
     if "://" in text or "\0" in text:
         return False
     if text in (".", "..", "~"):
@@ -27,10 +27,10 @@ def is_path(text: str) -> bool:
 
 
 def public_name(place: str) -> str:
-    """Return what to call a place: a path's last part, or the hub's name of a snapshot in its cache.
+    """Return a public name for a place: the last part of a path, or the hub id of a snapshot in the hub's cache.
 
-    A weight file that is called as all are goes by its folder's name, a model with an adapter (A+B) by both. What is
-    no path stays as it is.
+    A file `model.safetensors` is called by the name of its folder, a model with an adapter (A+B) by both names.
+    Anything but a path is returned as it is.
     """
     if not is_path(place):
         return place
@@ -49,15 +49,10 @@ def words(text: str) -> str:
 
 
 def without_paths(value: Any, known: Iterable[str] = ()) -> Any:
-    """Return a text, or a JSON value with such texts in it, with names instead of paths.
+    """Return a JSON value with names instead of paths in all of its texts.
 
-    Args:
-        value: any JSON value.
-        known: paths that may stand inside its sentences, which no rule could find there: relative ones, those with
-            spaces.
-
-    Returns:
-        The same value without the folders that the paths lead through.
+    value: any JSON value. known: paths that may occur in its sentences and that no rule could find there, because they
+    are relative or contain spaces.
     """
     if isinstance(value, Mapping):
         return {without_paths(key, known): without_paths(item, known) for key, item in value.items()}
@@ -74,22 +69,22 @@ def without_paths(value: Any, known: Iterable[str] = ()) -> Any:
 
 
 def _is_whole(piece: str) -> bool:
-    """Whether this is a path, and no sentence in which one stands."""
+    """Whether this is a path, rather than a sentence that contains one."""
     return is_path(piece) and (not re.search(r"\s", piece) or os.path.isdir(os.path.dirname(piece)))
 
 
 def plain(text: str) -> str:
-    """Return the text on one line, without characters that command a terminal or that UTF-8 has no bytes for."""
+    """Return the text on one line, without control characters or characters that UTF-8 cannot encode."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def prose(text: str) -> str:
-    """Return foreign words for a Markdown sentence, heading or cell, in which none of them is markup."""
+    """Return a text escaped for a Markdown sentence, heading or cell."""
     return re.sub(r"([\\`*\[\]<>|&#$~]|(?<!\w)_|_(?!\w))", r"\\\1", plain(text))
 
 
 def code(text: str) -> str:
-    """Return foreign words as code in a Markdown sentence."""
+    """Return a text as code in a Markdown sentence."""
     text, fence = plain(text) or " ", _fence(text, 1)
     pad = " " if text.strip(" `") != text else ""
     return f"{fence}{pad}{text}{pad}{fence}"

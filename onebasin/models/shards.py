@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A safetensors file read and written tensor by tensor, so that none of it has to be in memory but the one at hand.
+"""Reading and writing a safetensors file tensor by tensor, so that only one of them has to be in memory.
 
-The format puts a JSON header with all offsets before the numbers. Room for it is kept free, filled in at the end, and
-padded with spaces, which the format allows.
+In this format, a JSON header with all offsets precedes the numbers. Space is reserved for it, filled in at the end, and
+padded with blanks, which the format allows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CODES = {
 DTYPES_BY_CODE = {code: dtype for dtype, code in CODES.items()}
 _METADATA = {"__metadata__": {"format": "pt"}}
 _ALIGNED = 8  # bytes
-HALF = ".half"  # how the name of a file ends that is being written
+HALF = ".half"  # suffix of a file that is being written
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file holds a tensor: its bytes from `start` to `end`, counted from the beginning of the file."""
+    """The place of a tensor in a file: its bytes from `start` to `end`, counted from the beginning of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Place:
 
 
 def places(file: Path) -> dict[str, Place]:
-    """The tensors of a file that its format's own reader has found whole; those of unusual dtypes are left out."""
+    """Return the tensors of a file that safetensors has opened without error, except for those of unusual dtypes."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
@@ -54,14 +54,14 @@ def places(file: Path) -> dict[str, Place]:
 
 
 def pages_of(file: Path) -> mmap.mmap:
-    """The file, mapped, privately: nothing can change it."""
+    """Map a file into memory, privately: nothing can change it."""
     with file.open("rb") as opened:
         return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def mapped(pages: mmap.mmap, place: Place) -> Tensor:
-    """A tensor straight from its file, not to be written into: another read may share its memory, which is given back
-    with it, since else the mapping would come to hold the whole file."""
+    """Return a tensor that is mapped from its file. Do not write to it: another read may share its memory. Its pages
+    are released together with it; otherwise, the mapping would gradually hold the whole file in memory."""
     if place.start == place.end:
         return torch.empty(place.shape, dtype=place.dtype)
     view = memoryview(pages)[place.start : place.end]
@@ -70,22 +70,22 @@ def mapped(pages: mmap.mmap, place: Place) -> Tensor:
 
 
 def _give_back(pages: mmap.mmap, start: int, end: int) -> None:
-    """Let go of the pages that lie wholly between; a tensor beside it has its share of the others."""
+    """Release the pages between `start` and `end`, except for those shared with a neighbouring tensor."""
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if hasattr(pages, "madvise") and first < last:
         pages.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 class Cut:
-    """Where one file ends and the next begins. Each holds at most `limit` bytes of numbers, and names for `room` bytes
-    of header, or else a single tensor."""
+    """The division of tensors into files. Each has at most `limit` bytes of numbers and `room` bytes of header, or else
+    a single tensor."""
 
     def __init__(self, room: int, limit: int) -> None:
         self.room, self.limit = room, limit
         self._files = self._size = self._header = 0
 
     def next(self, name: str, nbytes: int) -> int:
-        """The number of the file, from 0, that takes the next tensor."""
+        """Return the number of the file, from 0, for the next tensor."""
         size, header = self._size + nbytes, self._header + room_for(name)
         if not self._files or size > self.limit or header > self.room:
             self._files, size, header = self._files + 1, nbytes, room_for("metadata", name)
@@ -93,13 +93,15 @@ class Cut:
         return self._files - 1
 
     def room_for(self, name: str) -> int:
-        """Of the header of a file that begins with this tensor."""
+        """Return the bytes to reserve for the header of a file that begins with this tensor."""
         return max(self.room, room_for("metadata", name))
 
 
 class Shard:
-    """path: of the file, which has another name until it is whole. room: bytes for the header, `room_for` the names
-    that may come."""
+    """A safetensors file that is being written.
+
+    path: of the file, which has another name until it is complete. room: bytes reserved for the header, see `room_for`.
+    """
 
     def __init__(self, path: Path, room: int) -> None:
         self.path, self.room = path, -(-room // _ALIGNED) * _ALIGNED
@@ -111,7 +113,7 @@ class Shard:
         self._file.seek(8 + self.room)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """tensor: contiguous, on the CPU. Those that would leave the next one unaligned wait for the end."""
+        """Add a contiguous tensor on the CPU. One that would leave the next unaligned is written at the end."""
         self.size += tensor.nbytes
         if tensor.nbytes % _ALIGNED:
             self._late.append((name, tensor))
@@ -119,7 +121,7 @@ class Shard:
             self._write(name, tensor)
 
     def close(self) -> None:
-        """Write what waited, then the header."""
+        """Write the tensors that were put off, then the header."""
         for name, tensor in sorted(self._late, key=lambda pair: -pair[1].element_size()):
             self._write(name, tensor)
         self._late.clear()
@@ -128,12 +130,12 @@ class Shard:
         self._file.seek(0)
         self._file.write(self.room.to_bytes(8, "little") + text.ljust(self.room))
         self._file.flush()
-        os.fsync(self._file.fileno())  # here, where it was written: elsewhere a cluster's nodes would not see it
+        os.fsync(self._file.fileno())  # on the node of a cluster that wrote it; no other can do it
         self._file.close()
         self._half.replace(self.path)
 
     def abandon(self) -> None:
-        """Let go of a file that is not whole, and remove it."""
+        """Close and remove a file that is not complete."""
         self._late.clear()
         if not self._file.closed:
             with suppress(OSError):
@@ -150,5 +152,5 @@ class Shard:
 
 
 def room_for(*names: str) -> int:
-    """Bytes that suffice for the header entries of tensors with these names; an entry's are enough for the metadata."""
+    """Return enough bytes for the header entries of tensors with these names; the metadata needs no more than one."""
     return sum(len(json.dumps(name)) + 192 for name in names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file of weights: its tensors' names and shapes, and the tensors, each read when it is asked for."""
+"""A file of weights: the names and shapes of its tensors, and the tensors themselves, read one at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torch import Tensor
 from .errors import ModelError, one_line
 from .shards import DTYPES_BY_CODE, Place, mapped, pages_of, places
 
-_FOUND = "WeightsUnpickler error: "  # after it, torch says what a pickle holds besides tensors
+_FOUND = "WeightsUnpickler error: "  # before the part of torch's message that says what a pickle contains
 
 
 class SafeFile:
-    """A safetensors file, whose tensors are mapped. Raises ModelError where it is damaged."""
+    """A safetensors file, whose tensors are mapped. Raises ModelError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._open = path, ExitStack()
@@ -36,7 +36,7 @@ class SafeFile:
         return tuple(self._header.get_slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype | None:
-        """None: one that is not computed with."""
+        """Return the dtype, None for one that is not computed with."""
         return DTYPES_BY_CODE.get(self._header.get_slice(name).get_dtype())
 
     def read(self, name: str) -> Tensor:
@@ -64,7 +64,7 @@ class SafeFile:
 class PickleFile:
     """A pickle, read by the loader that builds nothing but tensors and runs no code.
 
-    Raises ModelError where it is damaged, or holds anything else.
+    Raises ModelError if it is damaged, or contains anything else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,8 +77,8 @@ class PickleFile:
                     loaded = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a hostile file can raise anything
             found = str(error).partition(_FOUND)[2].partition("\n")[0]
-            found = found.partition(". ")[0]  # torch goes on about how to load it anyway
-            reason = f"is damaged, or holds more than tensors and could run code ({found or one_line(error)})"
+            found = found.partition(". ")[0]  # torch goes on to explain how to load it anyway
+            reason = f"is damaged, or contains more than tensors and could run code ({found or one_line(error)})"
             raise ModelError(f"'{path}' {reason}; it was not loaded") from None
         if not isinstance(loaded, dict) or not all(
             isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
@@ -87,11 +87,11 @@ class PickleFile:
             raise ModelError(f"'{path}' is not a dictionary of tensors")
         for name, value in loaded.items():
             if value.is_meta:
-                raise ModelError(f"'{path}': the tensor '{name}' is on the device meta, where it has no "
-                                      "numbers; save the model again from memory")  # fmt: skip
+                raise ModelError(f"'{path}': the tensor '{name}' is on the device meta and has no values; "
+                                 "save the model again from memory")  # fmt: skip
             if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                raise ModelError(f"'{path}': the tensor '{name}' repeats numbers that it stores once (an "
-                                      "expanded tensor); save it again as .contiguous()")  # fmt: skip
+                raise ModelError(f"'{path}': the tensor '{name}' is larger than what the file stores of it (an "
+                                 "expanded tensor); save it again as .contiguous()")  # fmt: skip
         self._tensors: dict[str, Tensor] = {name: value.detach() for name, value in loaded.items()}
 
     def names(self) -> list[str]:

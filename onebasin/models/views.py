@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of a model: in canonical form, in the shapes of a wider one, and rewritten by an alignment or by anything else
-that acts on its tensors one by one."""
+"""Views of a model: in canonical form, in the shapes of a wider one, and rewritten by an alignment, or by anything else
+that changes its tensors one by one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .model import Model, View
 
 
 class Canonical(View):
-    """The same model with every parameter that its function does not see fixed by rule.
+    """The same model in canonical form: parameters that its function does not depend on have fixed values.
 
-    Every tensor is made when it is read, from its own file and those that move into it. Only vectors stay in memory.
-    The config says what the form needs (an untied head, say).
+    A tensor is computed when it is read, from those on disk that enter it. Only vectors are kept in memory. The config
+    is changed as the form requires (for an untied head, say).
 
     dtype: of the arithmetic, float32 or float64.
     """
@@ -35,7 +35,7 @@ class Canonical(View):
         self._kept: dict[tuple[str, int], Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process, or other arithmetic, which makes the vectors itself."""
+        """Return the state for another process, or for other arithmetic, which computes the vectors itself."""
         return {**self.__dict__, "_kept": {}}
 
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -44,12 +44,12 @@ class Canonical(View):
 
 
 class Widened(Canonical):
-    """A model in canonical form, in the shapes and with the sizes of a wider one; the function stays.
+    """A model in canonical form with the shapes and sizes of a wider one, and the same function as before.
 
     like: the wider model, in canonical form.
 
     Raises:
-        ValueError: naming the space, where that cannot be exact.
+        ValueError: for a space that cannot be widened exactly.
     """
 
     def __init__(self, base: Canonical, like: Model) -> None:
@@ -76,21 +76,21 @@ class _Embedded(View):
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole numbers of a config, which hold all of its sizes."""
+    """Return the integers of a config, among which are all of its sizes."""
     return {key: value for key, value in config.items() if isinstance(value, int)}
 
 
 def _eps(base: Model, like: Model) -> dict[str, Any]:
-    """Return what the config says of the norms' eps, which is stored for the narrower model's width."""
+    """Return the new value of the norms' eps in the config, where that depends on the width."""
     eps, factor = base.signature.eps, eps_factor(base.signature, like.signature)
     return {eps: base.config[eps] * factor} if factor != 1 and eps else {}
 
 
 class Acts(Protocol):
-    """Anything that rewrites a model's tensors one by one: an alignment, exact or softened."""
+    """Anything that rewrites the tensors of a model one by one: an alignment, exact or softened."""
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
-        """Return the tensor `role` of a model of this signature, rewritten."""
+        """Rewrite the tensor `role` of a model with this signature."""
         ...
 
 
@@ -98,7 +98,7 @@ A = TypeVar("A", bound=Acts)
 
 
 class Rewritten(View, Generic[A]):
-    """The model `base`, every tensor rewritten by `alignment` when it is read.
+    """The model `base`, with every tensor rewritten by `alignment` when it is read.
 
     dtype: of the arithmetic, float32 or float64.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose vocabularies differ: refused, or brought to one vocabulary before they are merged."""
+"""Models with different vocabularies: refused, or rewritten with one vocabulary before they are merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"
 def refuse_other_vocabularies(models: Sequence[Folder]) -> None:
     """Raise ModelError, with the counts and the first tokens that differ, unless all share one vocabulary.
 
-    A model whose folder holds no vocabulary is passed over.
+    A folder without a vocabulary is not checked.
     """
     known = [model for model in models if tokens(model.folder) is not None]
     for model in known[1:]:
@@ -37,30 +37,30 @@ def refuse_other_vocabularies(models: Sequence[Folder]) -> None:
             first = ", ".join(f"{i} {one!r} / {two!r}" for i, one, two in found.first)
             raise ModelError(
                 f"the vocabularies differ: '{known[0].name}' has {found.size_a} tokens, '{model.name}' "
-                f"{found.size_b}, and {found.agreeing} ids agree; the first that do not: {first}; say which tokenizer "
-                "to take (--tokenizer-source union, base or one of the models)"
+                f"{found.size_b}, and {found.agreeing} ids agree; the first that do not: {first}; choose a tokenizer "
+                "with --tokenizer-source (union, base or one of the models)"
             )
 
 
 @dataclass(frozen=True)
 class Unified:
-    """Folders that all have the new vocabulary, and which rows (models, tokens) each had before; the others are 0."""
+    """Folders with the new vocabulary. present: which rows each had before (models, tokens); the others are 0."""
 
     folders: list[Path]
     present: Tensor
     base: int
 
     def filled(self, models: Sequence[Model], dtype: torch.dtype) -> list[Model]:
-        """The models with rows for the tokens that they lacked: the base model's, else the mean of those that exist.
+        """Return the models with rows for the tokens that they lacked: the base model's, else the mean of the others.
 
-        To be called once the models lie in one frame: before, rows of different models have nothing in common.
+        Call this with models in one frame: otherwise, rows of different models have nothing in common.
         """
         return [Rewritten(model, _Filling(self, models, i), dtype) for i, model in enumerate(models)]
 
 
 @dataclass(frozen=True)
 class _Filling:
-    """The rows that model `number` lacks, from all models."""
+    """Fills in the rows that model `number` lacks, from all models."""
 
     unified: Unified
     models: Sequence[Model]
@@ -81,11 +81,11 @@ class _Filling:
 def unify(models: Sequence[Folder], source: str | int, base: int, scratch: Path) -> Unified:
     """Write every model into `scratch` with one vocabulary.
 
-    Rows of tokens that a model lacks are 0. A model without a tokenizer is taken to have the base's.
+    Rows of tokens that a model lacks are 0. A model without a tokenizer is assumed to have the base model's.
 
     Args:
         models: The folders.
-        source: `union` (the base model's tokens, then those that the others have besides, as added tokens), `base`, or
+        source: `union` (the base model's tokens, then the additional ones of the others, as added tokens), `base`, or
             the number of a model.
         base: The number of the base model.
         scratch: An existing folder.
@@ -97,7 +97,7 @@ def unify(models: Sequence[Folder], source: str | int, base: int, scratch: Path)
     chosen = base if isinstance(source, str) else source
     tokenizer = tokenizers[chosen] or tokenizers[base]
     if tokenizer is None:
-        raise ModelError(f"'{models[chosen].name}' holds no tokenizer, and its tokens are wanted")
+        raise ModelError(f"'{models[chosen].name}' has no tokenizer to take the tokens from")
     own = [(each or tokenizers[base] or tokenizer).get_vocab() for each in tokenizers]
     if source == "union":
         tokenizer.add_tokens(list(_added(tokenizer.get_vocab(), [each for each in tokenizers if each])))
@@ -121,7 +121,7 @@ def unify(models: Sequence[Folder], source: str | int, base: int, scratch: Path)
 
 
 def vocabulary_axis(signature: Signature, role: str) -> int | None:
-    """The axis of a tensor that counts tokens."""
+    """Return the axis of a tensor that is indexed by tokens, if any."""
     for dim, axis in enumerate(signature.tensors[role].axes):
         space = signature.spaces.get(getattr(axis, "space", ""))
         if space is not None and space.name == "vocab":
@@ -139,7 +139,7 @@ def _tokenizer(model: Folder) -> Any:
 
 
 def _added(known: Mapping[str, int], tokenizers: Sequence[Any]) -> Iterator[Any]:
-    """Yield the tokens that a vocabulary lacks of the others, in the order of their ids."""
+    """Yield the tokens of other tokenizers that a vocabulary lacks, in the order of their ids."""
     seen = set(known)
     for tokenizer in tokenizers:
         special = tokenizer.added_tokens_decoder

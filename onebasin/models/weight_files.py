@@ -26,7 +26,7 @@ from .shards import HALF, Cut, Shard, room_for
 
 @dataclass(frozen=True)
 class Target:
-    """folder: where the files go, for now. out: where they belong, for errors. like, dtype: as in `write_model`."""
+    """folder: the hidden folder to write. out: its final place, for errors. like, dtype: as in `write_model`."""
 
     folder: Path
     out: Path
@@ -34,7 +34,7 @@ class Target:
     dtype: torch.dtype | None
 
     def stored(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        """The dtype on disk of a tensor that is made in `dtype`."""
+        """Return the dtype on disk of a tensor that is computed in `dtype`."""
         if not dtype.is_floating_point:
             return dtype
         return self.dtype or self.like.origin.dtypes.get(name, self.like.origin.stored_dtype)
@@ -42,13 +42,11 @@ class Target:
     def ready(self, name: str, tensor: Tensor, copy: bool = True) -> Tensor:
         """Return a tensor as it is stored: on the CPU, in its dtype, contiguous.
 
-        It is written while the caller goes on.
-
-        copy: give it memory of its own, for a caller who may use the tensor's again.
+        copy: give it memory of its own, since it is written while the caller goes on and may reuse the tensor's.
         """
         wanted = self.stored(name, tensor.dtype)
         stored = tensor.detach().to("cpu", wanted, copy=copy, memory_format=torch.contiguous_format)
-        return stored.contiguous()  # which `to` leaves as it is where nothing else changes
+        return stored.contiguous()  # `to` ignores the memory format if nothing else changes
 
     def refuse_infinite(self, name: str, tensor: Tensor) -> None:
         if tensor.is_floating_point() and not finite(tensor) and name not in set(self.like.origin.others()):
@@ -58,7 +56,7 @@ class Target:
 
 @dataclass
 class File:
-    """The names that a weight file holds, and the groups of `LazyTensors` that they are in. number: from 0."""
+    """The names in a weight file, and the groups of `LazyTensors` that contain them. number: from 0."""
 
     number: int
     names: list[str] = field(default_factory=list)
@@ -67,10 +65,10 @@ class File:
 
 
 def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: int) -> None:
-    """Write files of at most `limit` bytes; they get their names once their number is known.
+    """Write files of at most `limit` bytes, and name them once the number of files is known.
 
-    Where `tensors` can be made on a cluster, every file is a task, which makes its tensors and writes them. The task
-    of a lost worker is run again. Which tensors share a file, and so its bytes, does not depend on who writes it.
+    If `tensors` can be computed on a cluster, every file is a task, which computes and writes its tensors. The task of
+    a lost worker is run again. Either way, the files contain the same tensors and the same bytes.
     """
     cut = Cut(room_for(*target.like.origin.files, *("spare",) * 64), limit)
     if isinstance(tensors, LazyTensors) and tensors.ray:
@@ -86,7 +84,7 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
 
 
 def foreseen(target: Target, making: LazyTensors, cut: Cut) -> list[File]:
-    """Return the files that `making` comes to, from shapes alone."""
+    """Return the files that will hold the tensors of `making`, from shapes alone."""
     files: list[File] = []
     for group in making.groups:
         for name, tensor in making.foreseen(group):
@@ -101,12 +99,12 @@ def foreseen(target: Target, making: LazyTensors, cut: Cut) -> list[File]:
 
 
 def _task(target: Target, making: LazyTensors, room: int, file: File) -> File:
-    """Make and write one file. What its groups hold besides is in the file before or after."""
+    """Compute and write one file. Other tensors of its groups belong to the file before or after it."""
     wanted = set(file.names)
     pairs = (pair for group in file.groups for pair in making.of(group) if pair[0] in wanted)
     (written,) = _written(target, pairs, Cut(room, sys.maxsize), file.number)
     if written.size != file.size:
-        raise RuntimeError(f"the tensors of '{target.out}' are not what their shapes foretold")
+        raise RuntimeError(f"the tensors of '{target.out}' do not have the expected shapes")
     return written
 
 
@@ -119,7 +117,7 @@ def _written(target: Target, tensors: Iterable[tuple[str, Tensor]], cut: Cut, fi
     def made() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in tensors:
             if name in seen:
-                raise ModelError(f"the tensor '{name}' comes twice")
+                raise ModelError(f"the tensor '{name}' occurs twice")
             seen.add(name)
             stored = target.ready(name, tensor, copy)
             target.refuse_infinite(name, stored)
@@ -163,9 +161,9 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class CannotWrite(ModelError, OSError):
-    """The place or the disk, not what was asked for, is why an output could not be written."""
+    """An output could not be written because of its place or the disk."""
 
 
 def clearly(out: Path, what: str = "the model") -> AbstractContextManager[None]:
-    """Turn a failed write into one clear sentence, of a CannotWrite."""
+    """Turn a failed write into a CannotWrite with a clear message."""
     return engine.clearly(out, what, CannotWrite)

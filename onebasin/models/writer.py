@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a model folder: shard by shard into a hidden sibling folder, which takes its place at the end."""
+"""Writing a model folder: shard by shard into a hidden folder beside it, which is moved into place at the end."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ def write_model(
 ) -> None:
     """Write the folder `out`: weights from `tensors`, everything else from `like` and its folder.
 
-    The folder appears whole or not at all. A failure removes what was written; a killed process leaves at most a hidden
-    folder beside `out`, which the next run with this output removes.
+    The folder appears complete or not at all. A failure removes what was written; a killed process leaves at most a
+    hidden folder beside `out`, which the next run with this output removes.
 
     Args:
         out: The folder.
         tensors: (name on disk, tensor) pairs, consumed lazily; two or three are in memory at a time. `LazyTensors` with
-            a cluster are made and written by its tasks, a file each, with the same bytes.
+            a cluster are computed and written by its tasks, one per file, with the same bytes.
         like: The model whose config and other files are copied.
-        look: The size of its files, and what stands beside the weights.
-        overwrite: Replace a model folder that stands there.
-        dtype: Of all floating-point tensors; None keeps what `like` stores under each name.
+        look: The size of the weight files, and the files beside them.
+        overwrite: Replace an existing model folder.
+        dtype: Of all floating-point tensors; None keeps the dtype that `like` has under each name.
 
     Raises:
-        ModelError: The output exists, is no model folder or is an input; a tensor is not finite in its dtype; the disk
-            is full.
+        ModelError: The output exists, is not a model folder or is an input; a tensor is not finite in its dtype; the
+            disk is full.
     """
     with appearing(out, overwrite, [like.origin.folder]) as hidden:
         write_into(Target(hidden, Path(out), like, dtype), tensors, look)
 
 
 def write_into(target: Target, tensors: Iterable[tuple[str, Tensor]], look: Written | None = None) -> None:
-    """Write what `write_model` does into a hidden folder, which the caller brings to its place.
+    """Write the files of `write_model` into a hidden folder, which the caller moves into place.
 
     Args:
-        target: The folder, where it belongs, the model that it is like and the dtype of its tensors.
+        target: The folder, its final place, the model whose other files are copied, and the dtype of the tensors.
         tensors: As in `write_model`.
         look: As in `write_model`.
 
@@ -81,7 +81,7 @@ def write_into(target: Target, tensors: Iterable[tuple[str, Tensor]], look: Writ
 
 @contextmanager
 def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] = ()) -> Iterator[Path]:
-    """Yield a hidden folder beside `out`, which takes its place when the block ends, and vanishes when it fails.
+    """Yield a hidden folder beside `out`, which is moved into place when the block ends, and removed if it fails.
 
     inputs: folders that must not be overwritten.
 
@@ -108,7 +108,7 @@ def _companions(target: Target, tokenizer: bool) -> None:
 
 
 def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The config with `name` wherever it states a dtype, in the configs of its components too."""
+    """Return the config with `name` wherever it states a dtype, also in the configs of its components."""
     return {
         key: name
         if key in ("dtype", "torch_dtype")
@@ -124,5 +124,5 @@ def bytes_of(size: int | str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B|[KMB])?", str(size).strip(), re.IGNORECASE)
     count = float(found[1]) * _UNITS[(found[2] or "").upper()] if found else 0
     if not 1 <= count < 2**63:
-        raise ModelError(f"'{size}' is no shard size; write it as 5GB or 500MB")
+        raise ModelError(f"'{size}' is not a shard size; write it as 5GB or 500MB")
     return int(count)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running the model classes of `transformers`: loaded and lazy weights, tracing, probes, verification.
 
-Models come from `onebasin.models` and keep their names there. Nothing here knows a model family, or writes a file but
-those of tables in the user's cache.
+Models come from `onebasin.models` and keep their names there. Nothing here knows a model family, and the only files
+that are written are inferred tables in the user's cache.
 """
 
 from .loaded import LoadedModel, loaded_model

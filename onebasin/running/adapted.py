@@ -28,8 +28,8 @@ def write_adapted(base: Folder, adapter: Adapter, out: Path) -> None:
 
 
 def adapted(base: Folder, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of `write_adapted`, one at a time: (name on disk, tensor). The arithmetic is in float32."""
-    changes: dict[str, dict[str, str]] = {}  # base tensor -> what the adapter holds for it: A, B, or the whole
+    """Yield the tensors of `write_adapted`: (name on disk, tensor). The arithmetic is in float32."""
+    changes: dict[str, dict[str, str]] = {}  # base tensor -> the adapter's tensors for it: A, B, or the whole
     for name, entry in fit(adapter, base).tensors.items():
         factor = _FACTOR.match(name)
         kind = "whole" if factor is None else f"{factor[3]}{factor[4] if factor[4] == 'bias' else ''}"
@@ -43,17 +43,17 @@ def adapted(base: Folder, adapter: Adapter) -> Iterator[tuple[str, Tensor]]:
         elif found:
             if found.keys() != {"A", "B"}:
                 raise ModelError(f"'{adapter.folder}': '{next(iter(found.values()))}' lacks its other factor, "
-                                      "or has a bias, which cannot be merged")  # fmt: skip
+                             "or has a bias, which cannot be merged")  # fmt: skip
             a, b = (adapter.tensors[found[key]].float() for key in "AB")
             change = scale(adapter, found["A"], len(a)) * (b @ a)
             tensor = (tensor.float() + (change.T if _turned(adapter, found["A"]) else change)).to(dtype)
         yield from entry.split(tensor)
     if changes:
-        raise ModelError(f"'{adapter.folder}' changes '{next(iter(changes))}', which the base model does not hold")
+        raise ModelError(f"'{adapter.folder}' changes '{next(iter(changes))}', which the base model does not have")
 
 
 def scale(adapter: Adapter, name: str, rank: int) -> float:
-    """Return the factor s of the module that `name` belongs to: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
+    """Return the factor s of the module of `name`: alpha / rank, or alpha / sqrt(rank) (rsLoRA)."""
     config = adapter.config
     alpha = float(config.get("lora_alpha") or 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class of `transformers` that runs a folder's model, and how it is asked."""
+"""The class of `transformers` that runs a folder's model, and how to call it."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def has_class(folder: Folder) -> bool:
 
 
 def runnable(folder: Folder) -> None:
-    """Raise ModelError where `transformers` has no class that runs models of this type."""
+    """Raise ModelError if `transformers` has no class that runs models of this type."""
     kind = folder.raw_config["model_type"]
     if not has_class(folder):
-        raise ModelError(f"'{folder.name}' is of type '{kind}', which transformers has no class for, so it "
-                              "cannot be run to verify it; --no-verify does without")  # fmt: skip
+        raise ModelError(f"'{folder.name}' is of type '{kind}', for which transformers has no class, so it cannot be "
+                         "run to verify it; skip that with --no-verify")  # fmt: skip
 
 
 def config_of(folder: Folder, updates: Mapping[str, Any] | None = None) -> Any:
-    """Return a folder's configuration as its class has it, with some entries changed."""
+    """Return a folder's configuration as an object of its class, with some entries changed."""
     return CONFIG_MAPPING[folder.raw_config["model_type"]].from_dict({**folder.raw_config, **(updates or {})})
 
 
 def class_of(folder: Folder) -> Any:
-    """The class that runs a folder's model; the first time, all that runs models is imported with it."""
+    """Return the class that runs a folder's model. The first call imports the modeling code of transformers."""
     return class_for(config_of(folder), folder.files)
 
 
 def class_for(config: PretrainedConfig, names: Collection[str] = ()) -> Any:
-    """The class that runs a model: the one that its config names, else the one whose tensors are called `names`, else
-    the bare model's."""
+    """Return the class that runs a model: the one named in its config, else the one whose tensors are most nearly
+    called `names`, else that of the bare model."""
     from transformers import PreTrainedModel
 
     stated = getattr(config, "architectures", None) or [""]
@@ -60,7 +60,7 @@ def class_for(config: PretrainedConfig, names: Collection[str] = ()) -> Any:
 
 
 def _classes(kind: type[PretrainedConfig]) -> list[Any]:
-    """The classes of a model type: the bare model, then those with a head, as the library's automatic classes know."""
+    """Return the classes that transformers registers for a model type: the bare model, then those with a head."""
     from transformers.models.auto import modeling_auto
 
     mappings = [value for name, value in vars(modeling_auto).items() if re.fullmatch("MODEL_FOR_.*_MAPPING", name)]
@@ -69,7 +69,7 @@ def _classes(kind: type[PretrainedConfig]) -> list[Any]:
 
 
 def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
-    """How many tensors only one of the two has, the class or the file. Nothing is allocated."""
+    """Return the number of tensors that only the class or only the file has. No memory is allocated for them."""
     try:
         with torch.device("meta"):
             own = cls(deepcopy(config)).state_dict().keys()
@@ -79,7 +79,7 @@ def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
 
 
 def takes_cache(model: PreTrainedModel) -> bool:
-    """Whether `forward` can be told not to cache: by name, or through the keywords of newer releases."""
+    """Return whether `forward` accepts `use_cache`: by name, or through the keywords of newer releases."""
     accepted = inspect.signature(model.forward).parameters
     through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
     return hasattr(model.config, "use_cache") and ("use_cache" in accepted or through)
@@ -96,7 +96,7 @@ def some_of(names: set[str]) -> str:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the loader's progress bars and report, which this module turns into errors."""
+    """Suppress the loader's progress bars and its report, which callers turn into errors."""
     logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of configurations: those that a class takes, what kind of number each is, which speak of single layers.
-
-All is told from names: one set of rules for all model types.
-"""
+"""The settings of configurations: those that a class accepts, the kind of number that each is, lists with an entry per
+layer. All of this is inferred from names, by one set of rules for all model types."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from typing import Any, TypeGuard
 
 from transformers import CONFIG_MAPPING, PretrainedConfig, configuration_utils
 
-# What the numbers of a configuration are, by name; the first that fits counts.
+# The kinds of numbers in a configuration, by patterns of their names; the first that matches counts.
 RULES = {
     "token": r"(_token|_token_id|_token_ids|_token_index)$",
     "codes": r"codebook_size$",
@@ -64,18 +62,15 @@ HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")  # na
 
 @cache
 def kind_of_number(name: str) -> str:
-    """Return what a number of a configuration is, by its name: a key of `RULES`, or nothing."""
+    """Return the kind of a number in a configuration, by its name: a key of `RULES`, or ""."""
     return next((kind for kind, pattern in RULES.items() if re.search(pattern, name)), "")
 
 
 def default_config(model_type: str) -> PretrainedConfig:
-    """Return the configuration of a model type as its class makes it.
-
-    Args:
-        model_type: As in a configuration.
+    """Return the default configuration of a model type.
 
     Raises:
-        ValueError: The class refuses its own defaults, and what it asks for instead.
+        ValueError: The class refuses its own defaults, and also the values that its message asks for.
     """
     cls: Any = CONFIG_MAPPING[model_type]
     try:
@@ -89,7 +84,7 @@ def default_config(model_type: str) -> PretrainedConfig:
 
 
 def configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Yield a configuration and those inside it."""
+    """Yield a configuration and those nested in it."""
     yield config
     for value in list(vars(config).values()):
         if isinstance(value, PretrainedConfig):
@@ -100,7 +95,7 @@ def declared(config: PretrainedConfig) -> dict[str, Any]:
     """Return the settings that a configuration's class declares, with their values."""
     cls: Any = type(config)
     names = (each.name for each in fields(cls) if each.init) if is_dataclass(cls) else inspect.signature(cls).parameters
-    held, places = vars(config), getattr(cls, "attribute_map", {})  # a value may be held under another name
+    held, places = vars(config), getattr(cls, "attribute_map", {})  # a value may be stored under another name
     own = {name: held[places.get(name, name)] for name in names
            if places.get(name, name) in held and name not in _ASIDE}  # fmt: skip
     overrides = getattr(held.get("_heterogeneity_spec"), "per_layer_overrides", None)
@@ -110,7 +105,7 @@ def declared(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _undeclared(config: PretrainedConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a configuration was given and its class reads without declaring it: switches, words, sizes."""
+    """Return the settings of a configuration that its class does not declare: switches, words, sizes."""
     more = {name: value for name, value in vars(config).items() if name not in own and name[0] != "_"
             and isinstance(value, bool | int | str)}  # fmt: skip
     try:
@@ -121,13 +116,13 @@ def _undeclared(config: PretrainedConfig, own: Mapping[str, Any]) -> dict[str, A
 
 
 def all_settings(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the settings that a class declares, and those that it was given besides and reads."""
+    """Return the settings of a configuration, whether its class declares them or not."""
     own = declared(config)
     return own | _undeclared(config, own)
 
 
 def settings(config: PretrainedConfig | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of a configuration's settings, those of single layers too."""
+    """Yield names and values of a configuration's settings, including those of single layers."""
     for key, value in (declared(config) if isinstance(config, PretrainedConfig) else config).items():
         if key == "per_layer_config":
             for each in value.values():
@@ -137,7 +132,7 @@ def settings(config: PretrainedConfig | Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def words_of_layers(cls: type, part: str) -> list[str]:
-    """Return the kinds of layers that the module of a configuration's models names."""
+    """Return the kinds of layers that the modeling code of a configuration class mentions."""
     try:
         module = import_module(cls.__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
@@ -148,7 +143,7 @@ def words_of_layers(cls: type, part: str) -> list[str]:
 
 
 def rotary_shares(own: Mapping[str, Any]) -> Iterator[float]:
-    """Yield the shares of a head that rotary embeddings turn, wherever a configuration states them."""
+    """Yield the shares of a head that are rotated by rotary embeddings, wherever a configuration states them."""
     for key, value in own.items():
         if isinstance(value, Mapping):
             yield from rotary_shares(value)
@@ -161,30 +156,30 @@ def is_number(value: object) -> TypeGuard[int]:
 
 
 def numbers(value: Any) -> Iterator[int]:
-    """Yield the whole numbers of a setting: one, or a list of them."""
+    """Yield the integers of a setting: one, or a list of them."""
     yield from (n for n in (value if isinstance(value, list | tuple) else [value]) if is_number(n))
 
 
 def depths_of(own: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of layers that lists of a configuration may be as long as; not those of stages."""
+    """Return the numbers of layers in a configuration, which its lists may have as lengths; not those of stages."""
     stages = {len(own[key]) for key in STAGED if isinstance(own.get(key), list | tuple)}
     found = {value for key, value in own.items() if kind_of_number(key) == "layers" and is_number(value) and value > 1}
     return sorted(found - stages, reverse=True)
 
 
 def is_per_layer(value: Any, depth: int) -> bool:
-    """Whether a setting is a list with an entry for each of so many layers."""
+    """Return whether a setting is a list with an entry for each of `depth` layers."""
     return (isinstance(value, list | tuple) and len(value) == depth and len(value) > 0
             and (not all(map(is_number, value)) or len(set(value)) < len(value) or depth > 6))  # fmt: skip
 
 
 def is_staged(key: str, value: Any) -> bool:
-    """Whether a setting is the number of heads in each of a few stages, whose width grows with it."""
+    """Return whether a setting is a list of the numbers of heads in a few stages, whose widths grow with them."""
     return "heads" in kind_of_number(key) and isinstance(value, list | tuple) and len(value) < 6
 
 
 def is_layers(key: str, value: Any, depth: int) -> bool:
-    """Whether a setting is a list of numbers of layers."""
+    """Return whether a setting is a list of layer indices."""
     return (isinstance(value, list | tuple) and len(value) > 0 and all(map(is_number, value))
             and list(value) == sorted(set(value)) and value[0] >= 0 and value[-1] < depth
             and re.search(r"(layers|idxs|indices|indexes|_ids)$", key) is not None)  # fmt: skip

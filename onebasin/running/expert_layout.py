@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that a model holds as parts of larger parameters: those of experts, stacked into one.
+"""Tensors that a model stores as parts of larger parameters: those of experts, stacked into one.
 
-Nothing is known here about a class: a parameter whose entries are marked says by itself which box of it is what.
+Nothing here knows a class: tensors are filled with marks before they are loaded, which show where each of them goes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Part:
-    """A box in a parameter: its name, and [first, last) along every axis. In a stack of matrices it lies in one of
-    them, and what lies there is a matrix.
-    """
+    """A box in a parameter: its name, and [first, last) along every axis. In a stack of matrices it is a part of one of
+    them, and a matrix itself."""
 
     parameter: str
     box: tuple[tuple[int, int], ...]
@@ -35,7 +34,7 @@ class Part:
 
 
 def observed(name: str, tensor: Tensor) -> dict[float, Part] | None:
-    """Number -> the box of a marked parameter that is filled with it; None where some number fills no box."""
+    """Return number -> the box of a marked parameter that is filled with it; None if a number does not fill a box."""
     first = tensor.detach().flatten()[0]
     if bool((tensor == first).all()):
         return {float(first): Part(name, tuple((0, length) for length in tensor.shape))}
@@ -50,7 +49,7 @@ def observed(name: str, tensor: Tensor) -> dict[float, Part] | None:
 
 
 def assembled(pieces: Mapping[Part, Tensor]) -> dict[str, Tensor]:
-    """Name -> the parameter that the parts make up; gradients flow back to them."""
+    """Return name -> the parameter assembled from its parts; gradients flow back to them."""
     ordered = sorted(pieces, key=lambda part: (part.parameter, part.box))
     found = {}
     for name, parts in groupby(ordered, key=lambda part: part.parameter):
@@ -61,29 +60,29 @@ def assembled(pieces: Mapping[Part, Tensor]) -> dict[str, Tensor]:
 
 
 def _axis(row: list[Part]) -> int:
-    """Along which axis of the pieces the boxes of one expert follow one another."""
+    """Return the axis of the pieces along which the boxes of one expert follow one another."""
     ranges = list(zip(*(part.box for part in row), strict=True))
     inner = ranges[1:] if len(ranges) > 2 else ranges
     return next((axis for axis, along in enumerate(inner) if len(set(along)) > 1), 0)
 
 
-ROW = 16  # bytes: torch's grouped products take rows of whole multiples
+ROW = 16  # bytes: torch's grouped products require rows of a multiple of this size
 
 
 def one_by_one(model: nn.Module) -> None:
-    """Let a model call its experts one after another, each on what is routed to it."""
+    """Let a model call its experts one after another, each on the tokens routed to it."""
     for config in _calling_experts(model):
         config._experts_implementation = "eager"
 
 
 def _calling_experts(model: nn.Module) -> Iterator[Any]:
-    """The configurations that say how a model's experts are called."""
+    """Return the configurations that determine how a model's experts are called."""
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     return (config for config in configs.values() if hasattr(config, "_experts_implementation"))
 
 
 def one_by_one_where_needed(model: nn.Module) -> None:
-    """The same where torch's grouped products cannot run the experts: they take no float64 and no ragged rows."""
+    """Do so if torch's grouped products cannot run the experts: in float64, or with rows of other sizes."""
     stacks = [p for m in model.modules() if hasattr(m, "config") for p in m.parameters(recurse=False) if p.dim() == 3]
     if any(p.dtype == torch.float64 or any(s * p.itemsize % ROW for s in p.stride()[:-1]) for p in stacks):
         one_by_one(model)
@@ -91,7 +90,7 @@ def one_by_one_where_needed(model: nn.Module) -> None:
 
 @contextmanager
 def running_experts(model: nn.Module) -> Iterator[None]:
-    """`one_by_one_where_needed` while the block lasts."""
+    """Call `one_by_one_where_needed` for the duration of the block."""
     before = [(config, config._experts_implementation) for config in _calling_experts(model)]
     one_by_one_where_needed(model)
     try:

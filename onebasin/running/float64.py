@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running models in float64 throughout: the one place that takes away the casts to float32 of their classes."""
+"""Running models in float64 throughout, without the casts to float32 in their classes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class Float64(TorchFunctionMode):
-    """Keep float64 tensors in float64 where a model would turn them into float32 (in norms, rotary tables, softmaxes).
+    """Keep float64 tensors in float64 where a model would cast them to float32 (norms, rotary tables, softmaxes).
 
-    Such casts are there to raise the precision of 16 bits, and `transformers` makes them whatever the dtype. A batch
-    norm is written out, since torch has no derivative by its running statistics.
+    Such casts are meant to raise the precision of 16 bits, but `transformers` applies them to every dtype. A batch norm
+    is written out, since torch has no derivative with respect to its running statistics.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -40,17 +40,15 @@ _WIDER = {
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
 }
-_CASTS = {Tensor.float: torch.float64, Tensor.half: torch.float64, Tensor.bfloat16: torch.float64}
-
-
+_CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _FACTORIES = {torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
 
 
 class OnlyFloat64(TorchFunctionMode):
-    """Compute in float64 whatever a model would compute in less: norms, rotary tables, softmaxes, masks.
+    """Compute everything in float64 that a model would compute in less: norms, rotary tables, softmaxes, masks.
 
-    For twins, whose exactness is told from rounding in float64: casts to 16 bits, constants of the forward pass and
-    complex numbers are widened, too, which `Float64` leaves as the class has them.
+    This is for twins, where only float64 tells exactness from rounding. Unlike `Float64`, it also widens casts to 16
+    bits, constants of the forward pass and complex numbers.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,19 +65,19 @@ class OnlyFloat64(TorchFunctionMode):
         args = tuple(_WIDER.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
         found = func(*args, **kwargs)
         if isinstance(found, Tensor) and found.dtype in _WIDER and type(found) is Tensor:
-            return found.to(_WIDER[found.dtype])  # tables that are made in the forward pass
+            return found.to(_WIDER[found.dtype])  # tables that are computed in the forward pass
         return found
 
 
 def throughout(dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return `Float64()` for a model of that dtype, and a context that changes nothing for all others."""
+    """Return `Float64()` for a model of that dtype, else a context that changes nothing."""
     return Float64() if dtype == torch.float64 else nullcontext()
 
 
 def _batch_norm(
     x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float, **_: object
 ) -> Tensor:
-    """(batch, channels, ...) -> the same, as evaluation has it."""
+    """(batch, channels, ...) -> the same shape, as in evaluation mode."""
     scale = weight / (variance + eps).sqrt()
     shape = (1, -1, *[1] * (x.dim() - 2))
     return x * scale.view(shape) + (bias - mean * scale).view(shape)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stock `transformers` model that holds no weights: each is made when the model asks for it, and let go.
+"""A stock `transformers` model without weights in memory: each is read or computed when the model uses it, and dropped.
 
-Such a model runs once in the memory of a few tensors, whatever its size. Where a tensor on disk goes is not repeated
-here but observed, as in `stock`: the class loads tensors that nobody filled in, which take no memory, and where such a
-tensor lies in the model is where its numbers will be asked for.
+Such a model runs in the memory of a few tensors, whatever its size. The mapping from names on disk to parameters is
+observed, as in `loaded`: the class loads uninitialised tensors, which take no memory, and wherever one of them ends up
+in the model, its values will be needed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-Make = Callable[[str], Tensor]  # by its name on disk, in the dtype and on the device where the model runs
+Make = Callable[[str], Tensor]  # name on disk -> tensor, in the dtype and on the device of the model
 
 
 class Awaited(Tensor):
-    """Stands for a tensor wherever torch takes one, and is made anew for every operation on its numbers."""
+    """A stand-in for a tensor in every operation of torch, which then computes it anew."""
 
     make: Callable[[], Tensor]
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -29,7 +29,7 @@ class Awaited(Tensor):
     def __new__(cls, like: Tensor, device: str, make: Callable[[], Tensor]) -> Awaited:
         made: Awaited = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=torch.device(device))
         made.make = make
-        torch._C._set_throw_on_mutable_data_ptr(made)  # there is no memory to look into
+        torch._C._set_throw_on_mutable_data_ptr(made)  # it has no memory
         return made
 
     @classmethod
@@ -41,9 +41,9 @@ class Awaited(Tensor):
 
 
 def stand_ins(like: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """For every tensor of floating-point numbers, one of its shape whose memory is hardly touched, and so not taken.
+    """Return, for every floating-point tensor, one of its shape whose memory is hardly touched, and so not allocated.
 
-    Only the first and the last number are set, to NaN: a copy has them, and so have the parts that one is cut into.
+    Only the first and the last entry are set, to NaN: copies have them as well, and so do parts of a tensor.
     """
     found = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in like.items()
              if tensor.is_floating_point() and tensor.numel()}  # fmt: skip
@@ -53,18 +53,18 @@ def stand_ins(like: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tenso
 
 
 def placed(model: nn.Module, given: Mapping[str, Tensor]) -> set[str]:
-    """The stand-ins, by name, that a model which was loaded with them holds as they are, as parameters or buffers."""
+    """Return the names of the stand-ins that a model loaded with them has, unchanged, as parameters or buffers."""
     name_of = _naming(given)
     return {name for kind in ("_parameters", "_buffers") for *_, held in _held(model, kind) if (name := name_of(held))}
 
 
 def await_weights(model: nn.Module, given: Mapping[str, Tensor], make: Make, dtype: torch.dtype, device: str) -> bool:
-    """Let every parameter of a model that is a stand-in be made when it is asked for.
+    """Replace every parameter of a model that is a stand-in by one that is computed when it is used.
 
-    Return whether the model can be used: not where it holds copies of stand-ins.
+    Return whether the model can be used, which it cannot if it has copies of stand-ins.
 
-    given: the stand-ins, by names on disk. make: makes a tensor, by its name on disk. dtype, device: of all else, which
-    stays, and of buffers, which are made at once.
+    given: the stand-ins, by names on disk. make: returns a tensor by its name on disk. dtype, device: of buffers, which
+    are computed at once, and of all other tensors, which are kept.
     """
     name_of = _naming(given)
     spent = []
@@ -80,13 +80,13 @@ def await_weights(model: nn.Module, given: Mapping[str, Tensor], make: Make, dty
             if not held.isfinite().all():
                 return False
             held.data = held.data.to(device, dtype)
-    for held in spent:  # whoever kept it besides is told so by its shape, rather than given nonsense
+    for held in spent:  # code that kept a reference gets an error about the shape, rather than nonsense
         held.data = held.new_empty(0)
     return all(bool(held.isfinite().all()) for _, _, held in _held(model, "_buffers") if held.is_floating_point())
 
 
 def _naming(given: Mapping[str, Tensor]) -> Callable[[Tensor], str | None]:
-    """The name of the stand-in that a tensor is, if it is one."""
+    """Return a function that returns the name of a stand-in, and None for any other tensor."""
     place = {tensor.data_ptr(): name for name, tensor in given.items()}
 
     def name_of(held: Tensor) -> str | None:

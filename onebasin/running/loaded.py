@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stock `transformers` model that holds a checkpoint's tensors, and the way from each tensor to its module.
+"""A stock `transformers` model with the tensors of a checkpoint, and the mapping from tensors to modules.
 
 A tensor's name in memory may differ from its name on disk, by rules that change with every release. They are not
-repeated here but observed: the class loads tensors that hold their own numbers, and where a number ends up is where
-that tensor goes.
+repeated here but observed: every tensor is filled with its own number, the class loads these, and where a number ends
+up is where that tensor goes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Read = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode. owner: role -> name of the module that holds it. parameter: role -> the tensor itself.
-    parts: role -> where the tensors of all experts lie, one after another, which the class stores in another shape than
-    the table says; such a role is in neither of the others. buffer: role -> name in memory of what the class does not
-    count as parameters (running statistics, a router's corrections): nothing learns or fits it.
+    """A model in eval mode. owner: role -> name of its module. parameter: role -> the tensor itself. parts: role -> the
+    places of the tensors of all experts, in order, where the class stores them in another shape than the table; such a
+    role is in neither of the others. buffer: role -> name in memory of a tensor that is not a parameter (running
+    statistics, a router's corrections), and is neither learned nor fitted.
     """
 
     model: PreTrainedModel
@@ -45,18 +45,18 @@ class LoadedModel:
 
     @property
     def roles(self) -> list[str]:
-        """Of all tensors that the model holds as parameters."""
+        """The roles of all tensors that the model has as parameters."""
         return [*self.parameter, *self.parts]
 
     def tensor(self, role: str) -> Tensor:
-        """A tensor in the shape that the table says."""
+        """Return a tensor in its shape in the table."""
         if role in self.parameter:
             return self.parameter[role]
         pieces = [part.of(self.model) for part in self.parts[role]]
         return torch.cat(pieces, self.signature.tensors[role].joint)
 
     def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Name in memory -> tensor, for a model that holds `tensors` (by role, all of `roles`) instead of its own."""
+        """Return name in memory -> tensor, for a model with `tensors` (by role, all of `roles`) instead of its own."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         pieces = {
             part: piece
@@ -69,13 +69,13 @@ class LoadedModel:
         return self.model.get_submodule(self.owner[role])
 
     def shared(self, role: str) -> bool:
-        """Whether several modules hold this parameter (tied embeddings)."""
+        """Return whether several modules share this parameter (tied embeddings)."""
         mine = self.parameter[role]
         return sum(p is mine for module in self.model.modules() for p in module._parameters.values()) > 1
 
     @torch.no_grad()
     def fill(self, read: Read) -> None:
-        """Take every parameter from `read(role)`."""
+        """Set every parameter to `read(role)`."""
         for role, parameter in self.parameter.items():
             parameter.copy_(read(role))
         for role, parts in self.parts.items():
@@ -83,7 +83,7 @@ class LoadedModel:
                 part.of(self.model).copy_(piece)
 
     def fill_buffers(self, read: Read) -> None:
-        """Take every buffer that is stored from `read(role)`."""
+        """Set every stored buffer to `read(role)`."""
         for role, name in self.buffer.items():
             self.model.get_buffer(name).copy_(read(role))
 
@@ -96,18 +96,18 @@ def loaded_model(
     attention: str | None = None,
     experts: bool = False,
 ) -> LoadedModel:
-    """Return a model in the class that its config names. Nothing is written.
+    """Return a model as an object of the class that its config names. Nothing is written.
 
     Args:
         checkpoint: A folder or a view of one.
         dtype: Of the parameters.
         device: Where it runs.
-        attention: The implementation (`eager` gives attention maps).
-        experts: Take models whose class stacks the tensors of experts; they run one expert after another, and `parts`
-            says where each tensor lies.
+        attention: The implementation (`eager` returns attention maps).
+        experts: Accept classes that stack the tensors of experts; they run one expert after another, and `parts` has
+            the place of each tensor.
 
     Raises:
-        ModelError: The class does not take the tensors as they are.
+        ModelError: The class changes the tensors when it loads them.
     """
     signature = checkpoint.signature
     entries = {role: entry for role, entry in signature.tensors.items() if entry.stored}
@@ -118,7 +118,7 @@ def loaded_model(
         for entry in entries.values()
         for name, part in entry.split(torch.empty(entry.shape))
     }
-    assert checkpoint.config  # refuses a damaged config.json in one sentence
+    assert checkpoint.config  # raises ModelError for a damaged config.json
     try:
         model = _load(checkpoint, marked, attention)
     except Exception as error:  # each model class fails in its own way
@@ -129,11 +129,11 @@ def loaded_model(
     places: dict[float, Part] = {}
     for name, tensor in model.named_parameters():
         boxes = observed(name, tensor)
-        # A tensor that the class divides among several parameters is marked alike in all of them.
+        # A tensor that the class divides among several parameters has the same mark in all of them.
         known = boxes is not None and boxes.keys() <= roles.keys() - places.keys()
         if boxes is None or not known or not (experts or _whole(tensor, boxes, roles, entries)):
             raise ModelError(f"'{checkpoint.name}': {type(model).__name__} keeps '{name}' in another form than "
-                                  "the folder, so its activations cannot be followed")  # fmt: skip
+                             "the folder, so its activations cannot be followed")  # fmt: skip
         if _whole(tensor, boxes, roles, entries):
             role = roles[next(iter(boxes))]
             owner[role], parameter[role] = name.rpartition(".")[0], tensor
@@ -169,12 +169,12 @@ def loaded_model(
 def _whole(
     tensor: Tensor, boxes: Mapping[float, Part], roles: Mapping[float, str], entries: Mapping[str, Entry]
 ) -> bool:
-    """Whether a parameter is one tensor of the table, in its shape."""
+    """Whether a parameter is a single tensor of the table, in the same shape."""
     entry = entries[roles[next(iter(boxes))]]
     return len(boxes) == 1 and len(entry.names) == 1 and tuple(tensor.shape) == entry.shape
 
 
 def _load(checkpoint: Model, state: dict[str, Tensor], attention: str | None) -> PreTrainedModel:
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    # In float32, since in 16 bits large numbers would round to one another.
+    # In float32, since large numbers would become equal in 16 bits.
     return built(checkpoint.origin, torch.float32, (state, checkpoint.raw_config), **options)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder's model in its `transformers` class: whole, or without weights until they are used; and what is refused."""
+"""Loading a folder's model in its `transformers` class: complete, or without weights until they are used."""
 
 from __future__ import annotations
 
@@ -27,46 +27,54 @@ from .lazy_weights import await_weights, placed, stand_ins
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Instead = tuple[dict[str, Tensor], Mapping[str, Any]]  # tensors and config that take the place of a folder's
-Made = tuple[LazyTensors, Mapping[str, Any]]  # the same, not made yet
-ROOM = 10**7  # numbers that a class may have besides twice those that the weights hold
+Instead = tuple[dict[str, Tensor], Mapping[str, Any]]  # tensors and config entries that replace a folder's
+Made = tuple[LazyTensors, Mapping[str, Any]]  # the same, not computed yet
+ROOM = 10**7  # parameters that a class may have beyond twice those in the weights
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 
 
 class DoesNotRun(ModelError):
-    """A model does not run as it was prepared."""
+    """A model does not run in the way it was loaded."""
 
 
 def load(
     folder: Folder, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Return the folder's model in the class its config names, in eval mode, and the weights that class leaves out.
+    """Return the folder's model in the class its config names, in eval mode, and the weights which that class ignores.
 
     Args:
         folder: The model folder.
         dtype: Of the parameters.
         device: Where it runs.
-        instead: Tensors by their names on disk that are loaded instead of the folder's, and what the config says
-            besides.
+        instead: Tensors, by their names on disk, to load instead of the folder's, and entries to replace in the config.
 
     Raises:
         ModelError: It does not load, or weights that the class needs are missing.
     """
     model, unused = _complete(folder, dtype, instead)
-    module: nn.Module = model  # whose `to` and `eval` are typed
+    module: nn.Module = model  # its `to` and `train` are typed
     module.to(device=device, dtype=dtype).train(False)
     one_by_one_where_needed(model)
     return model, unused
 
 
 def load_model(folder: str | Path, dtype: torch.dtype | None = None, device: str = "cpu") -> PreTrainedModel:
-    """Return the model of a folder in the class its config names; dtype None keeps the stored one."""
+    """Return the model of a folder in the class its config names.
+
+    Args:
+        folder: A model folder, or a hub id.
+        dtype: Of the parameters (default: the one that most are stored in).
+        device: Where it runs.
+
+    Raises:
+        ModelError: It does not load, or weights that the class needs are missing.
+    """
     checkpoint = Folder(folder)
     return load(checkpoint, dtype or checkpoint.stored_dtype, device)[0]
 
 
 def refuse_contradiction(folder: Folder) -> None:
-    """Raise ModelError where a tensor has another shape than config.json says; no weight is read, no memory taken."""
+    """Raise ModelError if a tensor does not have its shape by config.json. No weights are read, no memory is taken."""
     cls = class_of(folder)
     if not hasattr(cls, "config_class"):
         return
@@ -82,17 +90,17 @@ def refuse_contradiction(folder: Folder) -> None:
 
 
 def refuse_lacking(folder: Folder) -> None:
-    """Raise ModelError where the class needs a tensor that the weights lack, or cannot be built; no weight is read."""
+    """Raise ModelError if the class needs a tensor that is missing, or cannot be built. No weights are read."""
     like = {name: folder.read_name(name) for name in folder.files}
     _complete(folder, folder.stored_dtype, ({**like, **stand_ins(like, folder.stored_dtype)}, {}))
 
 
 def refuse_larger(name: str, cls: Any, config: PretrainedConfig, held: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise ModelError where a class would be far larger than the weights that there are for it, by a broken config.
+    """Raise ModelError if a model would be far larger than its weights, because of a broken config.
 
-    It would be filled with random numbers first, for minutes, or take all memory.
+    It would first be filled with random numbers, for minutes, or take all memory.
 
-    cls: is built without numbers. held: name -> shape of the weights.
+    cls: its class, which is built without allocating memory. held: name -> shape of the weights.
     """
     largest = max((length for shape in held.values() for length in shape), default=0)
     if _largest_in(config.to_dict()) <= largest or not hasattr(cls, "config_class"):
@@ -105,7 +113,7 @@ def refuse_larger(name: str, cls: Any, config: PretrainedConfig, held: Mapping[s
 
 
 def _largest_in(value: Any) -> int:
-    """The largest whole number in a configuration."""
+    """Return the largest integer in a configuration."""
     if isinstance(value, Mapping | list | tuple):
         inside = value.values() if isinstance(value, Mapping) else value
         return max(map(_largest_in, inside), default=0)
@@ -113,7 +121,7 @@ def _largest_in(value: Any) -> int:
 
 
 def _shapes(cls: Any, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors of a class, which is built without numbers."""
+    """Return name -> shape of the tensors of a class, which is built without allocating memory."""
     with torch.device("meta"), quietly():
         return {key: tuple(tensor.shape) for key, tensor in cls(deepcopy(config)).state_dict().items()}
 
@@ -124,15 +132,15 @@ def _contradiction(folder: str, name: str, held: Collection[int], cls: Any, need
 
 
 def held(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
-    """Return the result of `load`, for the folder or for the tensors that take the place of its own."""
+    """Return the result of `load`, for the folder or for the tensors that replace its own."""
     return load(folder, dtype, device, (dict(instead[0]), instead[1]) if instead else None)
 
 
 def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
-    """Return the same without weights, which are read or made when they are used; it is for running alone.
+    """Return the same, but with weights that are read or computed when they are used, only for running the model.
 
-    What the class puts together from several tensors is held. Raises DoesNotRun for a class that keeps copies, besides
-    the errors of `load`.
+    Parameters that the class assembles from several tensors are in memory. Raises DoesNotRun for a class that keeps
+    copies of tensors, in addition to the errors of `load`.
     """
     whole, updates = instead or (None, {})
     like = whole.like if whole else {name: folder.read_name(name) for name in folder.files}
@@ -155,8 +163,8 @@ def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: s
 
 
 def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tuple[PreTrainedModel, set[str]]:
-    """The model with all weights that its class needs, and the names of those that it leaves out."""
-    assert folder.config and folder.shapes  # refuses a damaged folder in one sentence
+    """Return the model with all weights that its class needs, and the names of those that it ignores."""
+    assert folder.config and folder.shapes  # raises ModelError for a damaged folder
     runnable(folder)
     try:
         tensors, updates = instead or ({}, {})
@@ -170,16 +178,16 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
         raise ModelError(f"'{folder.name}' does not load: {one_line(error)}") from None
     if info["missing_keys"]:
         raise ModelError(f"'{folder.name}': {kind_of(model)} needs {some_of(info['missing_keys'])}, "
-                              "which the weights lack")  # fmt: skip
+                         "which the weights lack")  # fmt: skip
     return model, set(info["unexpected_keys"])
 
 
 def built(
     folder: Folder, dtype: torch.dtype, instead: Instead | None, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a folder's model in its class, and what the loader says of the tensors.
+    """Return a folder's model in its class, and the loader's report on the tensors.
 
-    A pooler that the weights lack is left out, where the class can do without. The arguments are those of `load`.
+    A pooler that the weights lack is left out if the class can do without it. The arguments are those of `load`.
     """
     source: dict[str, Any] = {"pretrained_model_name_or_path": folder.folder, "local_files_only": True}
     if instead is not None:
@@ -199,8 +207,8 @@ def built(
 
 @contextmanager
 def _no_exceptions(cls: Any, dtype: torch.dtype) -> Iterator[None]:
-    """Load every parameter in `dtype`: some classes keep layers in float32 (T5's `wo`), others declare parameters of it
-    (DeBERTa's and XLNet's biases), to which the loader rounds; a float64 comparison must not see that."""
+    """Load every parameter in `dtype`. Some classes keep layers in float32 (T5's `wo`), others declare parameters in it
+    (DeBERTa's and XLNet's biases), to which the loader would round even in a comparison in float64."""
     kept = getattr(cls, "_keep_in_fp32_modules", None)
     build = cls.__init__
 

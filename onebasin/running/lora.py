@@ -3,8 +3,8 @@
 
 An adapter adds s B A to a weight W (LoRA, Hu et al., 2021, Eq. 3). Where W with axes (out, in) becomes g W h^-1, the
 adapter has to add s g B A h^-1, so B takes the maps of W's axis `out` and A those of its axis `in`, as W does. All of
-it is linear in W: the rewritten adapter does to the rewritten model what the adapter does to the model. The folder is
-that of `peft`, which is not needed.
+this is linear in W: the rewritten adapter changes the rewritten model as the adapter changes the model. The folder has
+the format of `peft`, which is not needed.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from .loaded import loaded_model
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(.+)\.lora_(?:(embedding)_)?([AB])(?:\.(weight|bias))?$")
-# Initialisations that subtract the adapter's start from the base model, which is then not the model on disk.
+# Initialisations that subtract the initial adapter from the base model, which then differs from the model on disk.
 _SHIFTED = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class Adapter:
-    """The folder of a LoRA adapter, read whole: adapters are small.
+    """The folder of a LoRA adapter, read at once, since adapters are small.
 
-    config: adapter_config.json. tensors: name -> tensor, as stored. Raises ModelError for what cannot be read or
-    cannot be rewritten exactly.
+    config: adapter_config.json. tensors: name -> tensor, as stored. Raises ModelError for an adapter that cannot be
+    read or cannot be rewritten exactly.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -53,7 +53,7 @@ class Adapter:
         config, weights = self.folder / CONFIG, self.folder / WEIGHTS
         for path in (config, weights):
             if not path.is_file():
-                raise ModelError(f"'{folder}' holds no {path.name}; give the folder of a LoRA adapter")
+                raise ModelError(f"'{folder}' has no {path.name}; give the folder of a LoRA adapter")
         refuse_links_out(self.folder)
         self.config: dict[str, Any] = read_json(config)
         if not isinstance(self.config, dict) or self.config.get("peft_type") != "LORA":
@@ -61,32 +61,32 @@ class Adapter:
         start = str(self.config.get("init_lora_weights")).lower()
         if self.config.get("use_dora"):
             raise ModelError(f"'{config}': use_dora normalizes columns of the weights, which a rotation does not "
-                                  "keep; merge this adapter into its model first")  # fmt: skip
+                             "preserve; merge this adapter into its model first")  # fmt: skip
         if start.startswith(_SHIFTED):
             raise ModelError(f"'{config}': init_lora_weights '{start}' changes the base model; convert it to a "
-                                  "plain LoRA adapter first")  # fmt: skip
+                             "plain LoRA adapter first")  # fmt: skip
         try:
             self.tensors: dict[str, Tensor] = load_file(weights)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"'{weights}' is damaged or cut short: {one_line(error)}") from None
         for name, tensor in self.tensors.items():
             if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
-                raise ModelError(f"'{weights}': the tensor '{name}' does not hold finite floating-point numbers")
+                raise ModelError(f"'{weights}': the tensor '{name}' does not contain finite floating-point numbers")
 
 
 def fit(adapter: Adapter, base: Folder) -> Signature:
-    """The signature of the adapter: its tensors by name, with the axes of what they change in the base model.
+    """Return the signature of the adapter: its tensors by name, with the axes of the base model's tensors they change.
 
-    Tensors that the adapter replaces whole (`modules_to_save`, trained biases) have all axes of the base's. Raises
-    ModelError, naming the tensor, for what belongs to no tensor of the base, to a single expert, or does not fit.
+    Tensors that replace those of the base model (`modules_to_save`, trained biases) have all of their axes. Raises
+    ModelError for a tensor that belongs to no tensor of the base model, or to a single expert, or does not fit.
     """
     entries = entries_of(base, adapter.tensors)
     return replace(base.signature, tensors={name: _entry(adapter, entries, name) for name in adapter.tensors})
 
 
 def entries_of(base: Folder, names: Iterable[str]) -> dict[str, Entry]:
-    """Return the base model's tensors that others belong to, by the others' names; those that belong to none are left
-    out. Names may be those on disk or of the model's class, and an adapter's."""
+    """Return name -> the tensor of the base model that it refers to, without names that refer to none. They may be
+    names on disk, in the model's class, or in an adapter."""
     known, names = _on_disk(base.signature), list(names)
     if any(_owner(known, name) is None for name in names):
         known |= _in_memory(base)
@@ -103,7 +103,7 @@ def rewritten_adapter(
 ) -> dict[str, Tensor]:
     """Return the adapter's tensors for the base model that `alignment` rewrites, by name, in their stored dtypes.
 
-    fitted: the result of `fit`. tensors: the result of `folded`, where the base is in canonical form.
+    fitted: the result of `fit`. tensors: the result of `folded`, if the base is in canonical form.
     """
     return {
         name: alignment.apply(fitted, name, tensor.to(dtype).contiguous()).to(adapter.tensors[name].dtype)
@@ -114,10 +114,10 @@ def rewritten_adapter(
 def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the adapter's tensors for the canonical form of the base model.
 
-    There an RMSNorm's weight D stands in what reads it: W D + s B (A D).
+    There, the weight D of an RMSNorm is folded into its readers: W D + s B (A D).
 
     Raises:
-        ModelError: Constants move as well, for which a low rank has no place (LayerNorms, value biases that move into
+        ModelError: Constants move as well, which a low rank cannot express (LayerNorms, value biases that move into
             output biases), or the adapter changes a norm or a tied table.
     """
     whole = with_ties(base.signature)
@@ -131,7 +131,7 @@ def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype
     signature = plan(base.signature).signature
     if any(norm.kind == "layernorm" for norm in signature.norms) or _constants_move(signature):
         raise ModelError(f"'{base.name}': at levels that rotate the residual stream, biases move through the "
-                              "weights, where its adapter cannot follow; use paper or permutation")  # fmt: skip
+                         "weights, which an adapter cannot follow; use paper or permutation")  # fmt: skip
     tensors = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in adapter.tensors.items()}
     for outlet in outlets(signature):
         if outlet.free and not any(tied(signature, reader) for reader in outlet.readers):
@@ -162,7 +162,7 @@ def _entry(adapter: Adapter, entries: Mapping[str, Entry], name: str) -> Entry:
     if factor:
         _, embedding, letter, kind = factor.groups()
         if len(axes) != 2 or len(shape) != (1 if kind == "bias" else 2):
-            raise ModelError(f"{where} adapts no matrix; such adapters cannot be rewritten yet")
+            raise ModelError(f"{where} does not adapt a matrix; such adapters cannot be rewritten yet")
         transposed = bool(embedding or adapter.config.get("fan_in_fan_out"))  # W is stored (in, out)
         end = int((letter == "A") != transposed)  # the axis of W that this factor shares
         axes, sizes = (axes[end],), (sizes[end],)
@@ -172,14 +172,14 @@ def _entry(adapter: Adapter, entries: Mapping[str, Entry], name: str) -> Entry:
             axes = constant + axes if letter == "A" else axes + constant
             sizes = (rank, *sizes) if letter == "A" else (*sizes, rank)
     if sizes != shape:
-        raise ModelError(f"{where} has shape {shape}, and {sizes} would fit '{whole.name}' of the base model")
+        raise ModelError(f"{where} has shape {shape}, but '{whole.name}' of the base model needs {sizes}")
     return replace(whole, role=name, shape=shape, axes=axes, alias=None)
 
 
 def _owner(names: Mapping[str, Entry], name: str) -> Entry | None:
-    """The tensor of the model that an adapter's tensor changes or replaces: by its name, with or without a prefix.
+    """Return the tensor that an adapter's tensor changes or replaces: by its name, with or without a prefix.
 
-    A model with a head is adapted under other names than its base model alone is stored.
+    The names in an adapter of a model with a head differ from those of the bare model on disk.
     """
     factor = _FACTOR.match(name)
     wanted = (f"{factor[1]}.weight" if factor else name).removeprefix(_PREFIX)
@@ -197,7 +197,7 @@ def _on_disk(signature: Signature) -> dict[str, Entry]:
 
 
 def _in_memory(base: Folder) -> dict[str, Entry]:
-    """The model's tensors by the names of its class, where they differ from those on disk; loads the model."""
+    """Return the model's tensors by their names in its class. This loads the model."""
     try:
         stock = loaded_model(base)
     except ModelError:  # a class that keeps tensors in another form
@@ -208,7 +208,7 @@ def _in_memory(base: Folder) -> dict[str, Entry]:
 
 
 def write_adapter(adapter: Adapter, tensors: dict[str, Tensor], folder: Path, base: str | Path) -> None:
-    """Write an adapter of the model `base` into an empty folder. Raises ModelError where it cannot."""
+    """Write an adapter of the model `base` into an empty folder. Raises ModelError if that fails."""
     config = {**adapter.config, "base_model_name_or_path": str(base)}
     with clearly(folder, "the adapter"):
         copy_companions(adapter.folder, folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random inputs for a model of any type, by what its `forward` takes and what its configuration says of shapes."""
+"""Random inputs for a model of any type, from the parameters of its `forward` and the sizes in its configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH, LENGTH, FRAMES, SIDE, SAMPLES, WAYS = 3, 13, 2, 64, 3840, 10
 Given = dict[str, Any]
 Maker = Callable[[], Any]
 
-# What goes with the main input where `forward` takes it.
+# Inputs that go with the main one if `forward` accepts them.
 _TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox")
 _IMAGE = ("pixel_values", "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
           "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes")  # fmt: skip
@@ -35,7 +35,8 @@ _TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_valu
 
 @dataclass(frozen=True)
 class Way:
-    """How inputs are made: which, which maker of each, the number among those that these give, widths, and tokens."""
+    """A recipe for inputs: their names, the maker of each, the number among the inputs that these make (see `_made`),
+    further widths of frames and patches, and the tokens of a text."""
 
     names: tuple[str, ...]
     makers: tuple[int, ...]
@@ -47,7 +48,7 @@ class Way:
         """Return such inputs for a model of this class.
 
         Raises:
-            StopIteration: It takes fewer.
+            StopIteration: They do not exist for it.
         """
         made = _made(model, self.names, self.makers, seed, self.widths, self.length)
         return next(islice(made, self.number, None))
@@ -56,14 +57,13 @@ class Way:
 def made_inputs(
     model: PreTrainedModel, seed: int = 0, widths: Collection[int] = (), length: int = LENGTH
 ) -> Iterator[tuple[Way, Given]]:
-    """Yield inputs that a model may run on, those that reach most of it first.
+    """Yield recipes and inputs on which a model may run, first those that reach most of it.
 
-    widths: how many numbers a frame of sound or a patch may have, besides what the configuration says. length: how many
-    tokens a text has, if the model can take so many.
+    The inputs are keywords of its `forward`: 3 rows of random tokens that are not special, images and sounds, none of
+    them masked.
 
-    Returns:
-        How they were made, and keywords of its `forward`: 3 rows of random tokens that are not special, images, sounds,
-        none of them masked.
+    widths: sizes of a frame of sound or a patch to try, besides those in the configuration. length: tokens of a text,
+    if the model accepts that many.
     """
     seen: set[str] = set()
     accepted = inspect.signature(model.forward).parameters
@@ -76,13 +76,13 @@ def made_inputs(
     image = [name for name in _IMAGE if name in accepted]
     sized = [*image, *({"image_sizes"} & accepted.keys())]
     sound = [name for name in _SOUND if name in accepted]
-    told = [name for name in accepted if name not in _INSTEAD or name in first]
+    every = [name for name in accepted if name not in _INSTEAD or name in first]
     needs = inspect.signature(getattr(model, "get_image_features", len)).parameters.keys()
     both = [sized, image] if "image_sizes" in needs else [image, sized]
     choices = [*([*each, *sound] for each in both), *both, sound, *([name] for name in sound), []]
-    beside = [needed] * (first != needed)  # another input may stand for the main one
+    beside = [needed] * (first != needed)  # another input may replace the main one
     starts = [*([*each, *text] for each in (first, *beside)), first]
-    for names in (*([*start, *more] for start in starts for more in choices), told):
+    for names in (*([*start, *more] for start in starts for more in choices), every):
         for way, given in _ways(model, tuple(dict.fromkeys(names)), seed, frozenset(widths), length):
             shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
             if shapes not in seen:
@@ -93,7 +93,7 @@ def made_inputs(
 def _ways(
     model: PreTrainedModel, names: tuple[str, ...], seed: int, widths: frozenset[int], length: int
 ) -> Iterator[tuple[Way, Given]]:
-    """Inputs of these names, in each of the shapes that images and sounds come in."""
+    """Yield inputs of these names, in all of the shapes that images and sounds may have."""
     probe = _makers(model, torch.Generator(), widths, length)
     names = tuple(name for name in names if probe.get(name))
     ranges = [range(len(probe[name])) for name in names]
@@ -105,7 +105,8 @@ def _ways(
 def _made(
     model: PreTrainedModel, names: Sequence[str], places: Sequence[int], seed: int, widths: Collection[int], length: int
 ) -> Iterator[Given]:
-    """These inputs, each by the maker at its place: with tokens for images and sounds among the text, and without."""
+    """Make inputs, each by the maker at its place; yield them with tokens for images and sounds in the text, and
+    without."""
     makers = _makers(model, torch.Generator().manual_seed(seed), widths, length)
     made = {name: makers[name][place]() for name, place in zip(names, places, strict=True)}
     given = {name: value for name, value in made.items() if value is not None}
@@ -115,7 +116,7 @@ def _made(
 
 
 def _placed(model: PreTrainedModel, given: Given) -> Iterator[Given]:
-    """The same with tokens before the text that stand for images or sounds, as many as the model makes of them."""
+    """Yield inputs with the placeholder tokens of images or sounds before the text, as many as the model expects."""
     found = dict(given)
     for name, words in _TOKENS.items():
         if name not in given:
@@ -142,7 +143,7 @@ def _placed(model: PreTrainedModel, given: Given) -> Iterator[Given]:
                     with torch.no_grad():
                         made = features(**{key: value for key, value in given.items() if key in wanted
                                            and key not in ("input_ids", "attention_mask")})  # fmt: skip
-                except Exception:  # it takes them in another shape
+                except Exception:  # it expects them in another shape
                     continue
                 count = _rows(made) // BATCH
                 ids = found["input_ids"]
@@ -161,7 +162,7 @@ def _placed(model: PreTrainedModel, given: Given) -> Iterator[Given]:
 
 
 def _rows(made: Any) -> int:
-    """How many vectors there are in what a tower returns."""
+    """Return the number of vectors in the output of a tower."""
     for name in ("pooler_output", "last_hidden_state"):
         made = getattr(made, name, None) if getattr(made, name, None) is not None else made
     if isinstance(made, Tensor):
@@ -177,7 +178,7 @@ def _all_settings(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 def _makers(
     model: PreTrainedModel, generator: torch.Generator, widths: Collection[int], most: int
 ) -> Mapping[str, list[Maker]]:
-    """Argument -> how it may be made, in the order in which it is tried."""
+    """Return argument -> its makers, in the order in which they are tried."""
     config: Any = model.config
     text = config.get_text_config(**({"encoder": True} if getattr(config, "is_encoder_decoder", False) else {}))
     decoder = config.get_text_config(decoder=True)
@@ -213,7 +214,7 @@ def _makers(
         vocabulary = number("vocab_size", "text_vocab_size", default=32, scopes=(scope,))
         plain = torch.tensor([n for n in range(vocabulary) if n not in special] or [0])
         found = plain[torch.randint(len(plain), shape or (BATCH, length), generator=generator)]
-        for n in numbers(vars(scope).get("question_token_id")):  # where an answer is asked for
+        for n in numbers(vars(scope).get("question_token_id")):  # marks the question to answer
             found[:, 2] = n
         return found
 
@@ -232,7 +233,7 @@ def _makers(
         "spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", default=1, scopes=(vision,)
     )
     depth = number("temporal_patch_size", default=1, scopes=(vision,))
-    free = min(SIDE, 4 * spread * patch) if hasattr(vision, "patch_size") else SIDE  # where nothing says how large
+    free = min(SIDE, 4 * spread * patch) if hasattr(vision, "patch_size") else SIDE  # if no size is given
     sizes = (getattr(vision, name, None) for name in ("image_size", "img_size", "max_img_size"))
     size: Any = next(filter(None, sizes), free)
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
@@ -266,7 +267,7 @@ def _makers(
         corner = whole(extent // 2, BATCH, length, 2)
         return torch.cat([corner, corner + whole(extent // 2, BATCH, length, 2)], -1)
 
-    def placed() -> Tensor:  # a row, a column, and the numbers of a patch
+    def placed() -> Tensor:  # the row, the column, and the pixels of a patch
         seen = normal(BATCH, side * side, number("patch_embed_hidden_size", default=cell))
         return torch.cat([(places + 1).expand(BATCH, -1, -1), seen], -1)
 
@@ -286,7 +287,7 @@ def _makers(
         lambda: coded(BATCH * books, length), lambda: coded(BATCH, length, books),
         lambda: coded(BATCH, books, length), lambda: coded(BATCH, length, books + 1),
     ] if books else []  # fmt: skip
-    parallel = vars(decoder).get("num_channels")  # tokens at one place
+    parallel = vars(decoder).get("num_channels")  # tokens at one position
     context = number("context_length", default=length)
     lags = max([0, *numbers(vars(config).get("lags_sequence"))])
     steps = context + lags
@@ -344,6 +345,6 @@ def _makers(
 
 
 def senses(model: PreTrainedModel) -> set[str]:
-    """Return the images and sounds that a model takes beside its text."""
+    """Return the names of the images and sounds that a model accepts besides text."""
     accepted = inspect.signature(model.forward).parameters.keys()
     return {"pixel_values", "input_features", "input_values"} & accepted if "input_ids" in accepted else set()

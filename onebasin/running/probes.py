@@ -12,17 +12,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # whatever a config calls them
+POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # their names in configs
 _SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "image", "audio", "video")
 
 
 def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed: int) -> dict[str, Tensor]:
     """Return random inputs that both models accept, on a's device and in its dtype.
 
-    Token ids lie in the smaller vocabulary and are not special; rows have different lengths, end in the end
-    token where there is one, and are padded and masked. Images and audio are standard normal.
+    Token ids are in the smaller vocabulary and not special. Rows have different lengths, end in the end token if there
+    is one, and are padded and masked. Images and audio are standard normal.
 
-    batch: how many rows. length: of the longest text, in tokens.
+    batch: the number of rows. length: of the longest text, in tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     text = [model.config.get_text_config() for model in (a, b)]
@@ -30,7 +30,7 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
     whole = [model.config for model in (a, b)]
     accepted = _accepted(a) & _accepted(b)
     if type(a).__name__.endswith("ForSequenceClassification") and not _ids(text[0], "pad_token_id"):
-        batch = 1  # decoders tell the last token of a row by the padding after it
+        batch = 1  # decoders find the last token of a row by the padding after it
     choices = 2 if type(a).__name__.endswith(("MultipleChoice", "DoubleHeadsModel")) else 1
     given: dict[str, Tensor] = {}
     if "input_ids" in accepted and "input_ids" in _needed(a):
@@ -67,12 +67,10 @@ def probe(a: PreTrainedModel, b: PreTrainedModel, batch: int, length: int, seed:
 
 
 def unpadded(value: Tensor, mask: Tensor | None) -> Tensor:
-    """Return what a mask leaves of a tensor whose first axes are those of the mask; any other tensor as it is.
+    """Return the entries of a tensor that are not padding, (samples, ...): what is computed at padding has no meaning.
 
-    value: (batch, tokens, ...). mask: (batch, tokens), 0 at padding, or None.
-
-    Returns:
-        (samples, ...). What stands at padding means nothing: a padded query may have no key left to attend to.
+    value: (batch, tokens, ...); tensors of other shapes are returned as they are. mask: (batch, tokens), 0 at padding,
+    or None.
     """
     if mask is not None and value.shape[: mask.dim()] == mask.shape:
         return value[mask.to(value.device).bool()]
@@ -80,8 +78,8 @@ def unpadded(value: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _place_images(model: Any, given: dict[str, Tensor], token: int) -> None:
-    """Put the tokens that stand for the images before the texts of a model that reads both; leave the images out where
-    the model does not say how many they are."""
+    """Put the placeholder tokens of images before the texts of a model that reads both. Leave the images out if the
+    model does not reveal how many tokens it needs."""
     pixels = given["pixel_values"].to(model.device, model.dtype)
     for images in (pixels, pixels.unsqueeze(1)):  # one image for every text, or a list of one
         try:
@@ -89,7 +87,7 @@ def _place_images(model: Any, given: dict[str, Tensor], token: int) -> None:
                 found = model.get_image_features(pixel_values=images)
             found = getattr(found, "pooler_output", found)
             count = sum(features.flatten(0, -2).shape[0] for features in found) // len(pixels)
-        except Exception:  # each model class wants its images in its own way
+        except Exception:  # each model class expects images in its own form
             continue
         ids = given["input_ids"]
         ids = torch.where(ids == token, ids[ids != token][0], ids)
@@ -105,20 +103,20 @@ def _accepted(model: PreTrainedModel) -> set[str]:
 
 
 def _needed(model: PreTrainedModel) -> tuple[str, ...]:
-    """The main input, and for models of two kinds of input (CLIP) both."""
+    """Return the main input; both for models with two (CLIP)."""
     both = "pixel_values" in _accepted(model) and model.config.get_text_config() is not model.config
     return ("input_ids", "pixel_values") if both else (model.main_input_name,)
 
 
 def _text(configs: list[PretrainedConfig], rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """input_ids, attention_mask, token_type_ids, each (rows, length), and mc_token_ids (rows,)."""
+    """Return input_ids, attention_mask and token_type_ids, each (rows, length), and mc_token_ids (rows,)."""
     vocabulary = _least(configs, "vocab_size", default=1)
     special = {value for config in configs for word in _SPECIAL for value in _ids(config, f"{word}_token_id")}
     plain = torch.tensor([token for token in range(vocabulary) if token not in special] or [0])
     pad, end = (
         [token for token in _ids(configs[0], f"{word}_token_id") if 0 <= token < vocabulary] for word in ("pad", "eos")
     )
-    # RoBERTa counts positions from the padding token on.
+    # RoBERTa's positions start after the id of the padding token.
     offset = pad[0] + 1 if pad and pad[0] < 8 else 0
     positions = (_least(configs, name, default=length + offset) for name in POSITIONS)
     length = max(2, min(length, *(number - offset for number in positions)))
@@ -128,7 +126,7 @@ def _text(configs: list[PretrainedConfig], rows: int, length: int, generator: to
     if end:
         ids[torch.arange(rows), lengths - 1] = end[0]
     ids = torch.where(mask == 1, ids, pad[0] if pad else 0)
-    kinds = _least(configs, "type_vocab_size", default=0)  # GPT-2 has none: it would read them as tokens
+    kinds = _least(configs, "type_vocab_size", default=0)  # GPT-2 has none: it would embed them as tokens
     found = {"input_ids": ids, "attention_mask": mask, "mc_token_ids": lengths - 1}
     if kinds:
         found["token_type_ids"] = torch.randint(kinds, ids.shape, generator=generator)
@@ -144,13 +142,13 @@ def _pixels(configs: list[PretrainedConfig], batch: int, generator: torch.Genera
 
 
 def _least(configs: list[PretrainedConfig], name: str, default: int) -> int:
-    """The smallest of the configs' whole numbers `name`."""
+    """Return the smallest integer `name` in the configs."""
     found = [getattr(config, name, None) for config in configs]
     return min((value for value in found if isinstance(value, int)), default=default)
 
 
 def _ids(config: PretrainedConfig, name: str) -> list[int]:
-    """A token id of the config as a list: none, one or several."""
+    """Return a token id of the config as a list: none, one or several."""
     value = getattr(config, name, None)
     several = value if isinstance(value, list | tuple) else [value]
     return [item for item in several if isinstance(item, int)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do two model folders hold the same numbers? Tensor by tensor, so that neither has to fit in memory."""
+"""Comparing the weights of two model folders, tensor by tensor, so that neither has to fit in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onebasin.running.verification import Verification
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
-MAPPED = 1e-5  # what rounding explains in float32 where tensors were multiplied by maps
+MAPPED = 1e-5  # largest difference due to rounding where tensors were multiplied by maps in float32
 
 
 def compare_tensors(
@@ -29,21 +29,21 @@ def compare_tensors(
     Args:
         a: The original.
         b: Its copy.
-        alignment: Maps that leave the function as it is (default: none), so that with the tensors the functions agree.
+        alignment: Maps that do not change the function (default: none), so that equal tensors imply equal functions.
         means: The type and device of the comparison, and how many tensors are compared at a time.
-        tolerance: Of max |a - b| / max |a| in every tensor; by default half a unit in the last place of the coarser of
-            the stored types, if they differ, and what the maps' rounding explains.
+        tolerance: Of max |a - b| / max |a| in every tensor (default: half a unit in the last place of the coarser
+            stored type, if the types differ, and the rounding of the maps).
 
     Raises:
         ModelError: The families differ.
-        ValueError: The maps may not act.
+        ValueError: The maps change the function.
     """
     if a.signature.family != b.signature.family:
         raise ModelError(f"'{a.name}' is of family {a.signature.family}, '{b.name}' of {b.signature.family}")
     means, mine, theirs = means or Means(), a.signature, b.signature
     mapped = alignment is not None and departure(mine, alignment.elements) <= MAPPED
     if alignment is not None and not mapped:
-        raise ValueError("the maps of the alignment do not leave the function as it is")
+        raise ValueError("the maps of the alignment change the function")
     types = {a.stored_dtype, b.stored_dtype}
     rounding = max(torch.finfo(each).eps / 2 for each in types) if len(types) > 1 or mapped else 0.0
     allowed = max(rounding, MAPPED if mapped else 0.0) if tolerance is None else tolerance

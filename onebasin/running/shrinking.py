@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small configurations: those of a model type, or of a model, with its structure and nothing of its size.
+"""Small configurations, with the structure of a model type or a model but not its size.
 
-Which numbers of a configuration are sizes, and which go together, is told from their names and from arithmetic between
-them (equal ones stay equal, heads times their size stays the width): one set of rules for all model types.
+Which numbers of a configuration are sizes, and how they are related, is inferred from their names and from arithmetic
+(equal sizes stay equal, heads times their size stays the width), by one set of rules for all model types.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .configuration import (
 )
 
 VOCABULARY, POSITIONS, GRID, LABELS, CONVOLVED = 67, 40, 4, 3, 64
-ALL = "*"  # among what is filled: every number that is not set
-WIDE = 16  # smaller widths are left
+ALL = "*"  # in `Scale.filled`: every number that is not set
+WIDE = 16  # smaller widths are not changed
 
-_FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # no multiples of a head
+_FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # not multiples of the size of a head
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
          "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
          "queries": 5, "frames": 4, "image tokens": 4, "labels": 7}  # fmt: skip
@@ -50,16 +50,16 @@ _PRIMES = [23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 1
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a twin is: the size of a head, the layers where no list says which, key and value heads where there are
-    more heads than those, and kinds of numbers left alone."""
+    """The size of a twin. head: of a head. layers: their number, unless a list determines it. heads: the number of key
+    and value heads, where there are more query heads. kept: kinds of numbers that are not changed."""
 
     head: int = 6
     layers: int = 2
     heads: int = 2
     kept: frozenset[str] = frozenset()
-    divisor: int | None = None  # of all widths alike, where sums and ratios matter; heads stay as many
-    filled: Mapping[str, int | None] | None = None  # whether sizes that are not set are set, and what else, to what
-    most: Mapping[str, int] | None = None  # kind of number -> how large it may be, where not as usual
+    divisor: int | None = None  # divide all widths by this, to preserve sums and ratios, and keep the number of heads
+    filled: Mapping[str, int | None] | None = None  # set sizes that are not set, and these settings to these values
+    most: Mapping[str, int] | None = None  # kind of number -> its limit, if not the usual one
 
 
 _SCALINGS = ("linear", "dynamic", "yarn", "longrope", "llama3", "su", "ntk")  # of positions
@@ -71,12 +71,12 @@ def twin_config(
     """Return a configuration of the same structure with small sizes.
 
     Args:
-        config: A configuration, or a model type, whose default configuration is meant.
-        scale: How large it may be.
-        decoder: Whether it is told to be a decoder, where it can be.
+        config: A configuration, or a model type, for its default configuration.
+        scale: The size of the twin.
+        decoder: Whether to set `is_decoder`, if the class has it.
 
     Raises:
-        ValueError: The class refuses what came out.
+        ValueError: The class refuses the small sizes.
     """
     whole = default_config(config) if isinstance(config, str) else config
     found = _Shrinking(whole, scale or Scale(), decoder).config(whole)
@@ -85,7 +85,7 @@ def twin_config(
 
 
 def _settle(config: PretrainedConfig) -> None:
-    """No cache, no dropout, plain attention, experts one by one: in a configuration and its towers."""
+    """Switch off caches and dropout, and choose eager attention and experts, in a configuration and its towers."""
     for each in configs(config):
         for name, value in declared(each).items():
             if type(value) in (int, float) and re.search(r"drop(out|_path)?(_rate|_prob)?$", name):
@@ -97,7 +97,7 @@ def _settle(config: PretrainedConfig) -> None:
 
 
 class _Shrinking:
-    """Sizes of one configuration with its towers, and what they become."""
+    """The map from the sizes in a configuration and its towers to small ones."""
 
     def __init__(self, whole: PretrainedConfig, scale: Scale, decoder: bool) -> None:
         self.scale, self.decoder, self.most = scale, decoder, scale.most or {}
@@ -106,7 +106,7 @@ class _Shrinking:
         shares = {share for scope in scopes for share in rotary_shares(scope)}
         sight = any(kind_of_number(key) == "patch" for scope in scopes for key in scope)
         self.head = scale.head
-        if sight and scale.head > 4:  # half may turn by rows, half by columns
+        if sight and scale.head > 4:  # one half may be rotated by rows, the other by columns
             self.head = max(scale.head, 8)
         while any(int(self.head * share) < 2 or int(self.head * share) % 2 for share in shares) and self.head < 32:
             self.head += 2
@@ -126,7 +126,7 @@ class _Shrinking:
         shared = lcm(*counts)
         self.sizes = {n: self.unit * place if n > self.unit * place or n % shared else n
                       for place, n in enumerate(widths, 1)}  # fmt: skip
-        if "width" in self.most:  # only streams are cut into heads
+        if "width" in self.most:  # only streams are divided into heads
             streams = {n for scope in scopes for key in HIDDEN for n in numbers(scope.get(key))} & set(widths)
             self.sizes = {n: self.unit * place for place, n in enumerate(sorted(streams), 1)}
             narrow = count(self.most["width"], 2)
@@ -140,7 +140,7 @@ class _Shrinking:
         self.sizes |= dict(zip(neurons, free, strict=False))
         self.inner = {n: self.head * place for place, n in enumerate(of("in head"), 1)}
         smallest = self.most.get("vocabulary", VOCABULARY)
-        if "vocabulary" in self.most:  # more tokens than any stream is wide
+        if "vocabulary" in self.most:  # more tokens than the width of any stream
             smallest = max([smallest, *(n + 1 for n in self.sizes.values())])
         primes = [n for n in _PRIMES if n >= smallest]
         self.vocabularies = dict(zip([n for n in of("vocabulary") if n > smallest], primes, strict=False))
@@ -149,7 +149,8 @@ class _Shrinking:
         self.ids = {n: smallest - len(tokens) + place for place, n in enumerate(tokens)}
 
     def heads(self, scope: Mapping[str, Any]) -> dict[int, int]:
-        """What the numbers of heads become: groups of two stay, the largest are at most four times the smallest."""
+        """Return the small numbers of heads: groups of at least two stay groups, with at most four times as many heads
+        as the smallest number."""
         counts = sorted({n for key, value in scope.items() if kind_of_number(key) in ("heads", "key heads")
                          and not is_staged(key, value) for n in numbers(value) if n > 1})  # fmt: skip
         few = self.scale.heads
@@ -170,7 +171,7 @@ class _Shrinking:
         labels: Any = {} if count is None else {"num_labels": self.most.get("labels") or min(count, LABELS)}
         found = type(config)(**given, **labels)
         fixed = {name for name in derived & small.keys() if small[name] != own[name] == getattr(found, name, None)}
-        if fixed:  # whatever the others are
+        if fixed:  # they do not depend on the others
             given |= {name: small[name] for name in fixed}
             found = type(config)(**given, **labels)
         wanted, stages = vars(config).get("_out_indices"), len(vars(found).get("stage_names") or ())
@@ -188,7 +189,7 @@ class _Shrinking:
         return found
 
     def derived(self, config: PretrainedConfig, own: Mapping[str, Any]) -> set[str]:
-        """Settings that the class makes of the others; lists with an entry per layer are chosen, not made."""
+        """Return the settings that the class derives from others, except for lists with an entry per layer."""
         cls = type(config)
         if not is_dataclass(cls):
             return set()
@@ -199,22 +200,26 @@ class _Shrinking:
             return set()
         try:
             again = cls(**deepcopy({name: value for name, value in own.items() if name not in unset}))
-        except Exception:  # it needs them
+        except Exception:  # the class needs them
             return set()
         return {name for name in unset if getattr(again, name, None) == own[name]
                 and kind_of_number(name) not in ("vocabulary", "token")}  # fmt: skip
 
     def scope(self, own: Mapping[str, Any], cls: Any) -> dict[str, Any]:
-        """The settings of one configuration, small."""
+        """Return the settings of a configuration with small sizes."""
         scale = self.scale
         heads = self.heads(own)
         depths = {
             n: list(range(n)) if "layers" in scale.kept else _chosen(own, n, self.least(own)) for n in depths_of(own)
         }
         patch = next((n for key, value in own.items() if kind_of_number(key) == "patch" for n in numbers(value)), 1)
-        staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # convolutions reduce it
+        staged = any(
+            re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own
+        )  # convolutions shrink the image
         small_patch = min(patch, 2) if "patch" not in scale.kept else patch
-        rate = next((n for key, n in own.items() if "downsample" in key and is_number(n)), 1)  # of what a window sees
+        rate = next(
+            (n for key, n in own.items() if "downsample" in key and is_number(n)), 1
+        )  # of the input of a window
         lists = (own.get(key) for key in STAGED)
         grid: int = max(
             self.most.get("grid", GRID), 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
@@ -312,7 +317,7 @@ class _Shrinking:
 
         small = {key: value_of(key, value) for key, value in own.items() if key != "_out_indices"}
         outward = "out_hidden_size" if "out_hidden_size" in own else "hidden_size" if "embed_dim" in own else ""
-        if outward in own and self.text in self.sizes:  # what a tower gives to the text; defaults may not agree
+        if outward in own and self.text in self.sizes:  # the tower's output into the text; defaults may disagree
             small[outward] = self.sizes[self.text]
         width = next((small[key] for key in HIDDEN if is_number(small.get(key))), self.unit)
         number_of = next((small[key] for key, _ in counts), 1)
@@ -350,7 +355,8 @@ class _Shrinking:
         return small
 
     def least(self, own: Mapping[str, Any]) -> int:
-        """The number of layers where no list tells them apart: twice a period, one more than the first ones."""
+        """Return the least number of layers if no list distinguishes them: with a period, or with special first ones,
+        enough to have layers of both kinds."""
         periods = any(kind_of_number(key) == "period" and is_number(value) and value > 1 for key, value in own.items())
         outputs = len(own.get("_out_indices") or ())
         first = any(kind_of_number(key) == "first" and is_number(value) and value > 0 for key, value in own.items())
@@ -358,7 +364,7 @@ class _Shrinking:
 
 
 def _of_transformers(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the configuration of a backbone that is here: a ResNet where it comes from another package."""
+    """Return a configuration of a backbone that is available: a ResNet instead of one of the missing package timm."""
     if config.model_type != "timm_backbone" or is_timm_available():
         return config
     cls: Any = CONFIG_MAPPING["resnet"]
@@ -371,7 +377,8 @@ def _per_layer(own: Mapping[str, Any], key: str) -> bool:
 
 
 def _chosen(own: Mapping[str, Any], depth: int, least: int) -> list[int]:
-    """The layers that a twin has of so many: the first two of every kind that lists tell, or the first."""
+    """Return the layers of a model that its twin has: the first two of every kind that lists distinguish, or simply the
+    first ones."""
     lists = [[str(item) for item in value] for value in own.values() if is_per_layer(value, depth)]
     lists += [
         [str(layer in value) for layer in range(depth)] for key, value in own.items() if is_layers(key, value, depth)
@@ -392,7 +399,8 @@ def _chosen(own: Mapping[str, Any], depth: int, least: int) -> list[int]:
 
 
 def _rotary(value: Any, head: int, filled: bool) -> Any:
-    """Rotary parameters without the scaling of positions, whose tables are as long as a head and free no symmetry."""
+    """Return rotary parameters without the scaling of positions, whose tables have the size of a head and do not affect
+    symmetries."""
     if not isinstance(value, Mapping):
         return value
     if any(isinstance(each, Mapping) for each in value.values()):
@@ -409,7 +417,7 @@ def _rotary(value: Any, head: int, filled: bool) -> Any:
 
 
 def _shared_out(total: int, parts: Sequence[int]) -> list[int]:
-    """So many, in parts that are in about the same ratio; equal ones stay equal, and another takes the rest."""
+    """Divide a number in about the ratio of `parts`; equal parts stay equal, and another one gets the rest."""
     found = [total * part // sum(parts) for part in parts]
     alone = [place for place, part in enumerate(parts) if parts.count(part) == 1]
     found[alone[-1] if alone else -1] += total - sum(found)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of a forward pass, in order: which modules are linear layers, and where their outputs go.
+"""Traces of a forward pass: which modules are linear layers, in which order they run, and where their outputs go.
 
-Nothing is assumed about a model's code; everything is observed on one small example, with hooks.
+Nothing is assumed about a model's code: all of this is observed on a small example, with hooks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Call:
     """One call of a linear layer, y = x W + b.
 
     module: its name. weight, bias: roles. columns: the weight is stored (out, in) as nn.Linear does, else (in, out).
-    norm: the module of the norm whose input is this output plus a rest that does not depend on it (the residual
-    stream); empty where there is none.
+    norm: the module of the norm whose input is this output plus terms that do not depend on it (the residual stream);
+    "" if there is none.
     """
 
     module: str
@@ -42,13 +42,13 @@ class Call:
     norm: str = ""
 
     def axes(self, stock: LoadedModel) -> tuple[Axis, Axis]:
-        """The axes of input and output."""
+        """Return the axes of input and output."""
         first, second = stock.signature.tensors[self.weight].axes
         return (second, first) if self.columns else (first, second)
 
 
 def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
-    """The model's output for a batch; `labels` are not passed on, and nothing is cached between calls."""
+    """Return the model's output for a batch, without passing on `labels` and without caching."""
     given = {key: value.to(stock.model.device) for key, value in batch.items() if key != "labels"}
     cache = {"use_cache": False} if takes_cache(stock.model) else {}
     with torch.no_grad(), throughout(stock.model.dtype):
@@ -56,7 +56,7 @@ def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
 
 
 def samples(value: Tensor, mask: Tensor | None) -> Tensor:
-    """(batch, tokens, n) -> (samples, n), without padding; what has no tokens, (batch, n), as it is.
+    """(batch, tokens, n) -> (samples, n), without padding; (batch, n) is returned as it is.
 
     mask: (batch, tokens), 0 at padding.
     """
@@ -70,10 +70,10 @@ def hooks(
     after: Mapping[str, Callable[[Tensor, Tensor], None]],
     before: Mapping[str, Callable[[Tensor], None]] | None = None,
 ) -> Iterator[None]:
-    """Watch modules as long as the block lasts. Inputs and outputs may be changed in place.
+    """Hook modules for the duration of the block. Inputs and outputs may be changed in place.
 
-    after: module -> called with (input, output) when it returns. before: module -> called with its input when it is
-    called.
+    after: module -> function that is called with (input, output) after it. before: module -> function that is called
+    with its input before it.
     """
     handles = [stock.model.get_submodule(name).register_forward_hook(_after(look)) for name, look in after.items()] + [
         stock.model.get_submodule(name).register_forward_pre_hook(_before(look), with_kwargs=True)
@@ -112,11 +112,14 @@ class _Event:
 
 
 def linear_calls(stock: LoadedModel, example: Batch) -> list[Call]:
-    """The calls of all linear layers that own a tensor of the signature, in the order in which their outputs (or the
-    norms' inputs that these are part of) are complete.
+    """Return the calls of all linear layers with a tensor of the signature, in the order in which their outputs (or the
+    inputs of norms to which they contribute) are complete.
 
-    example: a small batch. Raises ModelError where there is no linear layer, or where the model cannot be
-    followed: an edit of the residual stream at the input of a norm does not reach what comes after it.
+    example: a small batch.
+
+    Raises:
+        ModelError: There is no linear layer, or the model cannot be followed: a change of the residual stream at the
+            input of a norm does not reach the layers after it.
     """
     events: list[_Event] = []
     first = _observed(stock, example, events)
@@ -126,21 +129,21 @@ def linear_calls(stock: LoadedModel, example: Batch) -> list[Call]:
     checked, second = _perturbed(stock, example, events, calls)
     for a, b in zip(first, second, strict=True):
         if not torch.allclose(a, b, rtol=1e-3, atol=1e-3 * float(a.abs().max())):
-            raise ModelError(f"{type(stock.model).__name__} keeps copies of its residual stream that cannot be "
-                                  "followed")  # fmt: skip
+            raise ModelError(
+                f"{type(stock.model).__name__} keeps copies of its residual stream that cannot be followed"
+            )
     return checked
 
 
 def linear_layers(stock: LoadedModel, example: Batch) -> list[Call]:
-    """The linear layers that own a tensor of the signature and run on a small batch, each once; norms are not looked
-    for."""
+    """Return the linear layers with a tensor of the signature that run on a small batch, each once, without norms."""
     events: list[_Event] = []
     _observed(stock, example, events)
     return list({event.module: event.call for event in events if event.call is not None}.values())
 
 
 def _observed(stock: LoadedModel, example: Batch, events: list[_Event]) -> list[Tensor]:
-    """Run once and note every call of a linear layer and of a norm."""
+    """Run once, append every call of a linear layer and of a norm to `events`, and return the outputs."""
     signature = stock.signature
     after: dict[str, Callable[[Tensor, Tensor], None]] = {}
     before: dict[str, Callable[[Tensor], None]] = {}
@@ -178,12 +181,12 @@ def _observed(stock: LoadedModel, example: Batch, events: list[_Event]) -> list[
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The floating-point tensors of a model's output."""
+    """Return the floating-point tensors of a model's output."""
     return [value for value in output.values() if isinstance(value, Tensor) and value.is_floating_point()]
 
 
 def _linear(stock: LoadedModel, name: str, weight: str, bias: str | None, x: Tensor, y: Tensor) -> Call | None:
-    """The call, where y = x W + b really holds."""
+    """Return the call if y = x W + b holds."""
     if not x.is_floating_point():
         return None
     matrix = stock.parameter[weight]
@@ -198,7 +201,7 @@ def _linear(stock: LoadedModel, name: str, weight: str, bias: str | None, x: Ten
 
 
 def _with_norms(events: list[_Event]) -> list[tuple[int, Call, int]]:
-    """(place, call, place of the norm that takes its output next, or -1) for every linear call."""
+    """Return (place, call, place of the norm that reads its output next, or -1) for every linear call."""
     found = []
     for i, event in enumerate(events):
         if event.call is None:
@@ -209,7 +212,7 @@ def _with_norms(events: list[_Event]) -> list[tuple[int, Call, int]]:
                 continue
             if events[j].call is None and events[j].seen.shape == event.seen.shape:
                 norm = j
-            break  # another layer writes the same space first: only the last one before the norm answers for it
+            break  # another layer writes the same space first: only the last one before the norm is paired with it
         found.append((i, event.call, norm))
     return found
 
@@ -217,8 +220,8 @@ def _with_norms(events: list[_Event]) -> list[tuple[int, Call, int]]:
 def _perturbed(
     stock: LoadedModel, example: Batch, events: list[_Event], calls: Sequence[tuple[int, Call, int]]
 ) -> tuple[list[Call], list[Tensor]]:
-    """Run again; move the output of every layer that seems to go into a norm, see whether the norm's input moves by
-    the same, and move it back there."""
+    """Run again. Perturb the output of every layer that seems to go into a norm, check that the norm's input changes by
+    the same amount, and undo the change there. Return the calls in order, and the outputs of the model."""
     goes = {i: norm for i, _, norm in calls if norm >= 0}
     comes = {norm: i for i, norm in goes.items()}
     place = 0

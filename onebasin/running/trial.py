@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a table says of a model, tried on the model's tiny twin: random elements must leave its outputs as they are.
+"""The test of a table on a model's tiny twin: random elements must leave its outputs unchanged.
 
-A twin has the structure of its model and nothing of its size, so this takes about a second.
+A twin has the structure of its model but not its size, so this takes about a second.
 """
 
 from __future__ import annotations
@@ -33,16 +33,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOLERANCE = 1e-8  # relative difference of outputs in float64; a wrong table changes them by about one
-LAYERS = (2, 4, 8)  # of a twin, until every kind of layer is there
+LAYERS = (2, 4, 8)  # of a twin, until it has every kind of layer
 
 
 def saved_twin(model: Folder, place: Path) -> Folder:
-    """Write the twin of a model folder and open it with the same table.
+    """Write the twin of a model folder, and return it, opened with the same table.
 
     Only the configuration and the names of the tensors are read.
-
-    Returns:
-        The twin.
 
     Raises:
         ModelError: No small model of this configuration could be made whose layers have the same tensors.
@@ -65,12 +62,12 @@ def saved_twin(model: Folder, place: Path) -> Folder:
         if not lacking:
             return found
         reason = reason or f"it lacks '{min(lacking)}'"
-    raise ModelError(f"'{model.name}': no small model of its configuration could be made to try its table on "
-                          f"({reason}); use --verify outputs")  # fmt: skip
+    raise ModelError(f"'{model.name}': no small model of its configuration could be made to test its table on "
+                     f"({reason}); use --verify outputs")  # fmt: skip
 
 
 def probes(model: PreTrainedModel) -> list[dict[str, Tensor]]:
-    """Return the inputs on which a twin and its rewritten copy are compared, the only ones there are."""
+    """Return the inputs on which a twin and its rewritten copy are compared, as candidates for `build`."""
     return [probe(model, model, 2, 8, 0)]
 
 
@@ -80,13 +77,11 @@ def _patterns(signature: Signature) -> set[str]:
 
 
 def departure_on_twin(model: Model) -> float:
-    """Return by how much a table changes the function of the twin of a model: the largest relative output difference.
+    """Return the largest relative difference of outputs that a table makes on the twin of a model.
 
-    The twin is brought into the form of the model (canonical or as it is), and a random element acts on every space
-    that may move. It depends on the configuration and the table alone, so it is found once for each and kept.
-
-    Returns:
-        The difference, in float64: rounding is about 1e-12.
+    The twin is in the form of the model (canonical or as it is), and a random element acts on every space that may
+    move. All is in float64, where rounding is about 1e-12. The result depends only on the configuration and the table,
+    and is cached.
 
     Raises:
         ModelError: There is no such twin, see `saved_twin`.
@@ -110,13 +105,13 @@ def _in_canonical_form(model: Model) -> bool:
 
 
 def _changed(twin: Folder, form: Model, level: str) -> float:
-    """The relative difference that a random element of every group of a level makes."""
+    """Return the relative difference that a random element of every group of a level makes."""
     moved = Rewritten(form, scrambling(form.signature, level), torch.float64)
     return compare_rewritten(twin, moved, arithmetic=torch.float64, dtype=torch.float64).relative_difference
 
 
 def scrambling(signature: Signature, level: str, only: Collection[str] | None = None) -> Alignment:
-    """Return a random element of every group that acts at a level, or on the spaces of some names only.
+    """Return a random element of every group that acts at a level, or only on spaces with some names.
 
     level: as in `LEVELS` of `onebasin.symmetry`, scales included.
     """

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny twins: a model of any type that `transformers` knows, from its configuration alone.
+"""Tiny twins: small models of any type that `transformers` has, made from a configuration alone.
 
-A twin has the structure of its model and nothing of its size: few and small layers, random parameters, float64. Which
-numbers of a configuration are sizes, and which go together, is told from their names and from arithmetic between them
-(equal ones stay equal, heads times their size stays the width): one set of rules for all model types. Where a class
-refuses what they give, other scales are tried, and then one kind of number after another is left as it was.
+A twin has the structure of its model but not its size: few and small layers, random parameters, float64. Its sizes are
+those of `shrinking`. If a class refuses them, other scales are tried, and then one kind of number after another is left
+unchanged.
 """
 
 from __future__ import annotations
@@ -38,27 +37,23 @@ from .shrinking import ALL, Scale, twin_config
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LARGEST = 30_000_000  # parameters of a twin that some number keeps large
+LARGEST = 30_000_000  # most parameters of a twin, some of whose sizes may not be small
 INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router", "cache")
-SECONDS = 15.0  # to look for a twin that runs
+SECONDS = 15.0  # to search for a twin that runs
 KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
         "vocabulary", "width")  # fmt: skip
 
 HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT",
          "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "CTC")  # fmt: skip
 
-_FOUND: dict[tuple[str, str], tuple[Scale, Way]] = {}  # class and configuration, scale asked -> how a twin ran
-_REFUSED: dict[tuple[str, str], str] = {}  # the same where none did -> why
+_FOUND: dict[tuple[str, str], tuple[Scale, Way]] = {}  # class and configuration, requested scale -> how a twin ran
+_REFUSED: dict[tuple[str, str], str] = {}  # the same, if none ran -> why
 
 LAST = ("PRETRAINING", "IMAGE", "BACKBONE", "TEXT_ENCODING")
 
 
 def classes(model_type: str) -> list[str]:
-    """Return the names of all classes that the installed transformers has for a model type, the most telling first.
-
-    Args:
-        model_type: As in a configuration.
-    """
+    """Return the names of all classes that the installed transformers has for a model type, the most suitable first."""
     names = [name for name in vars(modeling_auto) if re.fullmatch("MODEL_FOR_.*_MAPPING_NAMES", name)]
     first = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in HEADS]
     last = ["MODEL_MAPPING_NAMES", *(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in LAST)]
@@ -82,11 +77,11 @@ def build(
 
     Args:
         config: A configuration, or a model type.
-        cls: The class, or its name (default: what the configuration names, else the first of `classes`).
+        cls: The class, or its name (default: the one in the configuration, else the first of `classes`).
         seed: Of parameters and inputs.
-        scale: How large it may be (default: the smallest at which it runs).
-        layers: How many it has at least, where no scale says so.
-        probes: What makes inputs that it has to run on (default: `made_inputs`).
+        scale: Its size (default: the smallest at which it runs).
+        layers: The least number of layers, unless `scale` is given.
+        probes: Returns the inputs to try (default: `made_inputs`).
 
     Raises:
         ModelError: No twin could be made that runs; the first reason is named.
@@ -107,7 +102,7 @@ def build(
 
 
 def _class_of(config: PretrainedConfig, name: str) -> Any:
-    """Return the class of a name, which its package may keep to itself."""
+    """Return the class of a name, which its package may not export."""
     if hasattr(transformers, name):
         return getattr(transformers, name)
     return getattr(import_module(type(config).__module__.replace(".configuration_", ".modeling_")), name)
@@ -121,7 +116,7 @@ def _first_that_runs(
     scales: list[Scale],
     probes: Callable[[PreTrainedModel], Iterable[dict[str, Any]]] | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]] | None:
-    """The first twin that runs within a few seconds, and its inputs; the reason why the first of all does not."""
+    """Return the first twin that runs, and its inputs, or append the reason why the first of all does not."""
     kind = getattr(cls, "config_class", None)
     if kind is not None and not isinstance(whole, kind):  # the text model of a multimodal type
         whole = next((each for each in configs(whole) if isinstance(each, kind)), None) or kind()
@@ -134,7 +129,7 @@ def _first_that_runs(
         return None
     known = None if probes else _FOUND.get(place, _FOUND.get((asked, "")))
     for scale, how in _like(scales[0], known, only):
-        with suppress(Exception):  # at this scale it needs others
+        with suppress(Exception):  # it needs other inputs at this scale
             model = random_model(twin_config(whole, scale, decoder=decoder), cls, seed)
             given = how.made(model, seed)
             if outputs(model, given):
@@ -143,7 +138,7 @@ def _first_that_runs(
     named: dict[str, int | None] = {}
     widths: set[int] = set()
     length = LENGTH
-    deaf: tuple[PreTrainedModel, dict[str, Any], Scale, Way | None] | None = None  # one that runs on texts alone
+    deaf: tuple[PreTrainedModel, dict[str, Any], Scale, Way | None] | None = None  # runs only on texts
     until = time.process_time() + SECONDS
     while scales and time.process_time() < until:
         said: list[Exception] = []
@@ -197,8 +192,8 @@ def _first_that_runs(
 
 
 def _like(asked: Scale, known: tuple[Scale, Way] | None, only: bool) -> Iterator[tuple[Scale, Way]]:
-    """Yield the scales to try where one ran, and how: that one with as many layers, or the one asked with all that it
-    has beside sizes, and with larger heads at last."""
+    """Yield scales to try, with inputs, if a twin is known to run: its scale with the requested number of layers, or
+    the requested scale with everything but the sizes of that one, and then with larger heads."""
     if known is None:
         return
     ran, how = known
@@ -211,7 +206,7 @@ def _like(asked: Scale, known: tuple[Scale, Way] | None, only: bool) -> Iterator
 
 
 def _named(said: str) -> dict[str, int | None]:
-    """What an error speaks of in quotes, and what it says that something must be."""
+    """Return the names that an error quotes, and those to which it assigns a number, with that number."""
     found: dict[str, int | None] = dict.fromkeys(re.findall(r"['`](\w+)['`]", said))
     return found | {name: int(n) for name, n in re.findall(r"\b([a-z]\w+) ?= ?(\d+)\b", said)}
 
@@ -221,7 +216,7 @@ def _names(mapping: Mapping[str, Any]) -> set[str]:
 
 
 def _scales(config: PretrainedConfig) -> Iterator[Scale]:
-    """The scales to try, the smallest first."""
+    """Yield the scales to try, the smallest first."""
     yield from (Scale(), Scale(8), Scale(filled={}), Scale(divisor=8), Scale(16), Scale(32), Scale(divisor=1))
     present = {kind_of_number(key) for each in configs(config) for key, _ in settings(each)}
     yield from (Scale(kept=frozenset({kind})) for kind in KEPT if kind in present)
@@ -230,16 +225,15 @@ def _scales(config: PretrainedConfig) -> Iterator[Scale]:
 
 
 def random_model(config: PretrainedConfig, cls: Any, seed: int = 0) -> PreTrainedModel:
-    """Return a model with every parameter random, biases, norms and running statistics too.
+    """Return a model in float64 and eval mode with all parameters random, including biases, norms and statistics.
+
+    The weight of a norm is in 0.5 to 1.5, a matrix roughly preserves the size of its input, and an embedding is about
+    1.
 
     Args:
         config: Its configuration.
         cls: Its class.
-        seed: Of the parameters; the global random state is left as it was.
-
-    Returns:
-        The model in float64 and eval mode. A norm's weight is in 0.5 to 1.5, a matrix about as large as keeps the size
-        of what it is applied to, an embedding about one.
+        seed: Of the parameters; the global random state is not changed.
     """
     config = deepcopy(config)
     with torch.device("meta"), quietly():
@@ -278,7 +272,7 @@ def random_model(config: PretrainedConfig, cls: Any, seed: int = 0) -> PreTraine
 
 
 def _random(module: nn.Module, name: str, value: Tensor) -> Tensor:
-    """Random numbers in place of a parameter, as large as its part in a module asks."""
+    """Return random numbers for a parameter, of a size that fits its part in a module."""
     noise = torch.randn_like(value)
     if isinstance(module, nn.Embedding):
         return noise
@@ -297,12 +291,12 @@ def _random(module: nn.Module, name: str, value: Tensor) -> Tensor:
 
 
 def unused(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) -> list[str]:
-    """Return the names of the parameters that no output depends on, by their gradients.
+    """Return the names of the parameters on which no output depends, by their gradients.
 
     Args:
         model: A model in float64.
-        inputs: What its `forward` takes.
-        seed: Of what the forward pass draws.
+        inputs: The arguments of its `forward`.
+        seed: Of random numbers in the forward pass.
     """
     model.zero_grad()
     with torch.enable_grad():
@@ -314,52 +308,39 @@ def unused(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) -> 
 
 @torch.no_grad()
 def outputs(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) -> list[Tensor]:
-    """Return all floating-point outputs of a model that say what it computes: logits, or the last hidden state.
+    """Return the floating-point outputs of a model, without internal ones: logits, or the last hidden state.
 
-    Args:
-        model: A model in float64.
-        inputs: What its `forward` takes.
-        seed: Of what the forward pass draws.
+    The arguments are those of `unused`.
     """
     return _run(model, inputs, seed)
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int) -> list[Tensor]:
-    with torch.random.fork_rng(devices=[]), in_float64():
+    with torch.random.fork_rng(devices=[]), OnlyFloat64():
         torch.manual_seed(seed)
         found = model(**inputs)
-    return told(found)
+    return floats_of(found)
 
 
 def outward(found: Any) -> dict[str, Any]:
-    """Return what a model puts out that says what it computes, by name: logits, not what its layers have in between.
+    """Return the outputs of a model by name, without internal ones such as hidden states.
 
-    Args:
-        found: What its `forward` returned.
+    found: the return value of its `forward`.
     """
     named = dict(found.items()) if isinstance(found, Mapping) else {"": found}
     return {name: value for name, value in named.items() if not any(word in name for word in INTERNAL)}
 
 
-def told(found: Any) -> list[Tensor]:
-    """Return all floating-point tensors that a model puts out that say what it computes.
-
-    Args:
-        found: What its `forward` returned.
-    """
-    return list(_told(outward(found)))
+def floats_of(found: Any) -> list[Tensor]:
+    """Return all floating-point tensors in `outward(found)`."""
+    return list(_floats(outward(found)))
 
 
-def _told(value: Any) -> Iterator[Tensor]:
-    """The floating-point tensors in an output, those in lists too."""
+def _floats(value: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors in an output, including those in lists."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
     elif isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _told(each)
-
-
-def in_float64() -> OnlyFloat64:
-    """Return a context in which nothing is computed in less than float64, whatever a class casts to."""
-    return OnlyFloat64()
+            yield from _floats(each)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do two model folders compute the same function? Asked of the stock `transformers` classes, at random."""
+"""Comparing the functions of two model folders: their stock `transformers` classes run on the same random inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .probes import probe, unpadded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Relative rounding error of a function whose weights were rounded once, see `tolerance_of`.
+# Relative rounding error of a function whose weights were rounded once: see `tolerance_of`.
 TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
@@ -41,9 +41,9 @@ _INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hid
 class Verification:
     """same: relative_difference <= tolerance. max_difference: the largest |a - b| of any output.
 
-    relative_difference: the largest over the outputs of max |a - b| / max |a|. outputs: what was compared.
-    unused: weights that the class of the config loads from neither folder, and that were not verified. beyond: whether
-    an output is too small or too large for the dtype of the forward pass to tell much; folders are then run in float64.
+    relative_difference: the largest max |a - b| / max |a| of any output. outputs: the names of those compared. unused:
+    weights that the class ignores in both folders, and that were not verified. beyond: whether an output is too small
+    or too large for the dtype of the forward pass; folders are then run in float64.
     """
 
     same: bool
@@ -56,14 +56,14 @@ class Verification:
 
 
 def tolerance_of(*dtypes: torch.dtype) -> float:
-    """The relative difference that rounding explains, for the coarsest of the dtypes.
+    """Return the largest relative difference that rounding explains, for the coarsest of the dtypes.
 
-    Rewriting a model multiplies its weights by matrices and rounds them again, so every weight of the copy
-    has a relative error of at most the unit roundoff u (2^-11 for float16, 2^-8 for bfloat16), and of about
-    0.4 u in the root mean square. The errors are independent: a product with a matrix is off by about 0.4 u,
-    n products in a row by 0.4 sqrt(n) u. 8 u is what 400 products in a row explain, some 60 layers of six.
-    A wrong map differs by order 1. float32 and float64 leave room for the arithmetic of the rewriting and of
-    the forward pass, which at these precisions outweighs the rounding of the weights.
+    Rewriting a model multiplies its weights by matrices and rounds them again, so every weight of the copy has a
+    relative error of at most the unit roundoff u (2^-11 for float16, 2^-8 for bfloat16), and of about 0.4 u in the root
+    mean square. The errors are independent: a product with a matrix is off by about 0.4 u, n successive products by
+    0.4 sqrt(n) u. 400 products, some 60 layers of six, give 8 u. A wrong map gives an error of order 1. The values for
+    float32 and float64 allow for the arithmetic of the rewriting and of the forward pass, which outweighs the rounding
+    of the weights at these precisions.
     """
     return max(TOLERANCE[dtype] for dtype in dtypes)
 
@@ -79,13 +79,19 @@ def compare(
 ) -> Verification:
     """Compare the outputs of two model folders for the same random inputs.
 
-    Everything that is not internal is compared: logits, poolings, and the last hidden state of models without a head.
-    No code from the folders is run.
+    All outputs that are not internal are compared: logits, poolings, and the last hidden state of models without a
+    head. No code from the folders is run.
 
-    tolerance: of the relative difference (default: what rounding explains, given how both are stored).
+    Args:
+        a: A model folder, or a hub id.
+        b: Another.
+        dtype: Of the forward passes.
+        seed: Of the inputs.
+        device: Where the models run.
+        tolerance: Of the relative difference (default: what rounding explains, given how both are stored).
 
     Raises:
-        ModelError: A folder does not load whole, or the two have no output in common.
+        ModelError: A folder does not load completely, or the two have no output in common.
     """
     folders = Folder(a), Folder(b)
     stored = (value for folder in folders for value in folder.dtypes.values())
@@ -104,10 +110,16 @@ def compare_rewritten(
     device: str = "cpu",
     tolerance: float | None = None,
 ) -> Verification:
-    """Compare a folder with the model that is to be written from it, as `compare` does.
+    """Compare a folder with a model that was rewritten from it and is not yet stored, as `compare` does.
 
-    arithmetic: the dtype in which the view's tensors are made. workers: how many of them are made at a time. dtype: of
-    the forward passes. tolerance: of the relative difference.
+    Args:
+        original: The folder.
+        rewritten: A view of it.
+        arithmetic: The dtype in which the view's tensors are computed.
+        workers: How many of them are computed at a time.
+        dtype: Of the forward passes.
+        device: Where the models run.
+        tolerance: Of the relative difference, as in `compare`.
 
     Raises:
         ModelError: As in `compare`.
@@ -117,7 +129,7 @@ def compare_rewritten(
 
 
 def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: Any) -> Verification:
-    """`compare_models` of two sides, which are held only where they do not run otherwise."""
+    """Load two sides for `compare_models`, with all weights in memory only if they do not run otherwise."""
 
     def found(prepare: Callable[..., tuple[PreTrainedModel, set[str]]]) -> Verification:
         ready = [prepare(*side, dtype, device) for side in sides]
@@ -128,7 +140,9 @@ def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: 
 
     try:
         verdict = found(streamed)
-    except DoesNotRun:  # a kernel that looks into memory by itself, say: held they run, or the error is their own
+    except (
+        DoesNotRun
+    ):  # because a kernel reads memory directly, say; or the error is the models' own, and is raised again
         verdict = found(held)
     if verdict.beyond and dtype != torch.float64:
         return _compared(sides, torch.float64, device, **how)
@@ -144,9 +158,15 @@ def compare_models(
     seed: int = 0,
     tolerance: float | None = None,
 ) -> Verification:
-    """Compare two loaded models on one device, as `compare` does. They are left as they were found.
+    """Compare two loaded models on one device, as `compare` does. They are not changed.
 
-    batch: how many inputs. length: of texts, in tokens. tolerance: of the relative difference.
+    Args:
+        a: A model.
+        b: Another.
+        batch: The number of inputs.
+        length: Of texts, in tokens.
+        seed: Of the inputs.
+        tolerance: Of the relative difference (default: what rounding explains in their dtypes).
 
     Raises:
         ModelError: They have no output in common, or cannot be run on the inputs.
@@ -156,19 +176,18 @@ def compare_models(
     ours, theirs = _outputs(a, given, seed), _outputs(b, given, seed)
     both = [name for name in ours if name in theirs]
     if not both:
-        raise ModelError(f"the models have no output in common: {kind_of(a)} gives {', '.join(ours)}, "
-                              f"{kind_of(b)} gives {', '.join(theirs)}")  # fmt: skip
+        raise ModelError(f"the models have no output in common: {kind_of(a)} returns {', '.join(ours)}, "
+                         f"{kind_of(b)} returns {', '.join(theirs)}")  # fmt: skip
     largest = relative = 0.0
     beyond = False
     for name in both:
         x, y = ours[name].double(), theirs[name].double()
         if x.shape != y.shape:
-            raise ModelError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and "
-                                  f"{tuple(y.shape)}")  # fmt: skip
+            raise ModelError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and {tuple(y.shape)}")
         x, y = (unpadded(value, given.get("attention_mask")) for value in (x, y))
         if x.isnan().any():
-            raise ModelError(f"the first model's own '{name}' is NaN on random inputs in {str(a.dtype)[6:]}, so "
-                             "nothing can be compared with it; its weights may be too large")  # fmt: skip
+            raise ModelError(f"'{name}' of the first model is NaN on random inputs in {str(a.dtype)[6:]}, so nothing "
+                             "can be compared with it; its weights may be too large")  # fmt: skip
         difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
         scale, kind = _largest(x[x.isfinite()]), torch.finfo(ours[name].dtype)
         beyond |= scale < kind.tiny / kind.eps or difference == inf
@@ -179,12 +198,12 @@ def compare_models(
 
 @torch.no_grad()
 def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """All floating-point outputs that are not internal, by name."""
+    """Return all floating-point outputs that are not internal, by name."""
     training = model.training
     cpu_and_device = [model.device] if model.device.type != "cpu" else []
     try:
         with torch.random.fork_rng(devices=cpu_and_device, device_type=model.device.type):
-            torch.manual_seed(seed)  # for models that draw a mask of their own
+            torch.manual_seed(seed)  # for models that draw a mask themselves
             model.train(False)
             found = output_of(model, given)
     except Exception as error:
@@ -195,15 +214,15 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
 
 
 def output_of(model: PreTrainedModel, given: Mapping[str, Tensor]) -> Any:
-    """Return the output of a model, computed in its dtype throughout; nothing is cached for a next call."""
+    """Return the output of a model, computed in its dtype throughout and without caching."""
     cache = {"use_cache": False} if takes_cache(model) else {}
     with running_experts(model), throughout(model.dtype):
         return model(**given, **cache, return_dict=True)
 
 
 def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the outputs that are compared: floating-point tensors, without those that only join the model's parts."""
-    # Embeddings of texts and images are compared with each other alone (CLIP): they may turn together.
+    """Return the outputs to compare: floating-point tensors, without internal ones."""
+    # Embeddings of texts and images are only compared with each other (CLIP): they may be rotated together.
     internal = (*_INTERNAL, "_embeds") if "logits_per_image" in found else _INTERNAL
     return {
         name: value

@@ -32,7 +32,7 @@ from onebasin.running.inference import of_config
 from onebasin.running.loaded import _load
 from onebasin.running.made_inputs import BATCH
 from onebasin.running.shrinking import Scale
-from onebasin.running.twins import build, told
+from onebasin.running.twins import build, floats_of
 from onebasin.running.verification import outward
 from onebasin.settings import Seed, checked
 from onebasin.symmetry import Entry, Signature
@@ -204,7 +204,7 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
     generator = torch.Generator().manual_seed(seed)
     signature, tensors = random_point(checkpoint, generator)
     count = sum(tensors[role].numel() for role, entry in signature.tensors.items() if entry.alias is None)
-    how = (partial(alike, given), told, OnlyFloat64) if given else ()  # as the twin was proven
+    how = (partial(alike, given), floats_of, OnlyFloat64) if given else ()  # as the twin was proven
     functions = as_functions(checkpoint, 4 * count, generator, *how)
     counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - signature.tensors.keys()}
     return audit_signature(signature, tensors, [partial(_given, one, counters) for one in functions])

@@ -69,7 +69,7 @@ def refuse_results(output: str | Path, files: Sequence[str], inputs: Iterable[st
     passed over. Raises ValueError.
     """
     if not str(output).strip():
-        raise ValueError("the name of the output is empty; say where it goes")
+        raise ValueError("the path of the output is empty")
     there = [Path(given) for given in inputs if os.path.exists(given)]
     refuse_outputs([Output("the output", Path(output) / file, "") for file in files], there, overwrite)
 

@@ -90,7 +90,7 @@ def test_where_it_goes(run: Any, refused: Any, a: Path, b: Path, lora: Path, tmp
     shutil.rmtree(tmp_path / "out")
     assert "exists; choose another place or pass --overwrite" in refused(*words, tmp_path / "there")
     assert "is one of the inputs" in refused(*words, lora)
-    assert "are the same, or one lies in the other" in refused(*words, tmp_path / "out")
+    assert "are the same, or one is inside the other" in refused(*words, tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter").write_text("dear")
     assert "it has no adapter_config.json" in refused(*words, tmp_path / "mine", "--overwrite")
@@ -102,9 +102,9 @@ def test_what_cannot_be_done(refused: Any, a: Path, b: Path, lora: Path, tmp_pat
     for level in ("orthogonal", "full", "invertible"):
         line = refused(*words, lora, "--symmetry", level)
         assert "biases move through the weights" in line and "use paper or permutation" in line
-    assert "holds no adapter_config.json" in refused(*words, tmp_path / "no")
+    assert "has no adapter_config.json" in refused(*words, tmp_path / "no")
     other = folder(tmp_path / "other", "GPT2LMHeadModel")
     assert "belongs to no tensor" in refused("match", other, other, "-o", tmp_path / "out", "--adapter", lora)
     narrow = folder(tmp_path / "narrow", intermediate_size=8)
     line = refused("match", narrow, narrow, "-o", tmp_path / "out", "--adapter", lora)
-    assert "intermediate.dense" in line and "would fit" in line
+    assert "intermediate.dense" in line and "of the base model needs" in line

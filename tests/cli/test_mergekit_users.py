@@ -51,7 +51,7 @@ def test_an_adapter_stands_behind_its_base(ask: Run, tmp_path: Path, a: Path, b:
 def test_an_adapter_alone_is_told_where_to_stand(refused: Run, tmp_path: Path, a: Path, b: Path) -> None:
     lora = adapter(tmp_path / "lora", a)
     said = refused("merge", lora, b, "-o", tmp_path / "out")
-    assert f"is an adapter alone; name it with its base model: '{a}+{lora}'" in said
+    assert f"is only an adapter; write it with its base model: '{a}+{lora}'" in said
 
 
 def test_packed_and_quantised_models_are_told_the_way(refused: Run, tmp_path: Path, a: Path, b: Path) -> None:

@@ -84,7 +84,7 @@ def test_every_number_has_bounds(
         (("--mask-share", "0"), "mask-share 0.0"),
         (("--context", "1"), "context 1"),
         (("--maskable", "1,1000000"), "maskable"),
-        (("--out-shard-size", "9" * 400 + "GB"), "is no shard size"),
+        (("--out-shard-size", "9" * 400 + "GB"), "is not a shard size"),
     ],
 )
 def test_what_a_merge_refuses(

@@ -78,7 +78,7 @@ def test_outputs_that_meet(refused: Any, gpt: list[Path], tmp_path: Path, overwr
     for more in (("--anchor-output", out), ("--anchor-output", out / "anchor"), ("--alignment", out),
                  ("--anchor-output", tmp_path / "no" / ".." / "out"), ("--alignment", out / "maps.safetensors"),
                  ("--alignment", anchor), ("--checkpoint", anchor / "state")):  # fmt: skip
-        assert "are the same, or one lies in the other" in refused(*matching, *more)
+        assert "are the same, or one is inside the other" in refused(*matching, *more)
 
 
 @pytest.mark.usefixtures("no_work")

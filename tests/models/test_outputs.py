@@ -14,7 +14,7 @@ from onebasin.models.outputs import Output, refuse_outputs
 
 @pytest.mark.parametrize("place", ["", " "])
 def test_an_empty_name(place: str) -> None:
-    with pytest.raises(ModelError, match="the name of the output is empty"):
+    with pytest.raises(ModelError, match="the path of the output is empty"):
         refuse_outputs([Output("the output", place)])
 
 
@@ -35,7 +35,7 @@ def test_no_input_is_an_output_or_lies_in_one(bert: Path, tmp_path: Path, overwr
     data.write_text("x")
     for output, given in ((Output("o", bert), Folder(bert)), (Output("o", data, ""), data),
                           (Output("o", tmp_path), Folder(bert)), (Output("o", tmp_path), data)):  # fmt: skip
-        with pytest.raises(ModelError, match=r"is one of the inputs|holds an input"):
+        with pytest.raises(ModelError, match=r"is one of the inputs|contains an input"):
             refuse_outputs([output], [given], overwrite)
     refuse_outputs([Output("o", bert / "merged")], [Folder(bert)])  # a new folder beside a model's files
 
@@ -47,7 +47,7 @@ def test_no_input_is_an_output_or_lies_in_one(bert: Path, tmp_path: Path, overwr
 def test_no_two_outputs_meet(tmp_path: Path, first: str, second: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "there")
     outputs = [Output("the output", tmp_path / first), Output("the anchor's output", tmp_path / second)]
-    with pytest.raises(ModelError, match=r"the anchor's output .* and the output .* are the same, or one lies in"):
+    with pytest.raises(ModelError, match=r"the anchor's output .* and the output .* are the same, or one is inside"):
         refuse_outputs(outputs, overwrite=True)
 
 
@@ -60,7 +60,7 @@ def test_what_exists_is_replaced_by_its_like_alone(bert: Path, tmp_path: Path) -
         with pytest.raises(ModelError, match="exists; choose another place or pass --overwrite"):
             refuse_outputs([output])
     for output in (Output("o", file), Output("o", bert, ""), Output("o", tmp_path / "home"), Output("o", bert, "x")):
-        with pytest.raises(ModelError, match="and is not overwritten"):
+        with pytest.raises(ModelError, match="so it is not overwritten"):
             refuse_outputs([output], overwrite=True)
     refuse_outputs([Output("o", bert), Output("p", file, "")], overwrite=True)
     refuse_outputs([Output("o", bert), Output("p", file, "")], own={bert, file})

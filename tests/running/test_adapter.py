@@ -206,9 +206,13 @@ def test_adapters_that_cannot_be_rewritten_exactly(config: dict[str, Any], words
     "name, shape, words",
     [
         ("h.0.nowhere.lora_A.weight", (3, 12), "belongs to no tensor"),
-        ("h.0.mlp.c_fc.lora_A.weight", (3, 10), r"shape \(3, 10\), and \(3, 12\) would fit 'h.0.mlp.c_fc.weight'"),
-        ("h.0.ln_1.lora_A.weight", (3, 12), "adapts no matrix"),
-        ("h.0.mlp.c_fc.lora_A.weight", (3, 12, 1), "adapts no matrix"),
+        (
+            "h.0.mlp.c_fc.lora_A.weight",
+            (3, 10),
+            r"shape \(3, 10\), but 'h.0.mlp.c_fc.weight' of the base model needs \(3, 12\)",
+        ),
+        ("h.0.ln_1.lora_A.weight", (3, 12), "does not adapt a matrix"),
+        ("h.0.mlp.c_fc.lora_A.weight", (3, 12, 1), "does not adapt a matrix"),
     ],
 )
 def test_tensors_that_do_not_fit(name: str, shape: tuple[int, ...], words: str, tmp_path: Path) -> None:
@@ -238,11 +242,11 @@ def test_experts_and_damage_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "lora" / WEIGHTS
     tensors = load_file(file)
     save_file({name: tensor.fill_(torch.nan) for name, tensor in tensors.items()}, file)
-    with pytest.raises(ModelError, match="does not hold finite"):
+    with pytest.raises(ModelError, match="does not contain finite"):
         Adapter(tmp_path / "lora")
     file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(ModelError, match="damaged or cut short"):
         Adapter(tmp_path / "lora")
     file.unlink()
-    with pytest.raises(ModelError, match=r"holds no adapter_model\.safetensors"):
+    with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors"):
         Adapter(tmp_path / "lora")

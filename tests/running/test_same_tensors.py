@@ -61,7 +61,7 @@ def test_maps_that_change_the_function_are_refused(pair: list[Path], tmp_path: P
     found = Alignment.load(maps)
     key, rotation = next((key, element) for key, element in found.elements.items() if isinstance(element, Linear))
     Alignment({**found.elements, key: Linear(1.01 * rotation.matrix)}, found.batch).save(maps)
-    with pytest.raises(ValueError, match="do not leave the function"):
+    with pytest.raises(ValueError, match="the maps of the alignment change the function"):
         onebasin.verify(pair[0], tmp_path / "near", tensors=True, alignment=maps)
 
 

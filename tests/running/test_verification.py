@@ -218,7 +218,7 @@ def test_a_model_whose_own_outputs_are_nan_is_told_so(make) -> None:
     folder, other = make(name="a"), make(name="b")
     edit_weights(folder, lambda t: t["bert.embeddings.LayerNorm.weight"].fill_(3e38))
     for b in (folder, other):
-        with pytest.raises(ModelError, match="own 'logits' is NaN on random inputs in float32"):
+        with pytest.raises(ModelError, match="'logits' of the first model is NaN on random inputs in float32"):
             compare(folder, b)
     assert not compare(other, folder).same  # in float64, where its outputs are finite
 
@@ -233,7 +233,7 @@ def test_pickled_weights_are_compared_too(make) -> None:
 
 
 def test_base_and_head_model_have_no_output_in_common(make) -> None:
-    with pytest.raises(ModelError, match="no output in common: BertModel gives last_hidden_state"):
+    with pytest.raises(ModelError, match="no output in common: BertModel returns last_hidden_state"):
         compare(make("BertModel"), make("BertForTokenClassification"))
 
 

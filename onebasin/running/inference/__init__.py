@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inferring what acts on a model from its own class: a twin runs once on tensors that carry axes, and what was found is
-written as a table, proven, and kept."""
+"""Inferring the symmetries of a model from its class: a twin runs once on tensors that carry axes, and the result is
+written as a table, proven and cached."""
 
 from .known import of_config, table_of
 from .proof import proved

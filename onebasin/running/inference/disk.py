@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file of a traced twin holds: its tensors by their names there, each with axes."""
+"""The tensors of a traced twin as they are stored in a file, each with axes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tracing import Traced, as_stored, with_numbers
 
 
 def on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
-    """Return what a file holds, tensor by tensor, with axes, and the numbers of its entries in the model."""
+    """Return the tensors in a file with their axes, and for each of them the numbers of its entries in the model."""
     numbered = with_numbers(found)
     disk = {name: tensor.long() for name, tensor in as_stored(found.model, numbered).items()}
     starts = {name: int(tensor.flatten()[0]) for name, tensor in numbered.items() if tensor.numel()}
@@ -67,7 +67,7 @@ def on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
         if name in done:
             continue
         mine = owner.get(name, [])
-        if not mine:  # it holds nothing
+        if not mine:  # it is empty
             entries.append(Found(name, [data(n) if n != 1 else None for n in ids.shape], name, tuple(ids.shape)))
             continue
         if len(mine) == 1:
@@ -90,7 +90,7 @@ def on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
 
 
 def _numbers_in(name: str) -> Iterator[tuple[str, int, str]]:
-    """Yield every number in a name, the last first, with what stands around it."""
+    """Yield every number in a name, the last first, with the text before and after it."""
     for match in reversed(list(re.finditer(r"(?<=\.)\d+(?=\.)", name))):
         yield name[: match.start()], int(match[0]), name[match.end() :]
 
@@ -107,7 +107,7 @@ def _axes_of(found: Traced, parameter: str, places: Tensor) -> list[Axis | None]
 def _side_by_side(
     found: Traced, owners: list[str], ids: Tensor, starts: Mapping[str, int], ends: Mapping[str, int]
 ) -> list[Axis | None]:
-    """Return the axes of a tensor that holds several parameters, one after another along a dimension."""
+    """Return the axes of a tensor that consists of several parameters, one after another along a dimension."""
     for dim in range(ids.dim()):
         lines = ids.movedim(dim, 0).reshape(ids.shape[dim], -1)
         which = [next(one for one in owners if starts[one] <= int(line[0]) < ends[one]) for line in lines]

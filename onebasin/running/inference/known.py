@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of configurations, each inferred once and kept with its proof."""
+"""Tables of configurations, each inferred once and cached with its proof."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from onebasin.symmetry import Table, TableError
 
 from .search import Inferred, infer
 
-UNSEEN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # by what a model computes
+UNSEEN = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")  # of no effect on a table
 
 
 def of_config(config: Mapping[str, Any]) -> Inferred:
-    """Infer the table of a configuration as it stands in config.json; each is inferred once, and kept with its proof in
-    the user's cache for later commands.
+    """Infer the table of a configuration, given as in config.json. It is cached with its proof for later commands.
 
     Raises:
         ModelError: transformers does not know the type, or no exact table was found; the first reason is named.
@@ -58,7 +57,7 @@ def _of_config(unit: str) -> Inferred:
 
 @cache
 def _code() -> str:
-    """What a table and its proof depend on besides the configuration: the code that infers, and what it runs."""
+    """Return what a table and its proof depend on besides the configuration: this package, torch and transformers."""
     package = Path(__file__).parents[2]
     ours = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -67,7 +66,7 @@ def _code() -> str:
 
 
 def table_of(config: Mapping[str, Any]) -> Table:
-    """Return the table inferred for a configuration as it stands in config.json.
+    """Return the table inferred for a configuration, given as in config.json.
 
     Raises:
         TableError: transformers does not know the type, or no exact table was found; the first reason is named.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a table holds: random elements and the canonical form must leave the outputs of twins as they are."""
+"""The proof of a table: random elements and the canonical form must leave the outputs of twins unchanged."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TOLERANCE = 1e-9
 
 
 def proved(text: str, *found: Traced | None) -> tuple[float, str]:
-    """Return by how much the canonical form, and random elements in every space, change the outputs of twins, and the
-    first level at which that is too much, where no more is tried.
+    """Return the largest change of the outputs of twins by the canonical form and by random elements in every space,
+    and the first level at which it is too large, where the proof ends.
 
     Raises:
-        ValueError: The outputs of a twin are the same whatever its parameters are, so that they prove nothing.
+        ValueError: The outputs of a twin do not depend on its parameters, so they prove nothing.
     """
     worst = 0.0
     for twin in found:
@@ -40,17 +40,17 @@ def proved(text: str, *found: Traced | None) -> tuple[float, str]:
 
 
 def _deaf(found: Traced) -> bool:
-    """Whether a twin puts out the same with its numbers in another order."""
+    """Whether the outputs of a twin stay the same when its parameters are shuffled."""
     state = found.model.state_dict()
     held = {name: state[name] for name in found.axes}
     before = twins.outputs(found.model, found.inputs)
     with restored(held):
         shuffle(held.values(), 0)
-        return all(map(_alike, before, twins.outputs(found.model, found.inputs)))
+        return all(map(_equal, before, twins.outputs(found.model, found.inputs)))
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same, entries that are no numbers too."""
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, with NaN in the same places."""
     return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
@@ -58,20 +58,20 @@ def to_blame(text: str, *found: Traced | None) -> dict[str, float]:
     """Return the spaces whose random elements change the outputs of twins, and by how much.
 
     Raises:
-        ValueError: The canonical form changes them, whatever the elements.
+        ValueError: The canonical form alone changes them.
     """
     blame: dict[str, float] = {}
     for twin in found:
         for level, names, change in _levels(text, twin) if twin is not None else ():
             if level == "invertible" and change(()) > TOLERANCE:
-                raise ValueError("what is said of constants changes the outputs")
+                raise ValueError("the table's notes on constants change the outputs")
             blame |= _blamed(change, sorted(names - blame.keys()))
     return blame
 
 
 def unmoved(text: str, *found: Traced | None) -> set[str]:
-    """Return the tensors, by name without numbers, that the canonical form takes something from that others cannot
-    take: without which it leaves the outputs of twins as they are, or none where others are to blame, too."""
+    """Return the tensors, by name without numbers, from which the canonical form takes constants that no other tensor
+    can absorb: if they keep them, it leaves the outputs of twins unchanged."""
     wrong = set[str]()
     for twin in found:
         if twin is None:
@@ -85,7 +85,7 @@ def unmoved(text: str, *found: Traced | None) -> set[str]:
 def _canonical_change(
     signature: Signature, values: Mapping[str, Tensor], change: Callable[..., float], names: Collection[str]
 ) -> float:
-    """Return by how much the canonical form changes the outputs where only tensors of these names give something up."""
+    """Return the change of the outputs by a canonical form that takes something only from tensors of these names."""
     tensors = {role: entry if kind_of(role) in names else replace(entry, notes={**entry.notes, "stays": ""})
                for role, entry in signature.tensors.items()}  # fmt: skip
     made = canonical(replace(signature, tensors=tensors), values)
@@ -93,8 +93,8 @@ def _canonical_change(
 
 
 def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[[Collection[str] | None], float]]]:
-    """Yield every level, the spaces that move there, and what tells by how much random elements in some of them, or
-    (None) in all, change the outputs of the twin."""
+    """Yield every level, the spaces that move there, and a function that returns the change of the twin's outputs by
+    random elements in some of them, or in all (None)."""
     signature, values, change = _proof(text, found)
     for level in ("permutation", "paper", "invertible"):
         form, numbers = signature, values
@@ -106,10 +106,11 @@ def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[
 
 
 def _proof(text: str, found: Traced) -> tuple[Signature, dict[str, Tensor], Callable[..., float]]:
-    """Return the signature that a table gives a twin, its tensors by role, and what tells by how much the outputs
-    change when random elements act on given tensors.
+    """Return the signature of a twin by a table, its tensors by role, and a function that returns the change of its
+    outputs when random elements act on given tensors.
 
-    Tied tensors are one in its file, as in any that the class writes, and are given back to all who use them."""
+    Tied tensors are stored once, as in any file that the class writes, and restored to every name.
+    """
     before = twins.outputs(found.model, found.inputs)
     whole = found.model.state_dict()
     state = {name: whole[name] for name in found.axes if name not in found.tied}
@@ -129,9 +130,9 @@ def _proof(text: str, found: Traced) -> tuple[Signature, dict[str, Tensor], Call
 def _blamed(
     change: Callable[[Collection[str]], float], names: Sequence[str], beside: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Return which of some names change the outputs, and by how much, found by halves: most change nothing.
+    """Return the names that change the outputs, and by how much, found by bisection: most change nothing.
 
-    Where neither half does alone, one does beside the other (Zeller and Hildebrandt, Simplifying and isolating
+    If neither half does alone, one does together with the other (Zeller and Hildebrandt, Simplifying and isolating
     failure-inducing input, 2002).
     """
     if not names or (worst := change([*beside, *names])) <= TOLERANCE:
@@ -171,8 +172,8 @@ def _departure(
 
 
 def _difference(before: Tensor, after: Tensor) -> float:
-    """Return the relative difference of two outputs; what is infinite or no number has to stay that."""
+    """Return the relative difference of two outputs; infinity and NaN have to stay in their places."""
     known = before.isfinite() & after.isfinite()
-    if not _alike(before[~known], after[~known]):
+    if not _equal(before[~known], after[~known]):
         return inf
     return float((before - after)[known].norm() / before[known].norm().clamp_min(1e-30))

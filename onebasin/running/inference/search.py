@@ -25,18 +25,18 @@ from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, held_by, kinds, traced, untied
 
-LOSS = 0.9  # of the matrices that are free: what may stay, so that layers that differ a little are one block
-WIDE = 32  # numbers of a head, where some size is one in the smallest twin and more in another
-DEEPEST = 8  # layers of a twin, at most, until every kind of layer is there
-# Seconds of computing, after which no other way to write a table is tried, but to say less of constants.
+LOSS = 0.9  # the least share of the free matrices that must stay free when layers that differ a little form one block
+WIDE = 32  # size of a head, if some size is 1 in the smallest twin and more in another
+DEEPEST = 8  # most layers of a twin that is deepened until it has every kind of layer
+# Seconds of CPU time after which no other style of table is tried, except for fewer notes on constants.
 PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
 class Inferred:
-    """A table with its proof. departure: the largest relative difference that random elements made to the outputs of
-    the twins, in float64. free: the share of matrices that something acts on. unknown: operations without a rule.
-    lowered: spaces that stay since an element changed the outputs, though the rules allow it."""
+    """A table with its proof. departure: the largest relative change of the twins' outputs by random elements, in
+    float64. free: the share of matrices on which some group acts. unknown: operations without a rule. lowered: spaces
+    that the rules allow to move, but that are fixed because an element changed the outputs."""
 
     text: str
     departure: float
@@ -51,32 +51,32 @@ class Inferred:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What there is to say of it, besides the table."""
+        """Everything about it but the table, for the cache and for `--json`."""
         return {"departure": self.departure, "free": self.free, "unknown": self.unknown, "lowered": self.lowered,
                 "style": STYLES.index(self.style)}  # fmt: skip
 
     @classmethod
     def of(cls, text: str, facts: Mapping[str, Any]) -> Inferred:
-        """Return what has this table and these facts."""
+        """Create one from a table and its facts."""
         return cls(text, **{**facts, "style": STYLES[facts["style"]]})
 
 
 def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     """Infer the table of a model type, and prove it on tiny twins of two sizes.
 
-    Where the canonical form changes what a twin puts out, the tensors to blame keep what it took, or less is said of
-    constants; where random elements do, the spaces to blame stay.
+    If the canonical form changes the outputs of a twin, the tensors responsible are exempted from it, or a table with
+    fewer notes on constants is tried; if random elements do, the spaces responsible are fixed.
 
     Args:
-        config: A configuration, or a model type, whose default configuration is meant.
-        cls: The name of the class (default: what the configuration names, else that with most of the model).
+        config: A configuration, or a model type, for its default configuration.
+        cls: The name of the class (default: the one in the configuration, else the one with most of the model).
 
     Raises:
-        ModelError: No twin could be built, or no table was found that leaves its outputs as they are.
+        ModelError: No twin could be built, or no table was found that leaves its outputs unchanged.
     """
     cls = type(twins.build(config, cls)[0]).__name__
     reason, attempts, start = "", list[tuple[str, Traced, float, Style]](), time.process_time()
-    scale, depth = None, 2  # the smallest at which it runs
+    scale, depth = None, 2  # None: the smallest at which it runs
     larger = _larger(config, cls)
     styles = list(STYLES)
     found, level = None, ""
@@ -95,8 +95,8 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             with as_before(found):
                 text = table_text(found, styles[0], other, bool(kept))
                 left = free_share(found)
-            if not kept and (few or left < LOSS * free):  # what differs stands by name: all layers must be there
-                with nullcontext() if few else suppress(ModelError):  # where that is too much, it stays
+            if not kept and (few or left < LOSS * free):  # list layers by name, which needs all of them
+                with nullcontext() if few else suppress(ModelError):  # unless that twin is too large
                     whole = Scale(kept=frozenset({"layers"}))
                     found = traced(*twins.build(config, cls, 0, whole))
                     scale, larger = whole, _larger(config, cls, whole.kept)
@@ -114,7 +114,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             reason = reason or one_line(error)
             if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
                 scale = replace(scale or Scale(), head=WIDE)
-            elif not kept and isinstance(error, TableError):  # layers by name, of which the other twin has more
+            elif not kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
                 scale = Scale(kept=frozenset({"layers"}))
                 larger = _larger(config, cls, scale.kept)
             else:
@@ -138,7 +138,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
 
 
 def _with_constants(text: str, *found: Traced | None) -> tuple[str, float, str]:
-    """Return a table and how it was `proved`; what the canonical form wrongly takes from a tensor stays there."""
+    """Return a table and the result of `proved`. Tensors that the canonical form must not change get a note."""
     departure, level = proved(text, *found)
     if level == "invertible" and (still := unmoved(text, *found)):
         text = with_note(text, still, "stays")
@@ -147,7 +147,7 @@ def _with_constants(text: str, *found: Traced | None) -> tuple[str, float, str]:
 
 
 def _single(found: Traced, larger: Traced | None) -> bool:
-    """Whether some dimension of one entry has more in the other twin."""
+    """Whether some dimension is 1 in this twin and larger in the other."""
     mine, other = (twin.model.state_dict() if twin else {} for twin in (found, larger))
     return any(n == 1 < more for name in mine.keys() & other.keys()
                for n, more in zip(mine[name].shape, other[name].shape, strict=False))  # fmt: skip
@@ -160,15 +160,15 @@ def _larger(
     run: bool = False,
     layers: int = 3,
 ) -> Traced | None:
-    """Return another twin, of other sizes, numbers of heads and one layer more, where one can be built: what agrees by
-    chance in the first does not in both.
+    """Return another twin, with other sizes and numbers of heads and one more layer, if one can be built: sizes that
+    agree by chance in one twin do not in both.
 
     Args:
         config: A configuration, or a model type.
         cls: The name of the class.
-        kept: Kinds of numbers that stay as they are.
-        run: Whether it is run, so that its tensors have axes.
-        layers: How many layers it has, where no list says which.
+        kept: Kinds of numbers that are not changed.
+        run: Whether to run it, so that its tensors have axes.
+        layers: The number of layers, unless a list determines it.
     """
     for heads in (3, 2):  # some classes want powers of two
         try:

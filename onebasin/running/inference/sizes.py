@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which keys of a configuration say how large a space is."""
+"""The keys of a configuration that state the sizes of spaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-# Where a configuration may say how large a space is: what its keys are called.
+# Name of a space -> pattern of the keys that may state its size.
 NAMED = {
     "head": r"head", "group": r"group", "expert": r"expert|local", "ffn": r"inter|ffn|inner|mlp", "rope": r"rope|rot",
     "vo": r"v_head|head_dim|head_size|d_kv", "qk": r"head_dim|head_size|d_kv|qk",
@@ -17,10 +17,10 @@ WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
 
 
 def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return what configurations say of the size of a space that has these sizes under them.
+    """Return the expression for the size of a space, given its sizes under several configurations.
 
-    A key that has the size in all of them, by its name if that tells, else a number that all share, else the simplest
-    product or quotient of keys.
+    This is a key with these values, chosen by its name if there are several, else a number if the sizes are all equal,
+    else the simplest product or quotient of keys.
     """
     flat = [dict(_numbers_of(config)) for config in configs]
     numbers = {key: tuple(each[key] for each in flat) for key in flat[0] if all(key in each for each in flat)}
@@ -60,7 +60,7 @@ def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str
 def _shares_of(
     sizes: tuple[int, ...], numbers: Mapping[str, tuple[Any, ...]], whole: Mapping[str, tuple[int, ...]]
 ) -> Iterator[str]:
-    """Yield the shares of a head that rotary embeddings turn which have these sizes."""
+    """Yield expressions for these sizes as the share of a head that rotary embeddings rotate."""
     for share, parts in numbers.items():
         if not re.search(r"rotary|rope", share) or not all(type(part) is float for part in parts):
             continue
@@ -75,19 +75,19 @@ def _shares_of(
 
 
 def list_of_layers(kinds: Sequence[str], config: Mapping[str, Any]) -> tuple[str, list[str]] | None:
-    """Return the only list of a configuration whose items, one for each layer, tell these kinds apart, and the items.
-    Where there are several, nothing says which of them a larger model follows."""
+    """Return the list of a configuration whose items, one for each layer, distinguish these kinds, with its items. None
+    if there are several, since it is not known which of them a larger model follows."""
     found = []
     for key, value in _lists_of(config):
         items = [str(item) for item in value]
-        told = len(set(zip(items, kinds, strict=False))) == len(set(items))
-        if len(items) == len(kinds) and told and all(re.fullmatch(r"[\w.-]+", item) for item in items):
+        distinct = len(set(zip(items, kinds, strict=False))) == len(set(items))
+        if len(items) == len(kinds) and distinct and all(re.fullmatch(r"[\w.-]+", item) for item in items):
             found.append((key, items))
     return found[0] if len(found) == 1 else None
 
 
 def _lists_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield keys and lists, `outer.inner` for a configuration inside."""
+    """Yield keys and lists, with keys `outer.inner` for a nested configuration."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{name}", each) for name, each in _lists_of(value))
@@ -96,7 +96,7 @@ def _lists_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys and what they hold, `outer.inner` for a configuration or a list inside."""
+    """Yield keys and values, with keys `outer.inner` for a nested configuration or list."""
     for key, value in config.items():
         if isinstance(value, (Mapping, list, tuple)):
             inner = value if isinstance(value, Mapping) else {str(place): each for place, each in enumerate(value)}

@@ -24,14 +24,15 @@ def table_text(
     by_name: bool = False,
     still: tuple[frozenset[str], ...] = (),
 ) -> str:
-    """Return the table of what was found.
+    """Return the table of a traced twin.
 
-    larger: another twin, traced, for sizes that shapes do not tell. by_name: whether layers that differ stand by name.
-    still: spaces that stay, since nothing tells their sizes; each set as they were called without those before.
+    larger: returns another traced twin, to tell sizes apart that agree in one. by_name: whether to list layers that
+    differ by name. still: spaces that are fixed because no key gives their sizes, one set per attempt, each with the
+    names of that attempt.
     """
     writer, ignored = _writer(found, style, by_name, still[-1:])
     model = found.model
-    lines = writer.spaces()  # before the other twin is looked at
+    lines = writer.spaces()  # before the other twin is traced
 
     @cache
     def sizes() -> tuple[list[Mapping[str, int]], list[Mapping[str, Any]]]:
@@ -59,7 +60,8 @@ def table_text(
 def _writer(
     found: Traced, style: Style, by_name: bool = False, still: tuple[frozenset[str], ...] = ()
 ) -> tuple[Writer, list[str]]:
-    """Return what writes the table of a traced model, and patterns of what its files hold beside parameters."""
+    """Return the writer of the table of a traced model, and patterns of the tensors in its files that are not
+    parameters."""
     model = found.model
     entries, disk = on_disk(found)
     prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
@@ -85,7 +87,7 @@ def _writer(
 
 
 def with_fixed(text: str, names: Mapping[str, float]) -> str:
-    """Return a table in which nothing acts on these spaces; the size of a factor is told, as for any other."""
+    """Return a table in which these spaces are fixed; a factor, which has no size of its own, gets one."""
     for name in names:
         if re.search(rf"(?m)^    {name} factor(?= |$)", text):
             text = re.sub(r"(?m)^(types .*)$", rf"\1\nsize {name} = 1", text, count=1)
@@ -94,7 +96,7 @@ def with_fixed(text: str, names: Mapping[str, float]) -> str:
 
 
 def with_note(text: str, roles: Collection[str], note: str) -> str:
-    """Return a table in which the tensors of some names, their numbers aside, have one note more."""
+    """Return a table with one more note on the tensors of some names (without numbers)."""
     lines, heading = list[str](), None
     for line in text.split("\n"):
         if line.startswith("layer "):

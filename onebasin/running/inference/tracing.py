@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from onebasin.running import twins
+from onebasin.running.float64 import OnlyFloat64
 from onebasin.symmetry.inference.atoms import Atom, Axis, fix, hold, new, unify
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace, tensors
 
-RUNS = 6  # of a twin, at most, until every parameter was seen
+RUNS = 6  # most runs of a twin until every parameter has been used
 
 
 @dataclass
@@ -46,7 +47,7 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
         trace.met(getattr(tensor, KEY))
     try:
         with restored(held):
-            for run in range(RUNS):  # several, since routing may reach other experts in another
+            for run in range(RUNS):  # several, since routing may reach different experts
                 before = len(trace.seen)
                 _run(model, inputs, trace)
                 if len(trace.seen) == before or not kinds(trace.seen) & kinds(held.keys() - trace.seen.keys()):
@@ -55,16 +56,14 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
         for name in held.keys() - trace.seen.keys():
             copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
-            for copy in (
-                copies[1:] or copies
-            ):  # only these are looked up, but a file holds their numbers under this name
+            for copy in copies[1:] or copies:  # only these are looked up, but stored under this name
                 for one, other in zip(axes[name], axes[copy], strict=True):
                     if one is not None and other is not None:
                         unify(one, other, "tied")
             if not copies:
                 hold(axes[name], "unused")
         for leaf in (leaf for each in axes.values() for axis in each if axis is not None for leaf in axis.leaves):
-            if leaf.home != leaf.top:  # parameters of both orders
+            if leaf.home != leaf.top:  # there are parameters in both orders
                 fix(leaf, "in another order")
     finally:
         for tensor in held.values():
@@ -74,10 +73,10 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> None:
-    """Run a model whose tensors carry axes; what it puts out stays."""
+    """Run a model whose tensors carry axes, and fix the axes of its outputs."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _forward_alone():
         torch.manual_seed(0)
-        with trace, twins.in_float64():  # in this order, so that what rules compute is not widened in vain
+        with trace, OnlyFloat64():  # in this order, so that what rules compute is not widened in vain
             out = model(**inputs)
     trace.normed.append("")
     for value in tensors(twins.outward(out)):
@@ -86,8 +85,8 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> Non
 
 @contextmanager
 def _forward_alone() -> Iterator[None]:
-    """Run the forward pass of functions that bring their own gradient as any other code: torch hands them copies of
-    tensors, which carry no axes."""
+    """Run the forward pass of custom autograd functions like any other code: torch would pass them copies of tensors,
+    which carry no axes."""
     own, plain = vars(Function)["apply"], Function.setup_context
 
     def forward(cls: type[Function], *given: Any) -> Any:
@@ -101,16 +100,16 @@ def _forward_alone() -> Iterator[None]:
 
 
 def held_by(model: nn.Module) -> dict[str, Tensor]:
-    """Return what a file of the model holds that is computed with: parameters, and buffers (running statistics)."""
+    """Return the stored tensors that the model computes with: parameters and floating-point buffers (statistics)."""
     state = model.state_dict()
-    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # tables that the class makes anew: constants
+    unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # tables that the class recomputes: constants
     held: dict[str, Tensor] = dict(model.named_parameters())
     held |= {name: one for name, one in model.named_buffers() if one.is_floating_point() and name in state}
     return {name: one for name, one in held.items() if name not in unsaved and one.numel()}
 
 
 def untied(model: nn.Module) -> dict[str, str]:
-    """Give every name a parameter of its own: name -> the name that it was tied to, under which a file holds it."""
+    """Give every name a parameter of its own. Return name -> the name that it was tied to, under which it is stored."""
     uses: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for name, module in model.named_modules(remove_duplicate=True):
         for key, parameter in module._parameters.items():
@@ -130,7 +129,7 @@ def untied(model: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def shuffle(held: Iterable[Tensor], seed: int) -> None:
-    """Put the numbers of every matrix in another order."""
+    """Shuffle the entries of every matrix, in place."""
     generator = torch.Generator().manual_seed(seed)
     for tensor in held:
         if tensor.dim() > 1:
@@ -140,7 +139,7 @@ def shuffle(held: Iterable[Tensor], seed: int) -> None:
 
 @contextmanager
 def restored(held: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give tensors back the numbers that they had."""
+    """Restore the values of tensors after the block."""
     before = {name: tensor.detach().clone() for name, tensor in held.items()}
     try:
         yield
@@ -152,7 +151,7 @@ def restored(held: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def as_before(found: Traced) -> Iterator[None]:
-    """Let axes be after this what they were before, since writing a table lowers what may act on them."""
+    """Restore the axes of a twin after the block, since writing a table restricts what may act on them."""
     trace = found.trace
     kept = {name: copy(value) for name, value in vars(trace).items() if isinstance(value, list | dict | set)}
     given = [axis for axes in found.axes.values() for axis in axes]
@@ -175,13 +174,13 @@ def as_before(found: Traced) -> Iterator[None]:
 
 
 def as_stored(model: PreTrainedModel, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors as `save_pretrained` names and cuts them: name in a file -> tensor."""
+    """Return tensors as `save_pretrained` names and splits them: name in a file -> tensor."""
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(values))
     return found
 
 
 def with_numbers(found: Traced) -> dict[str, Tensor]:
-    """Return the model's tensors with a number of its own in every place."""
+    """Return the model's tensors with entries that are numbered consecutively."""
     state, start, numbered = found.model.state_dict(), 0, {}
     for name in found.axes:
         numbered[name] = torch.arange(start, start + state[name].numel(), dtype=torch.float64).view(state[name].shape)
@@ -190,7 +189,7 @@ def with_numbers(found: Traced) -> dict[str, Tensor]:
 
 
 def free_share(found: Traced) -> float:
-    """The share of matrices that something acts on."""
+    """Return the share of matrices on which some group acts."""
     matrices = [axes for axes in found.axes.values() if len(axes) > 1]
     norms = (norm for norm in found.trace.norms if norm.target is not None and not norm.target.moves)
     still = {id(norm.source.top.atom) for norm in norms}
