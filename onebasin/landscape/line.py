@@ -14,6 +14,7 @@ from torch import Tensor
 from onebasin.data import Scores, Task, evaluate, load_model
 from onebasin.engine import Tell
 from onebasin.models import Folder
+from onebasin.models.pairing import refuse_unlike
 from onebasin.settings import Points, checked
 
 if TYPE_CHECKING:
@@ -31,21 +32,11 @@ def interpolate(a: Model, b: Model, lam: float) -> dict[str, Tensor]:
         ValueError: One of them lacks a tensor, or has it in another shape.
     """
     first, second = _tensors(a), _tensors(b)
-    refuse_unlike(first, second, "on one line")
+    refuse_unlike(first, second, "the models do not lie on one line")
     return {
         name: torch.lerp(x.float(), second[name].float(), lam) if x.is_floating_point() else x
         for name, x in first.items()
     }
-
-
-def refuse_unlike(first: Mapping[str, Tensor], second: Mapping[str, Tensor], place: str) -> None:
-    """Raise ValueError, saying that the models do not lie `place`, for a tensor that one lacks or of another shape."""
-    for name in sorted(first.keys() ^ second.keys()):
-        raise ValueError(f"the models do not lie {place}: only one of them has the tensor '{name}'")
-    for name, tensor in first.items():
-        if tensor.shape != second[name].shape:
-            shapes = f"{tuple(tensor.shape)} and {tuple(second[name].shape)}"
-            raise ValueError(f"the models do not lie {place}: the tensor '{name}' has the shapes {shapes}")
 
 
 def barrier(loss_a: float, loss_b: float, losses: Sequence[float], lambdas: Sequence[float]) -> float:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from onebasin.data import Task, evaluate, load_model
 from onebasin.engine import Tell
-
-from .line import refuse_unlike
+from onebasin.models.pairing import refuse_unlike
 
 Tensors = dict[str, Tensor]
 
@@ -69,7 +68,7 @@ def _state(model: torch.nn.Module) -> Tensors:
 
 def _from(origin: Tensors, model: torch.nn.Module) -> Tensors:
     there = _state(model)
-    refuse_unlike(origin, there, "in one plane")
+    refuse_unlike(origin, there, "the models do not lie in one plane")
     return {name: there[name] - origin[name] for name in origin}
 
 

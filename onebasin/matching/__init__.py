@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the alignment: from the weights of two models, or of many. Tensors in, `Alignment` out.
+"""Finding the alignment of two or more models: by weights, activations or learning. Tensors in, `Alignment` out.
 
-Every method here hands cross-moments to a group's `nearest`; what differs is where the moments come from.
-Nothing here reads a folder, writes a model, or merges.
+Every method here passes cross-moments to a group's `nearest`; they differ in where the moments come from. Nothing here
+reads a folder, writes a model, or merges.
 """
 
 from .coordinate_descent import Matched, Run

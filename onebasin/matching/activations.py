@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activation matching: the alignment that brings a source's activations closest to an anchor's.
 
-Where a space's activations are measured follows from the signature: at the output of a norm into it, else at the input
-of the layer that reads it, else at the output of the layer that writes it. Second moments between anchor and source are
-summed over batches, and each space's group turns them into an element:
+The signature determines where the activations of a space are measured: at the output of a norm into it, else at the
+input of the layer that reads it, else at the output of the layer that writes it. Second moments between anchor and
+source are summed over batches, and each space's group turns them into an element:
 
     a stream    sum over its norms of their outputs' cross-moments
-    neurons     correlations of what enters the nonlinearity
-    heads       assignment by the cosine of what each head adds to the stream plus that of its attention maps
+    neurons     correlations of the inputs of the nonlinearity
+    heads       assignment by the cosine of the heads' outputs into the stream plus that of their attention maps
     in heads    cross-moments of queries and keys; of the heads' values, and of the matrices that read them
 
 Li et al., 2015 (matching by correlations); Singh and Jaggi, 2020.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class Site:
     count: int = 0
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """x, y: (samples, *leaves)."""
+        """Add samples. x, y: (samples, *leaves)."""
         pair = [t.flatten(1) for t in (x, y)]
         new = [pair[0].mT @ pair[1], *(t.sum(0) for t in pair), *(t.square().sum(0) for t in pair)]
         if self.gram:
@@ -63,12 +64,12 @@ class Site:
         self.count += len(x)
 
     def centred(self) -> Tensor:
-        """Cross-covariance, (n, n)."""
+        """Return the cross-covariance, (n, n)."""
         assert self.cross is not None
         return self.cross / self.count - torch.outer(*self.total) / self.count**2
 
     def correlation(self) -> Tensor:
-        """(n, n); 0 for a coordinate that never changes."""
+        """Return the correlations, (n, n); 0 for a coordinate that never changes."""
         scale = []
         for total, square in zip(self.total, self.square, strict=True):
             variance = square / self.count - (total / self.count).square()
@@ -90,10 +91,16 @@ def match_activations(
 ) -> Alignment:
     """Match the model `source` to `anchor` over the spaces in `groups`, by their activations.
 
-    Scales stay 1 and shears are left out, since one activation alone does not tell them: the rotation or permutation is
-    found. Levels that rotate the stream need both models in canonical form.
+    Only rotations and permutations are found, without scales and shears, which activations on one side of a space do
+    not determine. Levels that rotate the stream need both models in canonical form.
 
-    Padding is left out of `batches` where there is an attention_mask.
+    Args:
+        signature: Of both models.
+        anchor: The model that is not changed.
+        source: The model to align.
+        batches: Inputs; padding is left out if there is an attention_mask.
+        groups: Root space -> the group that acts on it.
+        tell: Called with a sentence for every batch.
 
     Raises:
         ModelError: The models' layers cannot be followed.
@@ -105,7 +112,7 @@ def match_activations(
     if first is None:
         raise ValueError("activation matching needs calibration data")
     meter = _Meter(signature, anchor, source, first)
-    for number, batch in enumerate(_chain(first, batches), 1):
+    for number, batch in enumerate(chain([first], batches), 1):
         if tell:
             tell(f"measuring activations: batch {number}")
         meter.measure(batch)
@@ -117,7 +124,7 @@ def match_activations(
             moments = meter.space(root, group)
             if moments is not None:
                 found[root] = group.nearest(moments)
-    # A stream in bands (wav2vec 2.0) is a stream, too, and comes before the heads of attention.
+    # A stream in bands (wav2vec 2.0) is also a stream, so it comes before the heads of attention.
     for key in sorted(heads, key=lambda key: signature.spaces[key].part == "attention"):
         inner = {root: group for root, group in groups.items() if over[root] == (key,) and root not in heads}
         if not signature.spaces[key].batch and (key in groups or inner):
@@ -125,13 +132,8 @@ def match_activations(
     return Alignment(found, {root: over[root] for root in found})
 
 
-def _chain(first: Batch, rest: Iterable[Batch]) -> Iterable[Batch]:
-    yield first
-    yield from rest
-
-
 class _Meter:
-    """Second moments of all sites, and where each space is measured."""
+    """The sites of all spaces, with their second moments."""
 
     def __init__(self, signature: Signature, anchor: LoadedModel, source: LoadedModel, example: Batch) -> None:
         self.signature, self.anchor, self.source = signature, anchor, source
@@ -147,7 +149,7 @@ class _Meter:
                 site = Site((Leaf(space),))
                 self.outputs[source.owner[role]] = Leaf(space), [site]
                 self.norms.setdefault(signature.root[space], []).append(site)
-        self.channels: set[str] = set()  # convolutions, whose output has its channels before its places
+        self.channels: set[str] = set()  # convolutions, whose outputs have channels before positions
         for role, entry in signature.tensors.items():
             if len(entry.axes) > 2 and role in source.owner:
                 module, axis = source.owner[role], entry.axes[0]
@@ -161,7 +163,7 @@ class _Meter:
             into, out = call.axes(source)
             written = self._cut(out)
             if any(MOVES[signature.kinds[root]] for site in written for root in self._roots(site)):
-                self.outputs[call.module] = out, written  # a vocabulary's moments alone could fill the memory
+                self.outputs[call.module] = out, written  # not for a vocabulary, whose moments could fill the memory
             for site in written:
                 for root in self._roots(site):
                     self.written.setdefault(root, []).append(site)
@@ -174,14 +176,14 @@ class _Meter:
                     self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
 
     def _inner(self, site: Site) -> bool:
-        """Whether the block is one of heads, with what is inside them last."""
+        """Whether this is a block of heads, with the space inside them last."""
         return len(site.leaves) > 1 and bool(self.signature.spaces[self._roots(site)[-1]].batch)
 
     def _roots(self, site: Site) -> list[str]:
         return [self.signature.root[leaf.space] for leaf in site.leaves if not leaf.constant]
 
     def _cut(self, axis: Axis) -> list[Site]:
-        """One site for every block of an axis."""
+        """Return a site for every block of an axis."""
         empty = torch.empty(1, size(axis, self.signature.sizes), device="meta")
         return [Site(leaves[1:]) for _, leaves in blocks(empty, (Leaf("1"), axis), self.signature.sizes)]
 
@@ -227,7 +229,7 @@ class _Meter:
     # --- elements -----------------------------------------------------------------------------------------------
 
     def space(self, root: str, group: Group) -> Moments | None:
-        """Moments of a space without heads around it."""
+        """Return the moments of a space that is not inside heads."""
         sites = self.norms.get(root) or self.written.get(root, [])
         sites = [site for site in sites if site.cross is not None and len(site.leaves) == 1]
         if not sites:
@@ -243,9 +245,9 @@ class _Meter:
     def heads(
         self, key: str, group: Group | None, inner: Mapping[str, Group], aligned: Alignment
     ) -> dict[str, Element]:
-        """The assignment of the heads `key`, that of the query heads which share one of them, and what is inside.
+        """Return the elements of the heads `key`, of the query heads that share one of them, and of the spaces inside.
 
-        aligned: the streams, and other heads.
+        aligned: the elements of streams and of other heads.
         """
         h = self.signature.sizes[key]
         found: dict[str, Element] = {}
@@ -273,13 +275,15 @@ class _Meter:
         return found
 
     def _queries(self, key: str) -> str | None:
-        """The space of the query heads that share one of the heads `key`: it stands inside, and something inside it."""
+        """Return the space of the query heads that share one of the heads `key`: it is inside them, with a space inside
+        itself."""
         sites = (site for sites in self.written.values() for site in sites)
         between = (self._roots(site)[1:-1] for site in sites if self._roots(site)[:1] == [key])
         return next((root for roots in between for root in roots), None)
 
     def _gain(self, key: str, h: int, q: int, aligned: Alignment) -> tuple[Tensor, Tensor]:
-        """Return the gains of pairs of heads [anchor, source]: by query heads, (h, h, q, q), and as wholes, (h, h)."""
+        """Return the gains of pairs of heads [anchor, source]: of their query heads, (h, h, q, q), and in all, (h,
+        h)."""
         layer = self.signature.spaces[key].layer or 0
         inside = [root for root in self.signature.members if self.signature.spaces[root].batch == (key,)]
         like = torch.zeros((), dtype=self.source.model.dtype, device=self.source.model.device)
@@ -289,7 +293,7 @@ class _Meter:
         if layer in self.maps and self.maps[layer][0].shape == (h * q, h * q):
             cross, own_x, own_y = self.maps[layer]
             fine += cross / (own_x.unsqueeze(1) * own_y).clamp_min(1e-30).sqrt()
-        else:  # without maps: how well the best rotation makes queries, keys and values agree
+        else:  # without maps: the agreement of queries, keys and values after the best rotation
             for root in inside:
                 for site in self._sites_inside(root):
                     assert site.cross is not None
@@ -302,13 +306,13 @@ class _Meter:
         return fine.view(h, q, h, q).transpose(1, 2), coarse
 
     def _sites_inside(self, root: str) -> list[Site]:
-        """Where heads' insides are measured: at what reads them, else at what writes them."""
+        """Return the sites of a space inside heads: in the layers that read it, else in those that write it."""
         read = [site for _, site in self.readers.get(root, [])]
         sites = read or [site for site in self.written.get(root, []) if self._roots(site)[-1] == root]
         return [site for site in sites if site.cross is not None]
 
     def _inside(self, root: str, index: Tensor, order: Tensor, aligned: Alignment) -> Tensor | None:
-        """Normalised cross-moments of the chosen pairs of heads, (h, n, n) [anchor, source]."""
+        """Return the normalised cross-moments of the chosen pairs of heads, (h, n, n) [anchor, source]."""
         h, n = len(index), self.signature.sizes[root]
         chosen = []
         for site in self._sites_inside(root):
@@ -325,7 +329,7 @@ class _Meter:
         return torch.stack([c / torch.linalg.matrix_norm(c)[:, None, None].clamp_min(1e-30) for c in crosses]).sum(0)
 
     def _outputs(self, root: str, h: int, aligned: Alignment) -> Tensor:
-        """Cosines of what (query) heads add to the stream, centred over the samples: (h, h)."""
+        """Return the cosines of the (query) heads' outputs into the stream, centred over the samples: (h, h)."""
         total = torch.zeros(h, h, dtype=self.source.model.dtype, device=self.source.model.device)
         for role, site in self.readers.get(root, []):
             a, s = (self._by_head(role, root, tensor) for tensor in self._aligned(role, aligned))
@@ -342,12 +346,12 @@ class _Meter:
         return total
 
     def _aligned(self, role: str, aligned: Alignment) -> tuple[Tensor, Tensor]:
-        """A tensor of the anchor, and the source's in the anchor's stream."""
+        """Return a tensor of the anchor, and that of the source in the anchor's stream."""
         source = aligned.apply(self.signature, role, self.source.parameter[role].detach())
         return self.anchor.parameter[role].detach(), source
 
     def _by_head(self, role: str, root: str, tensor: Tensor) -> Tensor:
-        """A matrix that reads the space, (heads, n, outputs); query heads where these stand in the axis."""
+        """Return a matrix that reads the space as (heads, n, outputs), with query heads if they are in the axis."""
         entry = self.signature.tensors[role]
         for view, leaves in blocks(tensor, entry.axes, self.signature.sizes):
             roots = [self.signature.root.get(leaf.space, "") for leaf in leaves]
@@ -361,7 +365,7 @@ class _Meter:
 
 
 def _maps(maps: Tensor, mask: Tensor | None) -> Tensor:
-    """(batch, heads, queries, keys) -> (heads, entries), each row less its mean; padded queries are 0."""
+    """(batch, heads, queries, keys) -> (heads, entries), with the mean of each row subtracted, and 0 for padding."""
     maps = maps - maps.mean(-1, keepdim=True)
     if mask is not None and maps.shape[::2] == mask.shape:
         maps = maps * mask[:, None, :, None]

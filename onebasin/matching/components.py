@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of spaces that the descent solves at once, and components: sets of blocks that no tensor joins."""
+"""Blocks of spaces that the descent solves together, and components: sets of blocks that share no tensor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import torch
 from onebasin.symmetry import Group, Signature
 from onebasin.symmetry.tables.axes import blocks as blocks_of
 from onebasin.symmetry.tables.axes import nesting, size
+from onebasin.symmetry.tables.classes import Classes
 
 from .nested import chains
 
 
 @dataclass(frozen=True)
 class Block:
-    """Spaces that are optimised at once: one, or a permutation of heads with the spaces inside them.
+    """Spaces that are optimised together: a single one, or a permutation of heads with the spaces inside them.
 
-    member: one of them that stands before others but does not batch them (`group` in `(kv group qk)`). nested: whether
-    they lie one inside the other, permutations but for the last.
+    member: the inner space that precedes others but does not batch them (`group` in `(kv group qk)`). nested: whether
+    each space is inside the one before, and all but the last are permuted.
     """
 
     root: str
@@ -40,16 +41,16 @@ class Component:
 
 
 def present(signature: Signature, roles: Sequence[str], groups: Mapping[str, Group]) -> dict[str, Group]:
-    """Return the groups of those spaces that some tensor among `roles` touches."""
+    """Return the groups of those spaces that a tensor in `roles` touches."""
     touched = {signature.root[leaf.space] for role in roles for leaf in signature.leaves(signature.tensors[role])}
     return {root: group for root, group in groups.items() if root in touched}
 
 
 def components_of(signature: Signature, roles: Sequence[str], active: Mapping[str, Group]) -> list[Component]:
-    """Split the active spaces into sets that no tensor block joins.
+    """Split the active spaces into sets that share no block of a tensor.
 
-    Within a set, layers come in order and spaces shared by all layers last: after the start has placed those, each
-    layer settles in them before it has a say in them.
+    Within a set, layers are in order and spaces shared by all layers last: after the start has placed these, every
+    layer adapts to them before it influences them.
     """
     before: dict[str, set[str]] = {}
     for role in roles:
@@ -65,22 +66,16 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
             and not any(one in active for one in still)
         ):
             inside.setdefault(outer, []).append(root)
-    for outer in list(inside):  # among entries of spaces that stay, groups of heads are solved one space at a time
+    for outer in list(inside):  # groups of heads inside fixed spaces are solved one space at a time
         if signature.spaces[outer].batch and _member(inside[outer], before):
             del inside[outer]
     nested = chains(signature, active)
     inside |= {root: list(chain[1:]) for root, chain in nested.items()}
     joint = {root for inner in inside.values() for root in inner}
-    parent = {root: root for root in active}
-
-    def top(root: str) -> str:
-        while parent[root] != root:
-            root = parent[root]
-        return root
-
+    classes = Classes(active)
     for carrier, inner in inside.items():
         for root in inner:
-            parent[top(root)] = top(carrier)
+            classes.join(carrier, root)
     touched: dict[str, list[str]] = {root: [] for root in active}
     for role in roles:
         entry = signature.tensors[role]
@@ -90,12 +85,9 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
                 root for root in dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves) if root in active
             ]
             for root in here:
-                parent[top(root)] = top(here[0])
+                classes.join(here[0], root)
                 if not touched[root] or touched[root][-1] != role:
                     touched[root].append(role)
-    grouped: dict[str, list[str]] = {}
-    for root in active:
-        grouped.setdefault(top(root), []).append(root)
 
     def order(root: str) -> tuple[int, int]:
         layer = signature.spaces[root].layer
@@ -108,7 +100,7 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
         return Block(root, tuple(within), _member(within, before))
 
     components = []
-    for members in grouped.values():
+    for members in classes.all():
         blocks = [block(root) for root in sorted(members, key=order) if root not in joint]
         mine = set(members)
         ordered = [role for role in roles if any(role in touched[root] for root in mine)]
@@ -117,5 +109,5 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
 
 
 def _member(within: Sequence[str], before: Mapping[str, set[str]]) -> str | None:
-    """The one of the spaces inside heads that stands before others."""
+    """Return the space inside heads that precedes others, if any."""
     return next((one for one in within if any(one in before[other] for other in within)), None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block coordinate descent on coupled spaces: each is set to its exact optimum given the others, until none moves.
 
-Tensors are read anew at every visit and rewritten by what was found so far, so each step is an increment.
+At every visit, tensors are read again and rewritten by the alignment so far, so each step is an increment to it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .weights import Weights
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
-NEAR = 30.0  # times the tolerance: a sweep that gained no more is likely to be the last but one
+NEAR = 30.0  # times the tolerance: after a sweep that gained no more than this, the next is likely to be the last
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Matched:
     """The result of matching.
 
     alignment: one element per active space. before: the weighted squared distance before any move, over every tensor
-    that an active space touches. objective: the same where the descent starts (coupled spaces are first placed from
+    that an active space touches. objective: the same at the start of the descent (coupled spaces are first placed from
     the tensors anchored in fixed spaces), then after every sweep; it never increases. apart: `before`, by role.
     """
 
@@ -65,7 +65,7 @@ class Matched:
 
     @classmethod
     def load(cls, path: Path) -> Matched:
-        """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
+        """Read what `save` wrote. Raises ValueError for any other file."""
         alignment = Alignment.load(path)
         with safe_open(str(path), "pt") as file:
             return cls(alignment, **json.loads(file.metadata()["matched"]))
@@ -73,11 +73,11 @@ class Matched:
 
 @dataclass(frozen=True)
 class Run:
-    """With what weight matching runs, which changes no alignment.
+    """How weight matching is run. None of this changes the alignment.
 
     workers: how many independent pieces run at once (default: one per core). progress: called with a text and the
-    objective after every step. store: where coupled spaces are kept after every sweep, and looked for at the start.
-    measure: False spares closed forms the distance before any move; the objective then starts at 0.
+    objective after every step. store: saves the state of coupled spaces after every sweep, to continue from it.
+    measure: False omits the distance before any move for closed forms; their objective then starts at 0.
     """
 
     workers: int | None = None
@@ -88,7 +88,7 @@ class Run:
 
 @dataclass
 class CoordinateDescent:
-    """The descent on one component, from a start of some number or from an alignment."""
+    """The descent on one component, from the start of a number or from an alignment."""
 
     signature: Signature
     component: Component
@@ -112,11 +112,11 @@ class CoordinateDescent:
         }
         self.before: dict[str, float] = {}
         self.objective: list[float] = []
-        self.seen: dict[str, float] | None = None  # distances by role, where they are noted until the next change
+        self.seen: dict[str, float] | None = None  # distances by role, if they are recorded, until the next change
 
     @property
     def kept(self) -> str:
-        """The name under which its state is kept."""
+        """The name of its state in the store."""
         return f"{self.component.blocks[0].root}, start {self.number}, warm {self.start is not None}"
 
     def descend(self) -> None:
@@ -129,7 +129,7 @@ class CoordinateDescent:
             return self._sweep()
         self.before = self._distances() if measure or not closed else {}
         self.objective = [sum(self.before.values())]
-        if closed:  # what is gained follows from the moments
+        if closed:  # the moments determine the gain
             elements, gain = self._best(blocks[0])
             self.total = Alignment(elements, self.batch).after(self.total)
             self.objective.append(max(self.objective[0] - gain, 0.0) if measure else -gain)
@@ -142,10 +142,10 @@ class CoordinateDescent:
         return self._sweep()
 
     def _sweep(self) -> None:
-        """Sweep until the objective stays; every state is kept.
+        """Sweep until the objective stops decreasing, and store the state after every sweep.
 
-        What a sweep has led to is measured on the tensors that the next one reads and rewrites first, unless it is
-        likely to be the last.
+        The objective after a sweep is measured while the next one reads and rewrites its first tensors, unless the
+        sweep is likely to be the last.
         """
         first, *rest = self._waves()
         done = max(len(self.objective) - 1, 0)
@@ -165,14 +165,14 @@ class CoordinateDescent:
             done += 1
 
     def _near(self, done: int, times: float = 1.0) -> bool:
-        """Whether no more sweeps are allowed, or the last decrease that is known was within `times` the tolerance."""
+        """Whether no more sweeps are allowed, or the last known decrease was within `times` the tolerance."""
         if done >= self.how.max_sweeps or len(self.objective) < 2:
             return done >= self.how.max_sweeps
         before, now = self.objective[-2:]
         return before - now <= times * self.how.tolerance * before
 
     def _measure(self) -> None:
-        """Note the objective of the state at hand, and keep the state after a sweep."""
+        """Record the objective of the current state, and store the state after a sweep."""
         self.objective.append(sum(self._distances().values()))
         if len(self.objective) == 1:
             return
@@ -188,7 +188,7 @@ class CoordinateDescent:
         return Matched(Alignment(exact, self.batch), sum(self.before.values()), self.objective, self.before)
 
     def _waves(self) -> list[list[Block]]:
-        """Blocks in order, those that follow one another and share no tensor together: layers, given the stream."""
+        """Return the blocks in order, with successive ones that share no tensor together: layers, given the stream."""
         waves: list[tuple[list[Block], set[str]]] = []
         for block in self.component.blocks:
             mine = {role for root in block.roots for role in self.touching[root]}
@@ -200,7 +200,7 @@ class CoordinateDescent:
         return [blocks for blocks, _ in waves]
 
     def _distances(self) -> dict[str, float]:
-        """Weighted squared distances by role; those that were noted are not measured again."""
+        """Return weighted squared distances by role; those in `seen` are not measured again."""
         seen = self.seen or {}
 
         def distance(role: str) -> float:
@@ -214,13 +214,15 @@ class CoordinateDescent:
         return weight * squared_distance(anchor, source)
 
     def _pair(self, role: str, without: str | None = None) -> Pair:
-        """The tensors of a role, the source's rewritten by what was found so far, except on the space `without`."""
+        """Return the tensors of a role, the source's rewritten by the alignment so far, except on the space
+        `without`."""
         anchor, source = self.read(role)
         found = {root: element for root, element in self.total.elements.items() if root != without}
         return role, anchor, Alignment(found, self.batch).apply(self.signature, role, source), self.weight[role]
 
     def _pairs(self, block: Block) -> Callable[[Iterable[str]], Iterable[Pair]]:
-        """Pairs by role: those of one layer are held while it is solved, those of all layers are read when met."""
+        """Return a function from roles to pairs. Those of a layer are kept in memory while it is solved, others are
+        read when they are used."""
         if self.signature.spaces[block.root].layer is None:
             return partial(map, self._pair)
         mine = dict.fromkeys(role for root in block.roots for role in self.touching[root])
@@ -230,10 +232,10 @@ class CoordinateDescent:
         return partial(map, held.__getitem__)
 
     def _start(self) -> None:
-        """Place the spaces shared by all layers one after another, each from the tensors whose other axes stand.
+        """Place the spaces shared by all layers one after another, each from the tensors whose other axes are placed.
 
-        First those with an axis in a fixed space (token, position, patch, class tables), then what hangs on them (a
-        stream behind a narrower embedding).
+        First come tensors with an axis in a fixed space (token, position, patch, class tables), then those that depend
+        on these (a stream behind a narrower embedding).
         """
 
         def of_all_layers(block: Block) -> bool:
@@ -255,13 +257,14 @@ class CoordinateDescent:
                     progress = True
 
     def _others(self, role: str, own: set[str]) -> set[str]:
-        """The roots of a matrix's other axes; a vector has none, and says too little to start from."""
+        """Return the roots of a matrix's other axes; all roots for a vector, which contains too little to start
+        from."""
         entry = self.signature.tensors[role]
         roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(entry)}
         return roots - own if len(entry.axes) > 1 else set(self.groups)
 
     def _solve(self, wave: Sequence[Block], roles: Sequence[str] | None = None) -> list[dict[str, Element]]:
-        """Find the optima of blocks that share no tensor, given all others."""
+        """Return the optima of blocks that share no tensor, given all others."""
 
         def best(block: Block) -> dict[str, Element]:
             return self._best(block, roles)[0]
@@ -269,15 +272,15 @@ class CoordinateDescent:
         return in_parallel(best, wave, self.run.workers) if len(wave) > 1 else [*map(best, wave)]
 
     def _apply(self, wave: Iterable[Mapping[str, Element]]) -> None:
-        """Let what was found for every block act after all that was found before."""
+        """Compose the alignment so far with the elements found for every block."""
         for found in wave:
-            # Products of maps that are not isometries grow apart from those of their inverses: kept in float64.
+            # Products of maps that are not isometries drift from those of their inverses: use float64.
             exact = {r: g.project(e) if (g := self.groups[r]).uses_gram else e for r, e in found.items()}
             self.total = Alignment(exact, self.batch).after(self.total)
         self.seen = None
 
     def _best(self, block: Block, roles: Sequence[str] | None = None) -> tuple[dict[str, Element], float]:
-        """The optimum of one block given all others, and by how much it lowers the objective."""
+        """Return the optimum of one block given all others, and by how much it lowers the objective."""
         if not block.inner:
             return self._best_alone(
                 block.root, self.touching[block.root] if roles is None else roles, roles is not None
@@ -312,7 +315,8 @@ class CoordinateDescent:
         return {block.root: index, **dict(zip(block.inner, elements, strict=True))}, gain
 
     def _best_alone(self, root: str, roles: Sequence[str], start: bool) -> tuple[dict[str, Element], float]:
-        """The same for one space. An isometry of all layers acts on the moments rather than on every tensor."""
+        """Return the same for one space. An isometry shared by all layers is applied to the moments, not to every
+        tensor."""
         group, isometry = self.groups[root], self.groups[root].isometry
         space = self.signature.spaces[root]
         shared = space.layer is None
@@ -337,14 +341,14 @@ class CoordinateDescent:
     def _proved(
         self, block: Block, pairs: Callable[[Iterable[str]], Iterable[Pair]]
     ) -> tuple[dict[str, Element], float] | None:
-        """The optimum of many neurons, where a few columns prove it."""
+        """Return the optimum of many neurons, if a few columns prove it."""
         if not provable(self.signature, block, self.groups):
             return None
         inner = {one: self.groups[one] for one in block.inner}
         return proved(self.signature, block.root, inner, lambda: pairs(self.touching[block.root]))
 
     def _so_far(self, root: str, moments: Moments) -> Moments:
-        """Moments that know what acts on the source already, where the group bounds the product of all sweeps."""
+        """Return moments with the element so far, if the group bounds the product of all sweeps."""
         own = self.total.elements.get(root) if self.groups[root].uses_gram else None
         if not isinstance(own, Linear):
             return moments
@@ -353,7 +357,7 @@ class CoordinateDescent:
         return replace(moments, so_far=matrix.expand_as(moments.primal))
 
     def _evened(self, root: str, read: Callable[[str], Pair], role: str) -> Pair:
-        """A pair with the spectra of both evened out along one space."""
+        """Return a pair with the spectra of both evened out along one space."""
         _, anchor, source, weight = read(role)
         both = anchor.clone(), source.clone()
         for tensor in both:
@@ -364,7 +368,7 @@ class CoordinateDescent:
     def _best_grouped(
         self, block: Block, member: str, pairs: Callable[[Iterable[str]], Iterable[Pair]]
     ) -> tuple[dict[str, Element], float]:
-        """The same for grouped heads."""
+        """Return the same for grouped heads."""
         signature, outer = self.signature, block.root
         inner = [root for root in block.inner if root != member]
         groups = [self.groups[root] for root in inner]
@@ -385,7 +389,7 @@ def _first(pairs: Callable[[Iterable[str]], Iterable[Pair]], role: str) -> Pair:
 
 
 def _perturb(moments: Moments, generator: torch.Generator) -> Moments:
-    """Noise of a tenth of the matrix's own size, for a different start."""
+    """Add noise of a tenth of the matrix's size, for a different start."""
     size = moments.primal.square().mean().sqrt()
     noise = torch.randn(moments.primal.shape, generator=generator).to(moments.primal)
     return replace(moments, primal=moments.primal + 0.1 * size * noise)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory and time matching takes, from shapes alone. Memory is a matter of width and of the number of workers,
-not of depth."""
+"""The memory and time of matching, estimated from shapes alone. Memory depends on the width and the number of workers,
+not on the depth."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 from .components import Block, components_of, present
 from .order_proof import provable
 
-COPIES = 4  # of a tensor that is at work: the anchor's, the source's, the rewritten one, and a temporary of its size
-QUARTIC = 20  # for a scale that is solved for: temporaries of `factor_gain`, or of `best_scale` in float64
-MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their sum and terms, what a solver works on
+COPIES = 4  # of a tensor in use: the anchor's, the source's, the rewritten one, and a temporary of its size
+QUARTIC = 20  # per scale to solve for: temporaries of `factor_gain`, or of `best_scale` in float64
+MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their sum and terms, a solver's temporaries
 
 
 def numbers_held(
@@ -33,9 +33,9 @@ def numbers_held(
 ) -> int:
     """Estimate how many numbers are in memory at most while models are matched and written: those of a few tensors.
 
-    Of a layer every worker holds the tensors that one set of coupled heads touches, or a space that is visited again,
-    or else one tensor, and the moments of the space that it solves; of what belongs to all layers, two tensors for
-    every worker and the moments of all.
+    For the spaces of a layer, every worker has the moments of the space that it solves, and the tensors touched by a
+    set of coupled heads, or by a space that is visited again, or else one tensor. For spaces of all layers, every
+    worker has two tensors and moments.
 
     workers: how many pieces run at once (default: one per core).
     """
@@ -59,33 +59,33 @@ def numbers_held(
 
 
 def numbers_run(signature: Signature) -> int:
-    """About how many numbers are in memory at most while a model and its copy run to be compared.
+    """Estimate how many numbers are in memory at most while a model and its copy run to be compared.
 
-    Of weights only those that are being used, but all that the classes put together: the matrices of experts.
+    These are the weights in use, and all weights that the classes assemble: the matrices of experts.
     """
     sizes = {role: prod(entry.shape) for role, entry in signature.tensors.items()}
     stacked = sum(sizes[role] for role, entry in signature.tensors.items() if len(entry.names) > 1)
     return 2 * stacked + COPIES * max(sizes.values(), default=0)
 
 
-SWEEPS = (3, 40)  # over coupled spaces: of copies, the last of which changes nothing, and the most seen of others
-ORDERED = 5  # sweeps at most where all is permuted
+SWEEPS = (3, 40)  # over coupled spaces: for copies (the last changes nothing), and the most seen for other models
+ORDERED = 5  # most sweeps if there are only permutations
 GROWTH = 2.3  # exponent of assignment, between 1024 and 14,336 neurons
 SMALL = 96  # dimensions up to which polar factors are iterated in batches
-PROVING = 8  # looks at a neuron's numbers, and at each pair of neurons, that prove their order (`order_proof`)
-VISIT = 1e-3  # seconds to look at one tensor of both models, however small
+PROVING = 8  # passes over the numbers of neurons, and over pairs of neurons, that prove their order (`order_proof`)
+VISIT = 1e-3  # seconds to visit a tensor of both models, however small
 HEADS = 0.15  # seconds to solve the heads of one layer, however few
-ENDS = 3  # how often all is rewritten after the search: for the distance, to verify, and to write
-SLOWER = 1.3  # how much longer than alone and at its best each takes inside matching
-PROGRAM = 5.0  # seconds for the libraries, the classes and the tiny models that a job needs, on one core
+ENDS = 3  # how often all tensors are rewritten after the search: for the distance, to verify, and to write
+SLOWER = 1.3  # how much longer each operation takes in matching than alone
+PROGRAM = 5.0  # seconds to load the libraries, classes and tiny models that a job needs, on one core
 
 
 @dataclass(frozen=True)
 class Work:
-    """products: FLOP of moments and of what is rewritten by matrices. factored, wide: n^3 over all matrices of which a
-    polar factor is found, up to `SMALL` and larger. assigned: n^`GROWTH` over all assignments. scaled: pairs of neurons
-    whose factor is judged. visits: of a tensor of both models. blocks: of heads that are solved together. numbers: that
-    are looked at."""
+    """products: FLOP of moments and of rewriting by matrices. factored, wide: the sum of n^3 over all matrices of which
+    a polar factor is computed, up to `SMALL` and larger. assigned: the sum of n^`GROWTH` over all assignments. scaled:
+    pairs of neurons for which a scale is computed. visits: of a tensor of both models. blocks: of heads that are solved
+    together. numbers: that are read."""
 
     products: float = 0.0
     factored: float = 0.0
@@ -106,15 +106,15 @@ class Work:
 def work(
     signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], sweeps: int = 1, near: bool = False
 ) -> Work:
-    """Count the operations of matching: one pass where no tensor joins two spaces that move, else `sweeps` of them.
+    """Count the operations of matching: one pass if no tensor joins two spaces that move, else `sweeps` of them.
 
     A space of n dimensions costs 2 n FLOP for every number that it touches, and as many where a tensor is rewritten by
     a matrix: for the distance at the end, to verify, to write, and in every sweep over coupled spaces, once for each
-    set of a layer's spaces. Heads with maps of their own are compared all with all: each of their numbers counts for
-    every head, and every pair of them is solved, for every pair of the members where they come in groups. Neurons are
-    assigned twice: then their order hardly changes, which is soon proved.
+    set of a layer's spaces. Heads with maps of their own are all compared with each other: each of their numbers counts
+    for every head, and a problem is solved for every pair of heads, or of members in groups of heads. Neurons are
+    assigned twice: after that, their order hardly changes, which is soon proved.
 
-    sweeps: how many passes over coupled spaces. near: whether a few columns prove the order of neurons.
+    sweeps: the number of passes over coupled spaces. near: whether a few columns prove the order of neurons.
     """
     counted = list(roles)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
@@ -123,7 +123,7 @@ def work(
     turning = {root: signature.spaces[root].size for root, group in active.items() if _turns(group, signature, root)}
 
     def looked(role: str, without: Collection[str] = ()) -> Work:
-        """Both tensors of a role, the source's rewritten but for some spaces."""
+        """Return the work of reading both tensors of a role, and of rewriting the source's except on some spaces."""
         flop = 2.0 * sizes[role] * sum(turning.get(root, 0) for root in on[role] if root not in without)
         return Work(products=flop, visits=1, numbers=2.0 * sizes[role])
 
@@ -153,7 +153,7 @@ def _turns(group: Group, signature: Signature, root: str) -> bool:
 def _solved(
     signature: Signature, block: Block, active: Mapping[str, Group], sizes: Mapping[str, int], proving: bool
 ) -> Work:
-    """The moments of a block and what solves them once; proving: whether a few columns prove an order."""
+    """Return the work of a block's moments and of solving them once. proving: whether a few columns prove an order."""
     n = {root: signature.spaces[root].size for root in block.roots}
     touched = {root: sum(sizes.get(role, 0) for role in signature.touching[root]) for root in n}
     if proving and provable(signature, block, active):
@@ -164,7 +164,7 @@ def _solved(
         pairs, matrices = _matrices(signature, block, root)
         if root in block.inner or not block.inner:
             found += Work(products=2.0 * size * touched[root] * pairs)
-        if not active[root].permutes and active[root].dimension(size) > size:  # a rotary map has a closed form
+        if not active[root].permutes and active[root].dimension(size) > size:  # not a rotary map: it has a closed form
             cubes = float(size**3 * matrices)
             found += Work(wide=cubes) if size > SMALL else Work(factored=cubes * members)
         if not active[root].isometry and (size == 1 or active[root].permutes):
@@ -181,7 +181,7 @@ def _assigned(signature: Signature, block: Block, active: Mapping[str, Group]) -
 
 
 def _matrices(signature: Signature, block: Block, root: str) -> tuple[int, int]:
-    """With how many spaces each one of a root is compared, and how many matrices are solved for it."""
+    """Return the number of spaces with which each one of a root is compared, and of matrices solved for all of it."""
     pairs = signature.spaces[block.root].size if root in block.inner else 1
     return pairs, pairs * prod(signature.sizes[outer] for outer in signature.spaces[root].batch)
 
@@ -193,13 +193,12 @@ def expected(
     itemsize: int = 4,
     workers: int | None = None,
 ) -> tuple[float, float]:
-    """Estimate how many seconds matching takes on this machine, at best and at worst; shapes do not tell which it is.
+    """Estimate how many seconds matching takes on this machine, at best and at worst.
 
-    itemsize: bytes of a number in the mathematics. workers: how many pieces run at once (default: one per core).
+    The first is for copies and models that are near each other, whose neurons are soon found, the second for others,
+    which need many sweeps. Shapes alone do not tell which they are.
 
-    Returns:
-        Seconds for models that are near or copies, whose neurons are soon found, and for others, which need many
-        sweeps.
+    itemsize: bytes of a number in the arithmetic. workers: how many pieces run at once (default: one per core).
     """
     near, far = (
         work(signature, roles, groups, sweeps, proving) for sweeps, proving in zip(SWEEPS, (True, False), strict=True)
@@ -208,7 +207,7 @@ def expected(
 
 
 def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float:
-    """About how long that takes so many workers here, each with a core to itself, at this machine's rates."""
+    """Estimate how long this takes with so many workers, each on its own core, at this machine's rates."""
     cores = os.cpu_count() or 1
     parts = zip(astuple(found), astuple(_rates()), strict=True)
     shared: float = SLOWER * sum(amount / rate for amount, rate in parts) * itemsize / 4
@@ -217,9 +216,10 @@ def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float
 
 @cache
 def _rates() -> Work:
-    """How much of each is done in a second of one core; other programs at work hardly change it. Takes some tenths."""
+    """Measure the rates of one core, per second of its time, on which other programs have little influence. This takes
+    some tenths of a second."""
     square, many, four = torch.rand(1024, 1024), torch.rand(8, 64, 64), torch.rand(4, CHUNK)
-    stored = torch.rand(1 << 24).bfloat16()  # what is made of it is fresh memory, as large tensors are
+    stored = torch.rand(1 << 24).bfloat16()  # its conversion allocates fresh memory, as with large tensors
     return Work(
         products=_rate(2 * 1024**3, lambda: gemm(square, square)),
         factored=_rate(8 * 64**3, lambda: polar(many)),
@@ -233,7 +233,7 @@ def _rates() -> Work:
 
 
 def _rate(amount: float, run: Callable[[], object]) -> float:
-    """Work a second of one thread's processor time."""
+    """Return the work per second of one thread's CPU time."""
     with one_core_each():
         return amount / min(_taken(run) for _ in range(3))
 
@@ -245,7 +245,7 @@ def _taken(run: Callable[[], object]) -> float:
 
 
 def _moments(signature: Signature, block: Block) -> int:
-    """Entries of the moments of a block: with inner spaces, those of all pairs of its blocks."""
+    """Return the number of entries of a block's moments: with inner spaces, for all pairs of its heads."""
 
     def entries(root: str) -> int:
         space = signature.spaces[root]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Free numbers that stand for elements of groups near the identity, so that gradients can reach them.
+"""Unconstrained parameters of group elements near the identity, for learning by gradient descent.
 
-Every group says itself what its numbers are (`Group.parametrize`) and what they stand for (`Group.element`):
+Every group defines its parameters (`Group.parametrize`) and their element (`Group.element`):
 
     orthogonal           expm(A - A^T); in the complement of 1 where ones are fixed; times e^s where scales are allowed
     rotary               e^(s + i phi) per pair
-    invertible           1 + Z, with the inverse transpose for what reads
+    invertible           1 + Z, with the inverse transpose for readers
     scales of neurons    e^s
-    permutations         stay (`fixed`), or are learned `straight-through`, or relaxed (`sinkhorn`, neurons alone)
+    permutations         stay `fixed`, or are learned `straight-through`, or relaxed (`sinkhorn`, only neurons)
 
-Every map but the assignment is smooth, with finite derivatives everywhere: no singular values are divided by.
+Every map but the assignment is smooth, with finite derivatives everywhere: nothing is divided by singular values.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["Latent", "blend", "finished", "zeros"]
 def zeros(
     signature: Signature, groups: Mapping[str, Group], like: Tensor, permutations: str = "fixed"
 ) -> dict[str, Latent]:
-    """Return root space -> the free numbers of the identity (of a coupling near it, where neurons are relaxed).
+    """Return root space -> the parameters of the identity (of a coupling near it, if neurons are relaxed).
 
-    like: gives dtype and device. permutations: one of `permutation.ORDERS`.
+    like: a tensor with their dtype and device. permutations: one of `permutation.ORDERS`.
     """
     found: dict[str, Latent] = {}
     for root, group in groups.items():
@@ -53,9 +53,9 @@ def blend(
     elements: Sequence[Mapping[str, Acts]],
     shares: Sequence[float],
 ) -> dict[str, Tensor]:
-    """Return shares[0] A + sum_j shares[j] e_j(B_j), by role, differentiable in what the elements e_j were made of.
+    """Return shares[0] A + sum_j shares[j] e_j(B_j), by role, differentiable in the parameters of the elements e_j.
 
-    sources: role -> tensor, B_j. elements: per source, root space -> what acts. shares: of the anchor, then of each
+    sources: role -> tensor, B_j. elements: per source, root space -> element. shares: of the anchor, then of each
     source.
     """
     total = {role: shares[0] * tensor for role, tensor in anchor.items()}
@@ -65,19 +65,14 @@ def blend(
     return total
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def finished(
     signature: Signature, groups: Mapping[str, Group], start: Alignment, latents: Mapping[str, Latent]
 ) -> tuple[Alignment, dict[str, Coupling]]:
-    """Return the elements of free numbers in float64, without the rounding of training, and the couplings of neurons.
+    """Return the alignment `start` followed by the learned elements, and the couplings of relaxed neurons, to be
+    applied after it.
 
-    start: the alignment that the numbers come after.
-
-    Returns:
-        The whole alignment, and the couplings that come after it where neurons were relaxed.
+    The elements are computed again in float64, without the rounding of training.
     """
     elements: dict[str, Element] = {}
     couplings: dict[str, Coupling] = {}

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learned matching: alignments under which the average of the weights predicts what the models predict together.
 
-Each source j starts from an alignment g_j (of weights or activations) and gets a factor e_j in front of it, an element
-near the identity, made of free numbers (`latents`), so that step 0 is the start itself. With weights w drawn from a
-range (two models) or a Dirichlet distribution (more),
+Each source j starts from an alignment g_j (of weights or activations), followed by an element e_j near the identity
+with free parameters (`latents`), so that step 0 is the start itself. With weights w drawn from a range (two models) or
+a Dirichlet distribution (more),
 
     M = w_0 A + sum_j w_j (e_j g_j)(B_j),        loss = KL(sum_j w_j p_j || p_M),
 
-where p are the models' own predictions: no labels. The gradient goes through the stock model into the free numbers.
-Ainsworth et al., 2023, section 3.3 learn permutations through the merged model's loss; Theus et al., 2025 learn
-rotations of the stream beside them, from two models to many.
+where p are the models' own predictions, so no labels are needed. The gradient goes through the stock model into the
+parameters. Ainsworth et al., 2023, section 3.3 learn permutations through the merged model's loss; Theus et al., 2025
+also learn rotations of the stream, for two models or more.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from onebasin.data.teaching import LOSSES, Forward, Teachers, drawn_order, drawn_shares, mean_loss, split_held_out
 from onebasin.engine import MOST_STEPS, Descent, Pace
+from onebasin.models.pairing import refuse_unlike
 from onebasin.running.trace import Batch
 from onebasin.settings import Concentration, Count, Interval, Rate, Seconds, Seeded, setting
 from onebasin.symmetry import Alignment, Group, Signature
@@ -35,18 +36,18 @@ from onebasin.symmetry.groups.group import MATRICES
 from .latents import Latent, blend, finished, zeros
 
 MATRIX_LR = 3  # of Adam's: rotations and invertible maps move by Muon (measured: docs/results/zero-barrier.md)
-LOOKS = 20  # at the held-out loss in one run
+LOOKS = 20  # evaluations of the held-out loss in a run
 LEAN = 0.1  # weight of all sources together where orders are learned
 
 
 @dataclass(frozen=True)
 class Learning(Seeded):
-    """How matching is learned: from `start`, by gradient descent on what the average of all models predicts."""
+    """Settings of learned matching: gradient descent, from `start`, on a loss of the average of all models."""
 
     section: ClassVar[str] = "Learned matching"
 
     start: Literal["weights", "activations", "none"] = setting(
-        "weights", "Where learning starts from: weights, activations or none."
+        "weights", "The matching that learning starts from: weights, activations or none."
     )
     steps: Count = setting(200, "Steps of learning.")
     lr: Rate = setting(8e-3, "The largest learning rate of learning.")
@@ -60,10 +61,10 @@ class Learning(Seeded):
     )
     permutations: Literal["fixed", "straight-through", "sinkhorn"] = setting(
         "fixed",
-        "In learning: fixed as they start; straight-through learns them, too; sinkhorn (merge only) mixes "
-        "neurons, and the averaged models are then no longer the same functions as their sources.",
+        "In learning: fixed keeps those of the start; straight-through also learns them; sinkhorn (merge only) mixes "
+        "neurons, and the averaged models then no longer compute the functions of their sources.",
     )
-    mixed: bool = setting(False, "Learn with products in bfloat16: faster where the hardware does.")
+    mixed: bool = setting(False, "Learn with products in bfloat16: faster if the hardware supports it.")
     seconds: Seconds | None = setting(
         None, "Learn for this many seconds instead of a number of steps [default: all steps]."
     )
@@ -77,7 +78,7 @@ class Learning(Seeded):
         "In learning of more models: their weights are drawn from a Dirichlet distribution with this concentration; 1 "
         "is uniform, less is near the simplex's edges and corners.",
     )
-    checkpoint: str | None = setting(None, "Save learning in this file as it goes, and continue from it.")
+    checkpoint: str | None = setting(None, "File to save the state of learning in, and to continue from.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,10 +89,10 @@ class Learning(Seeded):
 
 @dataclass(frozen=True)
 class Learned:
-    """alignments: one per source. step: the one with the least loss on held-out batches, which they are from.
+    """alignments: one per source. step: their step, which is the one with the least loss on held-out batches.
 
-    losses: step -> loss on held-out batches at equal weights; step 0 is the start. couplings: per source, to be
-    applied after its alignment; empty but where permutations were relaxed.
+    losses: step -> loss on held-out batches at equal weights; step 0 is the start. couplings: per source, to be applied
+    after its alignment; empty unless permutations were relaxed.
     """
 
     alignments: list[Alignment]
@@ -104,8 +105,8 @@ class Learned:
 class Lessons:
     """The data of learning.
 
-    forward: computes a model's outputs for a batch. batches: inputs; one makes a step. held_out: those to choose the
-    step by (default: a sixteenth of `batches`, at least one; they then teach nothing).
+    forward: computes a model's outputs for a batch. batches: inputs, one for each step. held_out: batches to choose the
+    best step by (default: a sixteenth of `batches`, at least one, which are then not used for steps).
     """
 
     forward: Forward
@@ -122,16 +123,17 @@ def match_learned(
     how: Learning | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Learned:
-    """Learn the alignments of sources to an anchor, all together.
+    """Learn the alignments of all sources to an anchor together.
 
     Args:
         signature: Of all models.
         models: Role -> tensor of the anchor, then of each source: all roles that the forward pass needs, of equal
-            shapes, in the dtype and on the device of the mathematics.
+            shapes, in the dtype and on the device of the arithmetic.
         starts: One alignment per source.
-        groups: Root space -> what may act.
+        groups: Root space -> the group that acts on it.
         lessons: The data.
-        how: The settings (default: all as usual). A continued run ends as an undisturbed one does.
+        how: The settings (default: those of `Learning()`). A run continued from a checkpoint has the same result as one
+            without a break.
         progress: Called with a text and the loss.
 
     Raises:
@@ -139,7 +141,10 @@ def match_learned(
     """
     how, forward = how or Learning(), lessons.forward
     anchor, *sources = models
-    _check(anchor, sources, starts)
+    if not sources or len(sources) != len(starts):
+        raise ValueError("learned matching needs a start for every source")
+    for source in sources:
+        refuse_unlike(anchor, source, "learned matching needs models of one shape")
     loss = LOSSES[how.loss]
     fit, held = split_held_out(lessons.batches, lessons.held_out)
     with torch.no_grad():
@@ -180,12 +185,12 @@ def match_learned(
 
 
 def leaning(shares: Sequence[float]) -> list[float]:
-    """Return weights at which orders are learned: nearly all on the anchor, what is left as the sources share it.
+    """Return weights for learning permutations: nearly all on the anchor, the rest in the sources' proportions.
 
-    With D = P B - A the loss at A + w D is w^2 / 2 |J D - r|^2 + O(w^3) (J the anchor's Jacobian, r what predictions
-    differ by, the norm of Fisher's matrix): convex in P. Halfway it is not: where P exchanges two neurons, or puts back
-    two that were exchanged, the average has two equal neurons, hence G two equal rows, and <G, swap - 1> = 0. There
-    every such order is a saddle, which straight-through gradients never leave.
+    With D = P B - A the loss at A + w D is w^2 / 2 |J D - r|^2 + O(w^3) (J the anchor's Jacobian, r the difference of
+    predictions, the norm that of Fisher's matrix): convex in P. At the midpoint it is not: if P exchanges two neurons,
+    or restores two that were exchanged, the average has two equal neurons, hence G two equal rows, and
+    <G, swap - 1> = 0. Every such permutation is a saddle there, which straight-through gradients never leave.
     """
     sources = sum(shares[1:])
     parts = [share / sources if sources else 1 / len(shares[1:]) for share in shares[1:]]
@@ -193,9 +198,9 @@ def leaning(shares: Sequence[float]) -> list[float]:
 
 
 class _Moving:
-    """The free numbers of all sources, and what they stand for: made once for every state of the numbers.
+    """The parameters of all sources, and their elements, which are computed once for every state of the parameters.
 
-    A look at the held-out loss and the step after it share the same elements.
+    An evaluation of the held-out loss and the step after it share them.
     """
 
     def __init__(self, groups: Mapping[str, Group], latents: Sequence[Mapping[str, Latent]]) -> None:
@@ -216,21 +221,5 @@ class _Moving:
         return self._made
 
     def forget(self) -> None:
-        """To be called when the numbers have changed."""
+        """Discard the elements, after the parameters have changed."""
         self._made = None
-
-
-def _check(
-    anchor: Mapping[str, Tensor],
-    sources: Sequence[Mapping[str, Tensor]],
-    starts: Sequence[Alignment],
-) -> None:
-    if not sources or len(sources) != len(starts):
-        raise ValueError("learned matching needs a start for every source")
-    for source in sources:
-        for role in sorted(anchor.keys() ^ source.keys()):
-            raise ValueError(f"learned matching needs models of one shape: only one of them has '{role}'")
-        for role, tensor in anchor.items():
-            if tensor.shape != source[role].shape:
-                shapes = f"{tuple(tensor.shape)} and {tuple(source[role].shape)}"
-                raise ValueError(f"learned matching needs models of one shape: '{role}' has the shapes {shapes}")

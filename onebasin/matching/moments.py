@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-moments of one space: what its best element depends on while every other space is held fixed."""
+"""Cross-moments of one space, which determine its best element while all other spaces are fixed."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def cross_moments(
     Args:
         signature: Of the source.
         root: The space.
-        pairs: (anchor, source) tensors that touch it, or what `read` makes them of.
+        pairs: (anchor, source) tensors that touch it, or the arguments of `read`.
         gram: Also sum the source's own Gram matrices, for groups that need them.
-        isometry: Whether the group's elements are isometries, which leave norms as they are and move readers as they
-            move writers: norms stay zero, and all is summed in `primal`.
-        read: Makes a pair of an item of `pairs`; the pair is let go once its terms are known.
-        run: `map`, or one that works ahead and forms the products; terms are added up in order.
+        isometry: Whether the group's elements are isometries, which preserve norms and act on readers as on writers:
+            norms are then zero, and all terms are summed in `primal`.
+        read: Returns the pair of an item of `pairs`; it is dropped once its terms are computed.
+        run: `map`, or a function that works ahead and computes the products; terms are added up in order.
     """
     diagonals: list[Tensor] = []
 
@@ -66,7 +66,7 @@ def cross_moments(
 
 
 def carried(moments: Moments, element: Element) -> Moments:
-    """The moments once `element`, an isometry, has acted on the source; without its Gram matrices."""
+    """Return the moments after `element`, an isometry, has acted on the source, without Gram matrices."""
     primal = element.act(moments.primal.mT).mT
     dual = moments.dual if moments.one_sided else element.act(moments.dual.mT).mT
     diagonal = moments.diagonal
@@ -80,12 +80,10 @@ def pairwise_moments(
 ) -> Moments:
     """Return the moments of `inner` for every pair of (anchor, source) entries of `outer`, which it is batched over.
 
-    One GEMM of all heads against all heads.
+    One GEMM computes them for all heads against all heads: matrices (*batch of outer, h, h, n, n) and norms (*batch of
+    outer, h, h, n), for `Wreath.nearest`.
 
     gram: also sum the source's own Gram matrices.
-
-    Returns:
-        Matrices (*batch of outer, h, h, n, n) and norms (*batch of outer, h, h, n), for `Wreath.nearest`.
     """
     return _sum(inner, _pairwise(_views(signature, inner, pairs), gram))
 
@@ -99,7 +97,7 @@ def _pairwise(views: Iterable[View], gram: bool) -> Iterator[Term]:
 
 
 def _gram(source: Tensor) -> Tensor:
-    """Return S S^T in float64: a map of condition c multiplies its rounding by c^2, and that of all else by c."""
+    """Return S S^T in float64: a map of condition c multiplies its rounding by c^2, and that of other terms by c."""
     wide = source.double()
     return wide @ wide.mT
 
@@ -113,8 +111,8 @@ def grouped_moments(
     own Gram matrices.
 
     Returns:
-        First from blocks that all members share, `(kv qk')`, as `pairwise_moments` has them; then from blocks in which
-        `member` stands between, `(kv group qk)`, for every pair of members as well: matrices (h, h, m, m, n, n).
+        First from blocks that all members share, `(kv qk')`, as in `pairwise_moments`; then from blocks with `member`
+        in between, `(kv group qk)`, for every pair of members as well: matrices (h, h, m, m, n, n).
     """
     pairs = list(pairs)
 
@@ -153,7 +151,7 @@ def member_gains(signature: Signature, member: str, inner: Collection[str], pair
 
 
 def _unmoved(signature: Signature, root: str, inner: Collection[str], pairs: Iterable[Pair]) -> Iterator[View]:
-    """Blocks in which `root` occurs and no inner space moves: in the weight of a norm only permutations do."""
+    """Yield the blocks with `root` in which no inner space moves: in the weight of a norm, only permutations do."""
     permuting = [space for space in inner if "permute" in MOVES[signature.kinds[space]]]
     for pair in pairs:
         yield from _views(signature, root, [pair], without=inner)
@@ -163,9 +161,9 @@ def _unmoved(signature: Signature, root: str, inner: Collection[str], pairs: Ite
 def _views(
     signature: Signature, root: str, pairs: Iterable[Pair], without: Collection[str] = (), diagonal: bool = False
 ) -> Iterator[View]:
-    """Every place where `root` occurs, as (*batch, n, m) matrices of anchor and source.
+    """Yield the blocks with `root`, as (*batch, n, m) matrices of anchor and source.
 
-    diagonal: in the weights of norms and in LayerScale, which are diagonal matrices, instead of in everything else.
+    diagonal: those of norms and LayerScale, which are diagonal matrices, instead of those of all other tensors.
     """
     batch = signature.spaces[root].batch
     for role, anchor, source, weight in pairs:
@@ -179,10 +177,10 @@ def _views(
 
 
 def evened(matrix: Tensor) -> Tensor:
-    """X -> (X X^T)^(-1/4) X, (n, m): the singular values become their roots.
+    """X -> (X X^T)^(-1/4) X, (n, m): singular values are replaced by their square roots.
 
-    Any rotation of the rows passes through, so what is planted is still found; but a few strong directions, such as the
-    one that all tokens which were never trained share, no longer decide alone.
+    This commutes with rotations of the rows, so a planted rotation is still found; but a few strong directions, such as
+    the one shared by all tokens that were never trained, no longer decide alone.
     """
     values, vectors = torch.linalg.eigh(matrix @ matrix.mT)
     scale = values.clamp_min(1e-6 * float(values[-1])) ** -0.25
@@ -191,18 +189,18 @@ def evened(matrix: Tensor) -> Tensor:
 
 
 def as_matrix(view: Tensor, batch: int) -> Tensor:
-    """(*batch, n, *rest) -> (*batch, n, m); m = 1 where there is no rest."""
+    """(*batch, n, *rest) -> (*batch, n, m); m = 1 without a rest."""
     return view.reshape(*view.shape[: batch + 1], -1)
 
 
 def _sum(root: str, terms: Iterable[Term]) -> Moments:
     """Add up the terms of the tensors that write the space (primal) and of those that read it (dual).
 
-    Raises ValueError where there are none.
+    Raises ValueError if there are none.
     """
     sums: dict[bool, list[Tensor]] = {}
     for reads, weight, cross, *statistics in terms:
-        # One of all pairs may be expanded, which a product would undo.
+        # For all pairs, a statistic may be an expanded tensor; a product would take the memory of all of it.
         others = [s if weight == 1 else weight * s for s in statistics if s is not None]
         if reads in sums:
             total, *before = sums[reads]
@@ -221,7 +219,7 @@ def _sum(root: str, terms: Iterable[Term]) -> Moments:
 
 
 def _added(total: Tensor | None, weight: float, cross: Tensor | Product) -> Tensor:
-    """total + weight * cross, in place: the matrices of wide spaces are large, and fresh memory costs time."""
+    """Return total + weight * cross, in place: the matrices of wide spaces are large, and fresh memory costs time."""
     if isinstance(cross, tuple):
         anchor, source = cross
         if total is not None and total.dim() == 2:

@@ -2,9 +2,9 @@
 """Permutations inside permutations: experts, the neurons inside each, a factor for each neuron.
 
 The best map of an expert depends on which expert it is paired with, and the best order of its neurons on the factors
-that pairs of neurons allow. All of it is one optimum: what a pair gains is the optimum of what lies inside it, so an
-assignment at every level, from the inside out, finds it. Pairs of experts are met one at a time, so memory holds one
-matrix over neurons rather than one for all pairs.
+that pairs of neurons allow. The gain of a pair is the optimum inside it, so an assignment at every level, from the
+inside out, finds the joint optimum. Pairs of experts are visited one at a time, so that only one matrix over neurons is
+in memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .moments import Pair
 
 @dataclass(frozen=True)
 class _Term:
-    """A block of a tensor: anchor and source with a dimension for each of the first `depth` spaces of the chain that is
-    still open, and one for everything else."""
+    """A block of a tensor: anchor and source, with a dimension for each of the first `depth` spaces of the rest of the
+    chain, and one for everything else."""
 
     anchor: Tensor
     source: Tensor
@@ -38,13 +38,13 @@ class _Term:
     weight: float
 
     def at(self, i: int, j: int) -> _Term:
-        """Entry i of the anchor beside entry j of the source."""
+        """Return entry i of the anchor with entry j of the source."""
         return replace(self, anchor=self.anchor[i], source=self.source[j], depth=self.depth - 1)
 
 
 def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple[str, ...]]:
-    """Outermost space -> the spaces one inside the other that begin with it, where the first two (at least) and all but
-    the last are permuted: experts with their neurons, not neurons with a factor each, nor heads."""
+    """Return outermost space -> a chain of spaces, each inside the one before, of which the first two (at least) and
+    all but the last are permuted: experts with their neurons, not neurons with a factor each, nor heads."""
     inside: dict[str, list[str]] = {}
     outermost = []
     for root in groups:
@@ -57,7 +57,7 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
             chain.append(within[0])
         permuted = [groups[space].plain for space in chain]
         fits = len(chain) > 1 and all(permuted[:-1]) and all(permuted[:2]) and not inside.get(chain[-1])
-        fits = fits and not signature.spaces[root].batch  # of spaces that stay
+        fits = fits and not signature.spaces[root].batch  # fixed spaces
         single = signature.sizes[chain[-1]] == 1 or permuted[-1]
         if fits and single and not any(_twice(signature, role, chain) for role in signature.touching[root]):
             found[root] = tuple(chain)
@@ -80,7 +80,7 @@ def nearest_nested(
 ) -> tuple[dict[str, Element], float]:
     """Return the best elements of all spaces of a chain together, and by how much they lower the squared distance.
 
-    chain: as `chains` gives it. pairs: (anchor, source) tensors.
+    chain: one of `chains`. pairs: (anchor, source) tensors.
     """
     terms = [term for pair in pairs for term in _terms(signature, chain, pair)]
     elements, value = _solve([groups[space] for space in chain], terms, workers)
@@ -103,7 +103,7 @@ def _terms(signature: Signature, chain: Sequence[str], pair: Pair) -> Iterable[_
 
 
 def _solve(groups: Sequence[Group], terms: list[_Term], workers: int | None) -> tuple[tuple[Monomial, ...], float]:
-    """The elements, and their squared distance less the constant |A|^2."""
+    """Return the elements, and their squared distance less the constant |A|^2."""
     here = [term for term in terms if term.depth == 1]
     deeper = [term for term in terms if term.depth > 1]
     if len(groups) == 1 or (len(groups) == 2 and not groups[1].plain):
@@ -125,7 +125,7 @@ def _solve(groups: Sequence[Group], terms: list[_Term], workers: int | None) -> 
 
 
 def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) -> tuple[tuple[Monomial, ...], float]:
-    """Neurons, with or without a factor for each: one assignment."""
+    """Solve for neurons, with or without a factor for each, by one assignment."""
     rest = _cross(here) if here else None
     if len(groups) == 1:
         assert rest is not None
@@ -146,7 +146,7 @@ def _innermost(groups: Sequence[Group], here: list[_Term], deeper: list[_Term]) 
 
 
 def _cross(terms: list[_Term]) -> Tensor:
-    """Sum of A S^T over the first dimension of anchor and source."""
+    """Return the sum of A S^T over the first dimension of anchor and source."""
     return sum(term.weight * gemm(term.anchor.flatten(1), term.source.flatten(1)) for term in terms)  # type: ignore[return-value]
 
 
@@ -157,8 +157,8 @@ def _stack(level: Sequence[Monomial]) -> Monomial:
 
 
 def _stay(terms: list[_Term], factors: int) -> float:
-    """The value where nothing moves: as in `_innermost`, the source's norm counts where a factor (of the space at depth
-    `factors`) could change it."""
+    """Return the value if nothing moves. As in `_innermost`, the source's norm counts where a factor (of the space at
+    depth `factors`) could change it."""
     value = 0.0
     for term in terms:
         value -= 2 * term.weight * float((term.anchor * term.source).sum())

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best permutation of a space, found and proved from a few columns instead of the whole score.
+"""The best permutation of a space, found and proved from a few columns instead of all scores.
 
-Rows A_i of the anchor and S_j of the source stretch over all tensors that the space touches. Let v_i be the least
+Rows A_i of the anchor and S_j of the source extend over all tensors that the space touches. Let v_i be the least
 squared distance of A_i and S_p(i), over the maps that act inside them (a factor for each gated neuron, say). If
 
     |A_i - S_p(j)|^2 >= (v_i + v_j) / 2    for all i != j,
 
-over columns on which nothing acts, then p is the best permutation: for any other q, i meets p(r(i)) for some order r,
-and sum_i |A_i - S_p(r(i))|^2 >= sum_i (v_i + v_r(i)) / 2 = sum_i v_i. (In the words of linear programming:
+over columns on which no map acts, then p is the best permutation: any other q pairs i with p(r(i)) for some order r,
+and sum_i |A_i - S_p(r(i))|^2 >= sum_i (v_i + v_r(i)) / 2 = sum_i v_i. (In terms of linear programming:
 u_i = (|A_i|^2 - v_i / 2) / 2 and likewise for the columns are feasible for the dual, and tight at p.) The squared
-distance over some of the columns is never more than over all, so it is enough to ask those. Neurons of models that were
-tuned from one base, or are copies of one another in another order, differ from each other far more than from
-themselves: 128 of thousands of columns name the partner of each, and prove it for a small share of the multiplications.
+distance over some of the columns is at most that over all, so some columns suffice. If models were tuned from one base,
+or are reordered copies of one another, a neuron is far nearer to its partner than to all others: 128 of thousands of
+columns identify the partner of each, and prove it with a small share of the multiplications.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from onebasin.symmetry.groups.elements import Element, Monomial
 from .components import Block
 from .moments import Pair, View, _unmoved, _views
 
-FROM = 512  # neurons; below, the whole score takes no time
+FROM = 512  # neurons; with fewer, computing all scores takes no time
 COLUMNS = 128
 FEW = 64  # neurons
-APART = 2.0  # how much further the second nearest of most neurons is than the nearest, for a try to be worth it
-BLOCK = 1 << 20  # entries of the score that are looked at together
+APART = 2.0  # a try is worthwhile if, for most neurons, the second nearest is this much further than the nearest
+BLOCK = 1 << 20  # scores that are computed at a time
 
 
 def provable(signature: Signature, block: Block, groups: Mapping[str, Group]) -> bool:
-    """Return whether a block is one order of many single dimensions, perhaps with a factor for each, as neurons are."""
+    """Return whether a block is one permutation of many single dimensions such as neurons, perhaps with factors."""
     inner = all(signature.sizes[one] == 1 and len(signature.spaces[one].batch) == 1 for one in block.inner)
     many = signature.sizes[block.root] >= FROM
     return many and groups[block.root].plain and inner and not signature.spaces[block.root].batch
@@ -50,14 +50,15 @@ def proved(
 ) -> tuple[dict[str, Element], float] | None:
     """Return the best permutation of `root`, the best maps inside, and by how much they lower the squared distance.
 
-    None where a few columns do not prove which permutation that is.
+    None if a few columns do not prove which permutation that is.
 
     Args:
         signature: Of the source.
         root: A space that is not batched, whose group only permutes.
-        inner: What acts inside it: spaces of one dimension, batched over `root`.
-        pairs: Gives the tensors that touch it, twice: models that are not near fail with few neurons of one.
-        columns: How many columns of the widest tensor the proof compares.
+        inner: The groups inside it: of spaces of one dimension, batched over `root`.
+        pairs: Returns the tensors that touch it. It is called twice, since models that are not near fail after a few
+            neurons of one tensor.
+        columns: The number of columns of the widest tensor to compare.
     """
     asked = _asked(_unmoved(signature, root, inner, pairs()), columns)
     if asked is None or not _worth_it(*asked):
@@ -84,7 +85,7 @@ def proved(
 
 
 def _asked(views: Iterable[View], columns: int) -> tuple[Tensor, Tensor] | None:
-    """Some columns of the widest view, (n, k) of anchor and source; the first as wide as that."""
+    """Return some columns of the first view that is wide enough, or else the widest: (n, k) of anchor and source."""
     found: tuple[Tensor, Tensor] | None = None
     for a, s, _, weight in views:
         if weight > 0 and (found is None or found[0].shape[1] < min(a.shape[1], columns)):
@@ -94,7 +95,7 @@ def _asked(views: Iterable[View], columns: int) -> tuple[Tensor, Tensor] | None:
 
 
 def _worth_it(anchor: Tensor, source: Tensor) -> bool:
-    """Whether most of a few neurons have one that is far nearer than all others."""
+    """Whether most of a few neurons have a partner that is far nearer than all others."""
     if len(source) < 2:
         return True
     squares = torch.cdist(anchor[:FEW], source).square()
@@ -103,13 +104,13 @@ def _worth_it(anchor: Tensor, source: Tensor) -> bool:
 
 
 def _nearest(anchor: Tensor, source: Tensor) -> Tensor:
-    """The row of the source that is nearest to each of the anchor, (n,)."""
+    """Return the row of the source that is nearest to each row of the anchor, (n,)."""
     half = source.square().sum(1) / 2
     return torch.cat([(rows @ source.mT - half).argmax(1) for rows in torch.split(anchor, _rows(len(source)))])
 
 
 def _inside(group: Group, views: Sequence[View], order: Tensor) -> tuple[Element, Tensor, Tensor]:
-    """The best element inside each pair of neurons, and the squared distances with it and without any map, (n,)."""
+    """Return the best element inside each pair of neurons, and the squared distances with it and without maps, (n,)."""
     n = len(order)
     sums = {dual: views[0][0].new_zeros(2, n, 1, 1) for dual in (False, True)}
     for a, s, leaf, weight in views:
@@ -126,7 +127,7 @@ def _inside(group: Group, views: Sequence[View], order: Tensor) -> tuple[Element
 
 
 def _row_squares(a: Tensor, s: Tensor, order: Tensor | None = None) -> Tensor:
-    """|A_i - S_order(i)|^2 of (n, m) matrices, a piece at a time, along which they are stored."""
+    """Return |A_i - S_order(i)|^2 of (n, m) matrices, piece by piece in the order of storage."""
     if a.stride(0) >= a.stride(1):
         found = []
         for start in range(0, len(a), step := _rows(a.shape[1])):
@@ -140,7 +141,7 @@ def _row_squares(a: Tensor, s: Tensor, order: Tensor | None = None) -> Tensor:
 
 
 def _rows(length: int) -> int:
-    """How many rows of so many numbers are looked at together."""
+    """Return the number of rows of this length to process at a time."""
     return max(1, BLOCK // length)
 
 

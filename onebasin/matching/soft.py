@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Soft couplings of neurons and heads, after matching: semi-permutations where matching left the identity."""
+"""Soft couplings of neurons and heads after matching: semi-permutations, near the identity."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def soft_couplings(
 ) -> dict[str, Coupling | Blend]:
     """Return a coupling for every FFN space in `groups`, and a blend for the spaces inside all heads in `groups`.
 
-    Neurons are scored by the cross-moments of their permutation, heads by what a pair gains with its best inner maps
+    Neurons are scored by the cross-moments of their permutation, heads by the gains of pairs with their best inner maps
     (the values of `Wreath.nearest`). Query, key, value and output of a head are mixed with the same weights. Heads with
-    tensors of their own (relative biases, normalized queries) keep their permutation.
+    tensors of their own (relative biases, normalized queries) are not mixed.
 
     Args:
         signature: Of the source.
-        read: Gives the source as it stands after matching, so that a coupling tends to the identity with the
-            temperature.
-        groups: Root space -> what may act.
-        temperature: Of the softened assignment; see `soften`, which says what is raised.
+        read: Role -> (anchor, source after matching), so that couplings tend to the identity with the temperature.
+        groups: Root space -> the group that acts on it.
+        temperature: Of the softened assignment.
+
+    Raises:
+        ValueError: As in `soften`.
     """
     found: dict[str, Coupling | Blend] = {}
     for root in groups:
@@ -49,14 +51,14 @@ def soft_couplings(
 def _heads(
     signature: Signature, read: Read, groups: Mapping[str, Group], root: str, temperature: float
 ) -> dict[str, Coupling | Blend]:
-    """Blends of all spaces inside the heads `root`; none where the heads cannot be mixed whole."""
+    """Return blends of all spaces inside the heads `root`; none if whole heads cannot be mixed."""
     around = {
         signature.root[key]
         for role in signature.touching[root]
         for leaf, outer in nesting(signature.tensors[role].axes)
         for key in outer
         if not leaf.constant
-    }  # heads, and the groups that stand inside them
+    }  # heads, and the groups inside them
     inner = [key for key in signature.members if signature.spaces[key].batch == (root,) and key not in around]
     roles = signature.touching[root]
     if not inner or any(signature.tensors[role].diagonal for role in roles):

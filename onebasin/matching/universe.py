@@ -8,11 +8,11 @@ With T_i the i-th aligned model the objective is the scatter about the mean,
 Given all others, the best T_i is the one closest to the mean of the *others*: sum_{j != i} |T_i - T_j|^2 equals
 (m - 1) |T_i - mean_{j != i}|^2 plus a constant. Matching each model in turn to the mean of the others is therefore
 block coordinate descent on J itself, and J never increases. (Matching to the mean of *all*, the model included, is
-not: each model then pulls towards where it already stands.) The descent starts from the best star, so its result is
-never worse than matching all models to one of them. The idea of a universe is that of Crisostomi et al., "C2M3:
+not: each model is then pulled towards its own position.) The descent starts from the best star, so its result is never
+worse than matching all models to one of them. The idea of a universe is that of Crisostomi et al., "C2M3:
 Cycle-Consistent Multi-Model Merging", NeurIPS 2024, for permutations.
 
-Models are read and rewritten tensor by tensor wherever they are looked at, so that none has to be in memory.
+Models are read and rewritten tensor by tensor whenever they are used, so that none has to be in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROUNDS = 20  # over all models
 @dataclass
 class Universe:
     """alignments: one per model, into the frame of `centre`, whose own is the identity. objective: J of the best star,
-    then after every round. stars: J of the star about each model that was tried.
+    then after every round. stars: J of the star around each model that was tried.
     """
 
     alignments: list[Alignment]
@@ -60,12 +60,12 @@ def match_universe(
 
     Args:
         signatures: Of each model.
-        models: Per model, role -> tensor, of equal shapes for each of `roles`; called whenever a tensor is looked at,
-            from several threads.
-        groups: Per model, root space -> what may act.
-        how: As in `match_weights`; rounds end as its sweeps do, at the latest after `ROUNDS`.
-        roles: The tensors that count.
-        centre: The model that stays as it is (default: the centre of the best star).
+        models: Per model, role -> tensor, of equal shapes for each of `roles`; called whenever a tensor is used, from
+            several threads.
+        groups: Per model, root space -> the group that acts on it.
+        how: As in `match_weights`; rounds end by the same criteria as its sweeps, and after `ROUNDS` at the latest.
+        roles: The tensors to compare.
+        centre: The model that is not changed (default: the centre of the best star).
         run: As in `match_weights`.
     """
     how, run = how or Weights(), run or Run()
@@ -88,7 +88,7 @@ def match_universe(
     objective = [value]
     for round_number in range(min(ROUNDS, how.max_sweeps) if len(models) > 2 else 0):
         for i in range(len(models)):
-            if i == centre:  # it defines the frame: only relative positions matter
+            if i == centre:  # it defines the frame, since only relative positions matter
                 continue
             now = current(alignments)
             alignments[i] = matched(i, partial(_mean, [*now[:i], *now[i + 1 :]]), alignments[i])
@@ -97,7 +97,9 @@ def match_universe(
             run.progress(f"round {round_number + 1}", objective[-1])
         if objective[-2] - objective[-1] <= how.tolerance * objective[-2]:
             break
-    if (apart := scatter(models, roles, run.workers)) <= objective[-1]:  # by rounding, as among copies of one model
+    if (apart := scatter(models, roles, run.workers)) <= objective[
+        -1
+    ]:  # because of rounding, as among copies of one model
         alignments, objective = [Alignment() for _ in models], [*objective, apart]
     return Universe(alignments, centre, objective, {middle: star[0] for middle, star in stars.items()})
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weight matching: the alignment that brings a source's weights closest to an anchor's, without data.
 
-Spaces that share a block of some tensor are coupled. A space coupled to no other has a closed form, so all of
-`paper` is one pass in any order (rotation paper, Algorithm 1 and Eq. 7). Coupled spaces are visited in turn, each
-set to its exact optimum given the others: block coordinate descent, whose objective never increases.
+Spaces that share a block of a tensor are coupled. A space that is not coupled has a closed form, so all of `paper` is
+one pass in any order (rotation paper, Algorithm 1 and Eq. 7). Coupled spaces are visited in turn, and each is set to
+its exact optimum given the others: block coordinate descent, whose objective never increases.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .coordinate_descent import CoordinateDescent, Matched, Read, Run
 
 @dataclass(frozen=True)
 class Weights(Seeded):
-    """How weights are matched."""
+    """Settings of weight matching."""
 
     section: ClassVar[str] = "Matching"
 
-    starts: Few = setting(1, "Tries of the search where spaces are coupled; the closest is kept.")
+    starts: Few = setting(1, "Number of searches if spaces are coupled; the best result is kept.")
     tensor_weights: Mapping[str, Strength] = setting(
         factory=dict, help="NAME=W: tensors whose name contains NAME count W times. Repeatable.", flag="tensor-weight"
     )
-    relative: bool = setting(False, "Divide every tensor's distance by the root of both norms' product.")
+    relative: bool = setting(False, "Divide the distance of every tensor by the geometric mean of the two norms.")
     tolerance: Factor = setting(1e-6, "Relative decrease per sweep below which coupled spaces have converged.")
     max_sweeps: Count = setting(100, "Most sweeps over coupled spaces.")
 
     def refuse_unknown(self, roles: Collection[str]) -> None:
-        """Raise ValueError where no role of a model contains a name that `tensor_weights` gives a weight."""
+        """Raise ValueError if no role of a model contains a name in `tensor_weights`."""
         for part in self.tensor_weights:
             if not any(part in role for role in roles):
                 words = sorted({word for role in roles for word in (role, *role.split("."))})
@@ -50,11 +50,11 @@ class Weights(Seeded):
                                  f"{', '.join(near)}")  # fmt: skip
 
     def weigh(self, role: str, anchor: Tensor, source: Tensor) -> float:
-        """Return a tensor's weight in the objective, of either kind."""
+        """Return a tensor's weight in the objective, including that of `relative`."""
         return self.weight(role) / (typical_size(anchor, source) if self.relative else 1.0)
 
     def weight(self, role: str) -> float:
-        """Return a tensor's weight in the objective: that of the first name part that its role contains, else 1."""
+        """Return a tensor's weight by `tensor_weights`: of the first name that its role contains, else 1."""
         return next((weight for part, weight in self.tensor_weights.items() if part in role), 1.0)
 
 
@@ -72,17 +72,19 @@ def match_weights(
 
     Args:
         signature: Of the source.
-        read: Role -> (anchor, source) tensors of equal shape, in the dtype and on the device of the mathematics; called
-            whenever they are looked at, from several threads. Only the tensors of a few layers (one for every worker)
-            are held at a time.
-        groups: Root space -> what may act.
-        how: The settings (default: all as usual). Of several starts of coupled spaces, the first is from the tensors
-            anchored in fixed spaces, the second from the same tensors with their spectra evened out, the others from
-            the first with noise.
-        roles: The tensors that count (default: all but aliases).
-        start: An alignment by the same groups that the descent goes on from, perhaps an empty one; the result includes
-            it.
-        run: Workers and what they tell.
+        read: Role -> (anchor, source) tensors of equal shape, in the dtype and on the device of the arithmetic; called
+            whenever they are used, from several threads. Only the tensors of a few layers (one for every worker) are in
+            memory at a time.
+        groups: Root space -> the group that acts on it.
+        how: The settings (default: those of `Weights()`). Of several starts of coupled spaces, the first is from the
+            tensors anchored in fixed spaces, the second from the same tensors with their spectra evened out, the others
+            from the first with noise.
+        roles: The tensors to compare (default: all but aliases).
+        start: An alignment by the same groups, perhaps empty, from which the descent continues; the result includes it.
+        run: Workers, progress and the store.
+
+    Returns:
+        The alignment, and the distances before and after.
     """
     how, run = how or Weights(), run or Run()
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
@@ -102,13 +104,13 @@ def match_weights(
                 best = tried
         assert best is not None
         if coupled and start is None and best.objective[-1] > sum(best.before.values()):
-            # The start led away for good (models that were near already): descend from where the source stands.
+            # The start has moved the source away for good (the models were near already): descend from the source.
             best = descent(0, Alignment())
             best.descend()
         return best.finish()
 
     components = components_of(signature, counted, active)
-    # Components run side by side; one with spaces of all layers uses the cores inside its sweeps instead.
+    # Components run in parallel; one with spaces of all layers uses the cores inside its sweeps instead.
     inward = [any(signature.spaces[block.root].layer is None for block in component.blocks) for component in components]
     alone = [component for component, inside in zip(components, inward, strict=True) if not inside]
     beside = iter(in_parallel(solve, alone, run.workers))
@@ -116,7 +118,7 @@ def match_weights(
 
 
 def joined(found: Iterable[Matched]) -> Matched:
-    """Join the results for sets of spaces that were matched apart."""
+    """Join the results for sets of spaces that were matched separately."""
     found = list(found)
     elements = {root: element for one in found for root, element in one.alignment.elements.items()}
     batch = {root: over for one in found for root, over in one.alignment.batch.items()}
@@ -131,5 +133,5 @@ def joined(found: Iterable[Matched]) -> Matched:
 
 
 def typical_size(anchor: Tensor, source: Tensor) -> float:
-    """The root of the product of both norms, and 1 where that is 0."""
+    """Return the geometric mean of both norms, or 1 if it is 0."""
     return math.prod(float(torch.linalg.vector_norm(tensor)) for tensor in (anchor, source)) ** 0.5 or 1.0

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +109,16 @@ def read_pair(
     if x.shape != y.shape:
         raise ModelError(f"'{role}' has shape {tuple(x.shape)} in '{a.name}' and {tuple(y.shape)} in '{b.name}'")
     return x, y
+
+
+def refuse_unlike(first: Mapping[str, Tensor], second: Mapping[str, Tensor], refusal: str) -> None:
+    """Raise ValueError, beginning with `refusal`, for a tensor that only one has, or that differs in shape."""
+    for name in sorted(first.keys() ^ second.keys()):
+        raise ValueError(f"{refusal}: only one of them has the tensor '{name}'")
+    for name, tensor in first.items():
+        if tensor.shape != second[name].shape:
+            shapes = f"{tuple(tensor.shape)} and {tuple(second[name].shape)}"
+            raise ValueError(f"{refusal}: the tensor '{name}' has the shapes {shapes}")
 
 
 def corner(shapes: Iterable[Sequence[int]]) -> tuple[slice, ...]:

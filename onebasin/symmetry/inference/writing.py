@@ -11,6 +11,7 @@ from itertools import chain, pairwise, product
 
 from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
+from ..tables.classes import Classes
 from ..tables.signature import MOVES, kind_of
 from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, restrict, split, unify
 from .trace import Gain, Normed, Trace
@@ -63,31 +64,6 @@ class Place:
     @property
     def size(self) -> int:
         return self.atoms[0].size
-
-
-class Classes:
-    """Atoms that are one space, in the order in which they came."""
-
-    def __init__(self) -> None:
-        self.parent: dict[int, int] = {}
-        self.atoms: dict[int, Atom] = {}
-
-    def find(self, atom: Atom) -> int:
-        key = id(atom)
-        self.atoms.setdefault(key, atom)
-        while self.parent.setdefault(key, key) != key:
-            key = self.parent[key]
-        return key
-
-    def join(self, a: Atom, b: Atom) -> None:
-        one, other = self.find(a), self.find(b)
-        self.parent[other] = one
-
-    def all(self) -> list[list[Atom]]:
-        found: dict[int, list[Atom]] = {}
-        for atom in list(self.atoms.values()):
-            found.setdefault(self.find(atom), []).append(atom)
-        return list(found.values())
 
 
 _LAYER = re.compile(r"(.*?)\.(\d+)\.(.*)")
@@ -298,7 +274,7 @@ class Writer:
             if changed:
                 continue
             # Atoms of one place in several layers are one space, so no layer has two of them.
-            same = Classes()
+            same = Classes[Atom]()
             for row, each in rows.items():
                 lists = [[leaf for axis in axes for leaf in _moving(axis)] for axes in each]
                 for across in zip(*lists, strict=True):
@@ -354,7 +330,7 @@ class Writer:
         """Make a place of every class of atoms."""
         homes = self._homes()
         first: dict[tuple[str, str, int], Atom] = {}
-        same = Classes()
+        same = Classes[Atom]()
         for one in self.found:
             heading, _, rest = self.parsed(one)
             loose = (heading, rest) in self.loose

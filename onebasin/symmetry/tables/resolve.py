@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .axes import Leaf, leaves, nesting, rename, show
+from .classes import Classes
 from .conditions import TableError, holds, lookup, setting, settled
 from .locate import joined, layer_numbers, located, regex, require, role_of, same_here
 from .signature import Entry, Signature, Space
@@ -311,20 +312,14 @@ def _unite(
     entries: Mapping[str, Entry], absent: Mapping[str, Entry], keys: list[str], config: Mapping[str, Any]
 ) -> tuple[dict[str, str], list[str]]:
     """Return which spaces share one element (norm source and target, tied axes), and which tensors are aliases."""
-    parent = {key: key for key in keys}
-
-    def top(key: str) -> str:
-        while parent[key] != key:
-            key = parent[key]
-        return key
-
+    known, classes = set(keys), Classes(keys)
     for entry in absent.values():
-        lost = next((leaf.space for leaf in leaves(entry.axes) if not leaf.constant and leaf.space not in parent), None)
+        lost = next((leaf.space for leaf in leaves(entry.axes) if not leaf.constant and leaf.space not in known), None)
         if lost:
             raise TableError(f"'{entry.role}' is in '{lost}', which no tensor that is stored has an axis in")
     for entry in (*entries.values(), *absent.values()):
         if entry.norm:
-            parent[top(entry.norm.target)] = top(entry.norm.source)
+            classes.join(entry.norm.source, entry.norm.target)
     ties = config.get("tie_word_embeddings", True)
     tied = [entry for entry in entries.values() if ties and entry.notes.get("tied") in entries]
     for entry in (*tied, *(entry for entry in absent.values() if "tied" in entry.notes)):
@@ -335,8 +330,8 @@ def _unite(
                              f"tied, has '{show(other.axes)}'")  # fmt: skip
         for a, b in zip(leaves(entry.axes), leaves(other.axes), strict=True):
             if not a.constant:
-                parent[top(a.space)] = top(b.space)
-    return {key: top(key) for key in keys}, [entry.role for entry in tied]
+                classes.join(b.space, a.space)
+    return {key: classes.find(key) for key in keys}, [entry.role for entry in tied]
 
 
 def _kind(declared: Declared, config: Mapping[str, Any]) -> str:
