@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mathematics: axis notation, spaces, groups, family signatures, alignments.
 
-A model is a set of tensors whose axes live in named spaces; a symmetry is one group element per space.
-Nothing here knows a model family, a file format or an algorithm that needs data: torch, scipy and nothing of ours.
+A model is a set of tensors whose axes live in named spaces; a symmetry is one group element per space. Nothing here
+knows a model family, a file format or an algorithm that needs data. It imports torch and scipy, and no other room.
 """
 
 from .alignment import Alignment

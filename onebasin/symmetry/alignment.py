@@ -24,8 +24,8 @@ FORMAT = "onebasin-alignment-1"
 class Alignment:
     """Maps from root space to element; a space that is absent keeps the identity.
 
-    batch: root space -> the spaces its element is batched over (heads, for qk), needed to compose: the batch
-    is indexed by the *target* heads, so it moves with what is applied after it.
+    batch: root space -> the spaces that its element is batched over (heads, for qk), needed to compose: the batch is
+    indexed by the *target* heads, so it is permuted by elements that are applied afterwards.
     """
 
     elements: Mapping[str, Element] = field(default_factory=dict)
@@ -34,17 +34,22 @@ class Alignment:
     # --- acting -------------------------------------------------------------------------------------------
 
     def apply(self, signature: Signature, role: str, tensor: Tensor) -> Tensor:
-        """Return the tensor `role` of the rewritten model: every axis mapped by its space's element.
+        """Return the tensor `role` of the rewritten model: every axis is mapped by the element of its space.
 
-        Shape, dtype and device stay; where nothing acts, the tensor itself is returned.
-        Raises ValueError where a matrix meets a norm whose weight is not folded away.
+        Args:
+            signature: Of the model.
+            role: The role of the tensor.
+            tensor: The tensor; its shape, dtype and device are kept. It is returned itself if no element acts on it.
+
+        Raises:
+            ValueError: A matrix acts on a norm whose weight is not folded away.
         """
         return move(signature, self.elements, role, tensor)
 
     # --- algebra ------------------------------------------------------------------------------------------
 
     def after(self, first: Alignment) -> Alignment:
-        """`self * first`: the alignment that applies `first`, then `self`."""
+        """Return `self * first`: the alignment that applies `first`, then `self`."""
         batch = {**first.batch, **self.batch}
         elements: dict[str, Element] = {}
         for key in {**first.elements, **self.elements}:
@@ -72,7 +77,7 @@ class Alignment:
     # --- on disk ------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, notes: Mapping[str, str] | None = None) -> None:
-        """Write a safetensors file: KEY.index, KEY.scale, KEY.matrix, KEY.dual. notes: more of its metadata."""
+        """Write a safetensors file: KEY.index, KEY.scale, KEY.matrix, KEY.dual. notes: further metadata."""
         tensors: dict[str, Tensor] = {}
         for key, element in self.elements.items():
             if isinstance(element, Monomial):
@@ -89,7 +94,7 @@ class Alignment:
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
-        """Read what `save` wrote. Raises ValueError, naming the file, where it is something else."""
+        """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, metadata = load_whole(path, "alignment", FORMAT)
         try:
             batch = {key: tuple(outer) for key, outer in json.loads(metadata["batch"]).items()}
@@ -100,7 +105,7 @@ class Alignment:
                 else:
                     elements[key] = Linear(tensors[f"{key}.matrix"], tensors.get(f"{key}.dual"))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            raise ValueError(f"'{path}' holds no alignment that can be read") from None
+            raise ValueError(f"'{path}' contains no alignment that can be read") from None
         return cls(elements, batch)
 
 
@@ -109,8 +114,8 @@ def load_whole(path: str | Path, what: str, form: str) -> tuple[dict[str, Tensor
 
     Args:
         path: The file.
-        what: What it should hold, for messages.
-        form: The format that its metadata should name.
+        what: Its expected contents, for messages.
+        form: The format that its metadata must name.
 
     Raises:
         ValueError: It cannot be read, or is of another format.
@@ -121,12 +126,12 @@ def load_whole(path: str | Path, what: str, form: str) -> tuple[dict[str, Tensor
     except (SafetensorError, OSError) as error:
         raise ValueError(f"cannot read the {what} '{path}': {error}") from None
     if metadata.get("format") != form:
-        raise ValueError(f"'{path}' holds no {what} of this version ({form})")
+        raise ValueError(f"'{path}' contains no {what} of this version ({form})")
     return tensors, metadata
 
 
 def save_in_order(tensors: Mapping[str, Tensor], path: str | Path, metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file with its metadata sorted by key: the library's own order differs from run to run."""
+    """Write a safetensors file with its metadata sorted by key, since the library's order differs from run to run."""
     save_file(dict(tensors), str(path), dict(metadata))
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
@@ -138,7 +143,7 @@ def save_in_order(tensors: Mapping[str, Tensor], path: str | Path, metadata: Map
 
 
 def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: Tensor) -> Tensor:
-    """Return every axis of the tensor `role` mapped by what acts on its space; see `Alignment.apply`."""
+    """Return the tensor `role` with every axis mapped by the element of its space; see `Alignment.apply`."""
     entry = signature.tensors[role]
     touching = {signature.root[leaf.space] for leaf in signature.leaves(entry)} & elements.keys()
     elements = {root: elements[root] for root in touching if not _stays(elements[root])}
@@ -150,7 +155,7 @@ def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: 
         for dim, (leaf, root) in enumerate(zip(leaves, roots, strict=True)):
             element, batch = elements.get(root), signature.spaces[root].batch if root else ()
             if element is not None and entry.diagonal:
-                # One weight that all heads share stays: only signs act inside them.
+                # A weight that all heads share does not change: only signs act inside them.
                 element = _in_norm(element, entry, tensor) if set(batch) <= set(roots) else None
             if element is not None:
                 piece = act_on(piece, element, tuple(map(roots.index, batch)), dim, leaf.dual)
@@ -159,21 +164,22 @@ def move(signature: Signature, elements: Mapping[str, Acts], role: str, tensor: 
         return pieces[0].reshape(tensor.shape)
     out = torch.empty_like(tensor)
     if any(piece.requires_grad for piece in pieces):
-        out = out.requires_grad_().clone()  # a view takes a gradient only where what it is a view of has one
+        out = out.requires_grad_().clone()  # a view only gets a gradient if its base requires one
     for (target, _), piece in zip(blocks(out, entry.axes, signature.sizes), pieces, strict=True):
         target.copy_(piece)
     return out
 
 
 def _stays(element: Acts) -> bool:
-    """Whether it is a permutation that moves nothing, as those between models of one base often are. Scales that learn
-    do not stay, even where they are 1."""
+    """Whether an element is a permutation that moves nothing, as is common between models of one base. Scales that are
+    being learned do not count, even if they are 1."""
     learns = isinstance(element, Monomial) and element.scale is not None and element.scale.requires_grad
     return isinstance(element, Monomial) and not learns and element.is_identity()
 
 
 def _in_norm(element: Acts, entry: Entry, weight: Tensor) -> Acts | None:
-    """How a norm's weight moves, a diagonal matrix D -> g D g^-1: permuted, mixed; a rotation needs a multiple of 1."""
+    """Return the action on a norm's weight, a diagonal matrix D -> g D g^-1: permutations and couplings act, a rotation
+    requires a multiple of 1."""
     if not isinstance(element, Linear):
         return Monomial(element.index) if isinstance(element, Monomial) else element
     if not bool((weight == weight.flatten()[0]).all()):
@@ -182,9 +188,9 @@ def _in_norm(element: Acts, entry: Entry, weight: Tensor) -> Acts | None:
 
 
 def _carry(element: Element, key: str, moving: Mapping[str, Element], batch: Mapping[str, tuple[str, ...]]) -> Element:
-    """Reorder the batch of `element`, which acts on `key`, by what moves the spaces that it is batched over.
+    """Reorder the batch of `element`, which acts on `key`, by the elements of the spaces that it is batched over.
 
-    An outer element may itself be batched: query heads permuted inside every group, in `(kv group qk)`.
+    These may be batched themselves: query heads permuted inside every group, in `(kv group qk)`.
     """
     over = batch.get(key, ())
     for dim, outer in enumerate(over):
@@ -193,7 +199,7 @@ def _carry(element: Element, key: str, moving: Mapping[str, Element], batch: Map
             continue
         within = batch.get(outer, ())
         if not isinstance(mover, Monomial) or any(space not in over[:dim] for space in within):
-            raise ValueError(f"space '{outer}' carries '{key}' inside it and can only be permuted")
+            raise ValueError(f"space '{outer}' has '{key}' inside it and can only be permuted")
         order = Monomial(mover.index)
         places = tuple(over.index(space) for space in within)
         if isinstance(element, Monomial):

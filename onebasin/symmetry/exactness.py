@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an alignment is one that leaves the function as it is, asked of its maps alone.
+"""A check that an alignment does not change the function, from its maps alone.
 
-A model whose spaces are rewritten by elements of what acts on them computes what it computed (`audit` and the laws test
-that the tables say so). What is left to check is that every map found is such an element: n numbers for a permutation,
-products with random vectors for a matrix. No model is run, and no weight is read.
+A model whose spaces are rewritten by elements of their groups computes the same function (`audit` and the laws test
+this for the tables). It remains to check that every map is such an element: by n numbers for a permutation, and by
+products with random vectors for a matrix. No model is run, and no weights are read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from .tables.signature import Signature
 
 
 def departure(signature: Signature, elements: Mapping[str, Element], seed: int = 0) -> float:
-    """Return the largest relative error with which random vectors see a map leave its group.
+    """Return the largest relative error by which a map deviates from its group on random vectors.
 
     Rounding is about 1e-12 in float64 and 1e-6 in float32.
 
     Raises:
-        ValueError: naming the space, where a map is of a form or shape that may not act there at all, is not finite, or
-            is no permutation.
+        ValueError: A map has a form or shape that cannot act on its space, is not finite, or is not a permutation.
     """
     refuse_other_shapes(signature, elements)
     generator = torch.Generator().manual_seed(seed)
@@ -39,7 +38,7 @@ def departure(signature: Signature, elements: Mapping[str, Element], seed: int =
 
 
 def refuse_other_shapes(signature: Signature, elements: Mapping[str, Element]) -> None:
-    """Raise ValueError where maps are not of the shapes that a model's spaces have, so that they belong to others."""
+    """Raise ValueError if the shapes of maps do not fit a model's spaces, so that they belong to other models."""
     for root, element in elements.items():
         space = signature.spaces.get(root)
         if space is None:

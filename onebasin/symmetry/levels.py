@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which group acts on which space at a level of symmetry.
+"""The groups that act on spaces at a level of symmetry.
 
-`paper` is the rotation paper's set: rotations inside each attention head (of every pair of dimensions by itself where
-rotary embeddings allow no more), neuron permutations in each FFN, optionally a scale per head or pair; head order and
-residual stream stay. The other four use every space, each level
-containing the one before it where the space allows it:
+`paper` is the rotation paper's set: rotations inside each attention head (of every pair of dimensions by itself, if
+rotary embeddings allow no more), neuron permutations in each FFN, optionally a scale per head or pair; the order of
+heads and the residual stream are fixed. The other four use every space, and each level contains the one before it:
 
     permutation   permutations of everything (Git Re-Basin's symmetries)
-    orthogonal    rotations wherever no nonlinearity stands in the way, the residual stream included
-    full          and positive scales
-    invertible    and any invertible map inside attention heads
+    orthogonal    also rotations wherever no nonlinearity prevents them, including the residual stream
+    full          also positive scales
+    invertible    also any invertible map inside attention heads
 """
 
 from __future__ import annotations
@@ -46,10 +45,17 @@ def acting_groups(
     parts: Collection[str] | None = None,
     layers: Collection[int] | None = None,
 ) -> dict[str, Group]:
-    """Root space -> group, for the spaces that may move.
+    """Return root space -> group, for the spaces that may move.
 
-    parts, layers: only these (None: all); spaces shared by all layers ignore `layers`.
-    Raises ValueError for an unknown level, part, rescaling or layer number.
+    Args:
+        signature: Of the model.
+        level: One of `LEVELS`.
+        rescale: One of `RESCALE`: scales of heads and pairs.
+        parts: Only these of `PARTS` (default: all).
+        layers: Only these (default: all); spaces shared by all layers are not affected.
+
+    Raises:
+        ValueError: The level, a part, the rescaling or a layer is unknown.
     """
     _known("symmetry", [level], LEVELS)
     _known("rescale", [rescale], RESCALE)
@@ -57,7 +63,7 @@ def acting_groups(
     unknown = set(layers or ()) - set(signature.layers)
     if unknown:
         raise ValueError(f"there is no layer {min(unknown)}; layers run from 0 to {max(signature.layers, default=-1)}")
-    # The one neuron of an expert, or the one expert, stays, but is a step on the way to what acts inside the neuron.
+    # A single neuron of an expert, or a single expert, does not move, but leads to the spaces inside it.
     steps = {outer for space in signature.spaces.values() if len(space.batch) > 1 for outer in space.batch}
     groups: dict[str, Group] = {}
     for root, kind in signature.kinds.items():

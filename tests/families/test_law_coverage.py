@@ -161,7 +161,7 @@ def test_wrong_counts_in_the_config_are_clear(case: str, saved: Saved) -> None:
     with pytest.raises(TableError, match=r"12 does not split into '\(.*head .*' with .*head = 5"):
         fit(checkpoint, dict(checkpoint.shapes), **heads)
     layers = {key: 7 for keys in table.layers for key in keys if key != "inner_group_num"}
-    with pytest.raises(TableError, match="counts 7 layers, the weights hold"):
+    with pytest.raises(TableError, match="has 7 layers, the weights have"):
         fit(checkpoint, dict(checkpoint.shapes), **layers)
 
 

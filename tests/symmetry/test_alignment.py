@@ -201,7 +201,7 @@ def test_what_is_no_alignment_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"a\.safetensors"):
         Alignment.load(path)
     save_file({"x": torch.zeros(1)}, str(path))
-    with pytest.raises(ValueError, match="holds no alignment"):
+    with pytest.raises(ValueError, match="contains no alignment"):
         Alignment.load(path)
 
 

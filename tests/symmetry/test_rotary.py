@@ -163,7 +163,7 @@ def test_a_factor_with_one_empty_side_takes_the_sign_of_the_other() -> None:
 
 
 def test_an_odd_size_does_not_pair_up() -> None:
-    with pytest.raises(ValueError, match="5 dimensions do not pair up"):
+    with pytest.raises(ValueError, match="5 dimensions do not form pairs"):
         pairs(5)
 
 

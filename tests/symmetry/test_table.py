@@ -61,8 +61,8 @@ def without(*names):
 @pytest.mark.parametrize(
     ("old", "new", "line", "complaint"),
     [
-        ("types  toy", "kinds  toy", 2, "'kinds' is no heading"),
-        ("    vocab   fixed", "    vocab   frozen", 9, "'frozen' is no kind of space"),
+        ("types  toy", "kinds  toy", 2, "'kinds' is not a heading"),
+        ("    vocab   fixed", "    vocab   frozen", 9, "'frozen' is not a kind of space"),
         ("    vocab   fixed", "    vocab", 9, "space 'vocab' needs a kind"),
         (
             "    qk      linear       attention",
@@ -72,7 +72,7 @@ def without(*names):
         ),
         ("vocab stream\n", "vocab (stream\n", 17, "axes 'vocab (stream'"),
         ("stream (head vo')", "stream (head | vo')", 23, "'|' belongs inside brackets"),
-        ("; tied embed.weight", "; belongs ffn", 31, "'belongs' is no note"),
+        ("; tied embed.weight", "; belongs ffn", 31, "'belongs' is not a note"),
     ],
 )
 def test_errors_name_the_file_and_the_line(old, new, line, complaint):
@@ -276,7 +276,7 @@ def test_a_grouped_convolution_reads_the_band_that_it_writes():
             r"'l\.1\.down' has shape \(5, 10\): 'stream' should be 6, not 5",
         ),
         (SHAPES | {"l.1.down": (6, 10, 1)}, {}, r"'l\.1\.down' has shape \(6, 10, 1\), its axes are"),
-        (SHAPES, {"depth": 3}, "config counts 3 layers, the weights hold 2"),
+        (SHAPES, {"depth": 3}, "config has 3 layers, the weights have 2"),
         (SHAPES, {"heads": None}, r"config lacks 'heads or num_heads' \(number of 'head'\)"),
         (SHAPES, {"heads": 0}, "config lacks 'heads"),
     ],
@@ -288,6 +288,6 @@ def test_what_does_not_fit_is_named(shapes, config, complaint):
 
 def test_sizes_that_shapes_cannot_tell_are_asked_for():
     text = "family f\nspaces\n    a  linear\n    b  linear\ntensors\n    w  (a b)\n"
-    with pytest.raises(TableError, match=r"'w': the sizes in '\(a b\)' cannot be told"):
+    with pytest.raises(TableError, match=r"'w': shapes do not determine the sizes in '\(a b\)'"):
         resolve(read_table(text), {"w": (6,)}, {})
     assert resolve(read_table("size a = 2\n" + text), {"w": (6,)}, {}).sizes == {"a": 2, "b": 3}

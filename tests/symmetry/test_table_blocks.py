@@ -55,9 +55,9 @@ def test_stages_run_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("stream.first pixel'", "stream pixel'", "'stream' is of no stage here"),
-        ("stream.first pixel'", "stream.next pixel'", "'stream.next' is of no stage here"),
-        ("label stream.last'", "label.last stream.last'", "'label.last' is of no stage here"),
+        ("stream.first pixel'", "stream pixel'", "'stream' has no stage here"),
+        ("stream.first pixel'", "stream.next pixel'", "'stream.next' has no stage here"),
+        ("label stream.last'", "label.last stream.last'", "'label.last' has no stage here"),
         ("stream.next (4", "flow.next (4", "undeclared space 'flow'"),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_stage_that_is_not_there_is_named(old: str, new: str, message: str) ->
 
 
 def test_layers_are_counted_over_all_stages() -> None:
-    with pytest.raises(TableError, match="the config counts 4 layers, the weights hold 3"):
+    with pytest.raises(TableError, match="the config has 4 layers, the weights have 3"):
         resolve(read_table(STAGES), SHAPES, {**CONFIG, "depths": [2, 2]})
 
 
@@ -124,7 +124,7 @@ def test_layers_that_lack_a_tensor_or_have_one_too_many_are_named() -> None:
     shapes = layers()
     with pytest.raises(TableError, match=r"lack 'layer\.1\.experts'"):
         resolve(table, {name: shape for name, shape in shapes.items() if "experts" not in name}, {"dense": 1})
-    with pytest.raises(TableError, match=r"knows 'layer\.1\.up' only in other layers"):
+    with pytest.raises(TableError, match=r"has 'layer\.1\.up' only in other layers"):
         resolve(table, {**shapes, "layer.1.up": (8, 6)}, {"dense": 1})
     with pytest.raises(TableError, match="the config lacks 'dense'"):
         resolve(table, shapes, {})

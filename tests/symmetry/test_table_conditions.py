@@ -152,11 +152,11 @@ def test_what_enters_from_outside_stays() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("    other   ones ; when plain=True", "declare 'other' first without a condition"),
-        ("    stream  ones ; plainly", "'plainly' is no note"),
-        ("    stream  ones ; softmax", "'softmax' is no note of a space"),
+        ("    other   ones ; when plain=True", "declare 'other' without a condition before"),
+        ("    stream  ones ; plainly", "'plainly' is not a note"),
+        ("    stream  ones ; softmax", "'softmax' is not a note of a space"),
         ("refuse mirrored it is so", "write 'refuse KEY=VALUE reason'"),
-        ("layer layers.{} ; unless plain=True", "'unless' is no note"),
+        ("layer layers.{} ; unless plain=True", "'unless' is not a note"),
     ],
 )
 def test_a_condition_that_cannot_be_read_is_named_with_its_line(line: str, message: str) -> None:

@@ -54,9 +54,9 @@ def test_the_whole_table_fits() -> None:
         ("rmsnorm: stream -> normed", "rmsnorm: -> normed", "a norm goes from a space to a space"),
         ("rmsnorm: stream -> normed", "rmsnorm: 4 -> normed", "a norm goes from a space to a space"),
         ("rmsnorm: stream -> normed", "rmsnorm: flow -> normed", "undeclared space 'flow'"),
-        ("(head vo) normed'", "(" * 5000 + "head vo) normed'", "more than 20 brackets stand inside one another"),
-        ("per layer, head  ; when", "per layer, heads  ; when", "'vo' is per 'heads', which is no space"),
-        ("v.weight ", "v.{}.weight ", "has an index of its own"),
+        ("(head vo) normed'", "(" * 5000 + "head vo) normed'", "brackets are nested more than 20 deep"),
+        ("per layer, head  ; when", "per layer, heads  ; when", "'vo' is per 'heads', which is not a space"),
+        ("v.weight ", "v.{}.weight ", "has a layer index"),
         ("experts.{expert}.up", "experts.{head}.up", "one space of its axes may be an index"),
         ("experts.{expert}.up", "{expert}.{expert}.up", "one space of its axes may be an index"),
     ],
@@ -70,8 +70,8 @@ def test_a_line_that_says_nothing_possible_is_named(old: str, new: str, message:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("layers count", "layers inner", "'inner' .number of layers. is no whole number"),
-        ("head = heads", "head = inner * 2", r"'inner \* 2' is no number in the config"),
+        ("layers count", "layers inner", "'inner' .number of layers. is not an integer"),
+        ("head = heads", "head = inner * 2", r"'inner \* 2' is not a number in the config"),
         ("head = heads", "head = heads / none", "'heads / none' divides by zero"),
         ("lm_head.weight?     vocab stream'", "lm_head.weight?     stream'", "'lm_head.weight' has the axes 'stream''"),
         (

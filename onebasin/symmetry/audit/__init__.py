@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are a table's continuous symmetries all there are? Flat directions to first order, and the null space that they span.
+"""The completeness of a table's continuous symmetries: flat directions to first order, and the null space they span.
 
-Only the job `audit` and the tests import this room.
+Only the study `audit` and the tests import this room.
 """

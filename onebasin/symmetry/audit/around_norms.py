@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a norm takes off what enters it, and what is constant in what it puts out.
+"""Directions that a norm removes from its input, and the constant part of its output.
 
-No group acts there and matching has no use for it: the scale of all that a norm reads, the ones that a LayerNorm does
-not see, and what its readers make of the constant part of its output. Which of these trade with each other depends on
-what stands between two norms, so here is what each tensor may give alone; the audit finds the sums that are flat.
+No group acts there, and matching does not use them: the scale of everything that a norm reads, the ones that a
+LayerNorm does not see, and the effect of the constant part of its output on its readers. Which of these compensate each
+other depends on the tensors between two norms. So this file lists the directions of each tensor alone, and the audit
+finds the sums of them that are flat.
 """
 
 from __future__ import annotations
@@ -22,11 +23,8 @@ from .directions import Tensors, gain
 
 
 def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
-    """Return what a tensor may give: its scale beside a norm, every entry of a vector, and along a LayerNorm's ones.
-
-    Returns:
-        (directions, *its shape).
-    """
+    """Return directions of a tensor, (directions, *its shape): its scale next to a norm, every entry of a vector, and
+    changes along a LayerNorm's ones."""
     tensor = tensors[role]
     same = [other for other, entry in signature.tensors.items() if entry.alias == role]
     found = [each for other in (role, *same) for each in _given(signature, tensors, other, tensor)]
@@ -35,7 +33,7 @@ def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
 
 def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) -> Iterator[Tensor]:
     entry = signature.tensors[role]
-    if max(tensor.shape) == tensor.numel():  # a vector, as one row too
+    if max(tensor.shape) == tensor.numel():  # a vector, also one with further dimensions of 1
         yield from units(tensor.shape)
         return
     unseen: dict[Leaf, list[Tensor]] = {}
@@ -58,15 +56,15 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
         alone = directions if 2 * len(directions) <= signature.sizes[leaf.space] else directions[:1]
         for block, view in enumerate(along(signature, role, tensor, leaf)):
             for unit in units(view.shape[:-1]):
-                for direction in alone:  # of fewer than there are: else they would span all
+                for direction in alone:  # at most half as many as dimensions, or they would span everything
                     found = torch.zeros_like(tensor)
                     list(along(signature, role, found, leaf))[block].add_(unit.unsqueeze(-1) * direction)
                     yield found
 
 
 def _follows(signature: Signature, weight: str, role: str) -> bool:
-    """Whether a tensor comes after a norm that writes back, and before the next norm of the same space, or in other
-    layers than those that this norm is the last of (a decoder that reads what its encoder puts out)."""
+    """Whether a tensor comes after a norm that writes back, and either before the next norm of the same space, or in
+    another stack of layers, if this norm is the last of its own (a decoder that reads the output of its encoder)."""
     order = list(signature.tensors)
     norm, start = signature.tensors[weight].norm, order.index(weight)
     stop = next((i for i in range(start + 1, len(order)) if (other := signature.tensors[order[i]].norm) is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tangents are made of: maps that act to first order, changes along an axis, factors of norms."""
+"""Components of tangents: maps to first order, changes along an axis, factors of norms."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..tables.signature import Norm, Signature
 Tensors = Mapping[str, Tensor]
 Tangent = dict[str, Tensor]
 
-SPAN = 1e-9  # of vectors of norm 1: what is smaller counts as their dependence on each other
+SPAN = 1e-9  # vectors of norm 1 are linearly dependent below this singular value
 
 
 def lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> Tangent:
-    """x -> (1 + X) x in every space of `maps`, norm weights left alone. X: (*batch, n, n)."""
+    """Return the tangent of x -> (1 + X) x in every space of `maps`, without norm weights. X: (*batch, n, n)."""
     found: Tangent = {}
     for role, entry in signature.tensors.items():
         if entry.diagonal or not any(leaf.space in maps for leaf in signature.leaves(entry)):
@@ -39,10 +39,10 @@ def lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> T
 
 
 def gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
-    """Return the factors that the norm multiplies by."""
+    """Return the factors by which the norm multiplies."""
     factors = tensors[role] + (1 - norm.unit)
     if bool((factors == 0).any()):
-        raise ValueError(f"'{role}' holds zeros; an audit needs a generic point")
+        raise ValueError(f"'{role}' contains zeros; an audit needs a generic point")
     return factors
 
 
@@ -52,8 +52,8 @@ def singular(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decomposed(matrix: Tensor, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the singular value decomposition (u, values, vh), by the slower of two algorithms where the other fails,
-    as it may for many equal values. whole: with the vectors of the null space."""
+    """Return the singular value decomposition (u, values, vh), by the slower of two algorithms if the other fails, as
+    it may for many equal values. whole: include the vectors of the null space."""
     try:
         u, values, vh = torch.linalg.svd(matrix, full_matrices=whole)
     except RuntimeError:  # it did not converge
@@ -65,7 +65,7 @@ def decomposed(matrix: Tensor, whole: bool = False) -> tuple[Tensor, Tensor, Ten
 
 
 def along_axis(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, direction: Tensor) -> Iterator[Tangent]:
-    """One direction along the axis of `leaf` (and along those before it, where it has several dimensions), for every
+    """Yield one direction along the axis of `leaf` (and along those before it, if it has several dimensions), for every
     index of the others."""
     for block, view in enumerate(along(signature, role, tensors[role], leaf)):
         for unit in units(view.shape[: -direction.dim()]):
@@ -78,7 +78,7 @@ def along_axis(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, di
 def meeting(
     signature: Signature, tensors: Tensors, reader: str, bias: str, leaf: Leaf, direction: Tensor, constant: Tensor
 ) -> Iterator[Tangent]:
-    """Changes of a reader along a direction in which it meets only a constant."""
+    """Yield changes of a reader along a direction in which its input is constant."""
     for tangent in along_axis(signature, tensors, reader, leaf, direction):
         tangent[bias] = torch.zeros_like(tensors[bias])
         absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
@@ -90,7 +90,7 @@ def bias_beside(role: str) -> str:
 
 
 def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
-    """A tensor with its dimensions at `dims` of `count`, to broadcast."""
+    """Return a tensor with its dimensions at `dims` out of `count`, to broadcast."""
     shape = [1] * count
     for dim, size in zip(dims, unit.shape, strict=True):
         shape[dim] = size
@@ -98,14 +98,15 @@ def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:
 
 
 def passes_on(signature: Signature, role: str) -> bool:
-    """Whether a norm writes back what is read up to the next norm and summed there: its bias has the note `passes`."""
+    """Return whether a norm writes back a vector that is read up to the next norm and summed there: its bias has the
+    note `passes`."""
     bias = signature.tensors.get(bias_beside(role))
     return bias is not None and "passes" in bias.notes
 
 
 def sandwiched(signature: Signature, space: str) -> bool:
-    """Whether norms that write back into a space normalize what begins the sum (BLOOM) or what a branch adds to it
-    (Gemma 2), and not the sum itself (BERT): then other norms read the sum later."""
+    """Return whether norms that write back into a space normalize the beginning of the sum (BLOOM) or the output of a
+    branch (Gemma 2), and not the sum itself (BERT). Other norms then read the sum later."""
     norms = {role: e.norm for role, e in signature.tensors.items() if e.norm and not e.head and e.norm.source == space}
     if any(norm.writes_back and passes_on(signature, role) for role, norm in norms.items()):
         return False

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Are a table's continuous symmetries all there are?
+"""The audit: does a table have all continuous symmetries?
 
 The directions in parameter space that leave all outputs unchanged to first order are the null space of the Jacobian
 of outputs with respect to parameters. The signature generates some of them: the Lie algebra of every space's group,
-and the gauge freedom that the canonical form removes. Where both have the same dimension the table is complete;
-where the null space is larger a symmetry is missing, and where a generated direction changes an output one is wrong.
+and the gauge freedom that the canonical form removes. If both have the same dimension, the table is complete; if the
+null space is larger, a symmetry is missing; and if a generated direction changes an output, a symmetry is wrong.
 
-Norms must have no epsilon: with one, the scale of a stream is a symmetry only nearly.
+Norms must have no epsilon: with one, the scale of a stream is only approximately a symmetry.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .around_norms import around_norms
 from .directions import SPAN, Tangent, Tensors, decomposed, singular
 from .tangents import tangents
 
-WRONG = 1e-9  # change of the outputs along a tangent, from which on it is none
+WRONG = 1e-9  # a direction along which the outputs change by this much is not flat
 STEPS = 50  # of power iteration
-CLEAR = 100.0  # times as large as the largest singular value that counts as zero is the smallest that does not
-NEAR = 1e-6  # of null vectors, which are as exact as the gap is wide
-NOISE = 1e-13  # what zeros among singular values are taken for, over the largest
+CLEAR = 100.0  # least ratio of the smallest singular value that counts and the largest that counts as zero
+NEAR = 1e-6  # accuracy of null vectors, which depends on the width of the gap
+NOISE = 1e-13  # shift for singular values of zero, relative to the largest
 
 
 @dataclass(frozen=True)
 class Audit:
     """Flat directions found and generated.
 
-    parameters: without those that no output has a gradient by, such as rows of a table that nothing looks up, or what
-    only decides which experts are taken. rank, nullity: of the Jacobian; they add up to the number of parameters. gap:
-    its smallest singular value that counts and its largest that does not, over the largest. dimension: of the span of
-    all generated tangents that are flat. largest_change: of the outputs along a tangent of norm 1 that the signature
-    states, over the largest singular value.
+    parameters: those with respect to which some output has a gradient, unlike unused rows of a table, or parameters
+    that only choose experts. rank, nullity: of the Jacobian; they add up to the number of parameters. gap: its smallest
+    singular value that counts and its largest that does not, relative to the largest. dimension: of the span of all
+    generated tangents that are flat. largest_change: of the outputs along a tangent of norm 1 that the signature
+    states, relative to the largest singular value.
     """
 
     parameters: int
@@ -50,7 +50,7 @@ class Audit:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing and nothing wrong; a nullity that the tolerance alone decides proves neither."""
+        """Return whether no symmetry is missing or wrong. Without a clear gap, the nullity proves neither."""
         kept, lost = self.gap
         return self.nullity == self.dimension and self.largest_change < WRONG and kept > CLEAR * lost
 
@@ -60,10 +60,14 @@ def audit(
 ) -> Audit:
     """Compare the null space of the Jacobian with the tangents that the signature generates.
 
-    tensors: role -> float64 tensor at a generic point (every parameter random, no norm weight zero).
-    outputs: functions of such tensors that return vectors, with more than enough entries together to tell all
-    parameters apart. tolerance: singular values below it, relative to the largest, count as zero.
-    Raises ValueError where there are fewer outputs than parameters, or a norm weight is zero.
+    Args:
+        signature: Of the model.
+        tensors: Role -> float64 tensor at a generic point (every parameter random, no norm weight zero).
+        outputs: Functions of such tensors that return vectors, together with more entries than there are parameters.
+        tolerance: Singular values below it, relative to the largest, count as zero.
+
+    Raises:
+        ValueError: There are fewer outputs than parameters, or a norm weight is zero.
     """
     free = {role: tensors[role] for role, entry in signature.tensors.items() if entry.alias is None}
     aliases = {role: entry.alias for role, entry in signature.tensors.items() if entry.alias is not None}
@@ -72,12 +76,12 @@ def audit(
         return {**given, **{role: given[alias] for role, alias in aliases.items()}}
 
     full = jacobian([lambda given, one=one: one(whole(given)) for one in outputs], free)  # type: ignore[misc]
-    sizes = full.norm(dim=0)  # a parameter's unit is free: columns of one size make the gap clear
+    sizes = full.norm(dim=0)  # the unit of a parameter is arbitrary: columns of equal norm make the gap clear
     seen = sizes > 0
     largest = _largest(full)
     basis = tied_span(signature, tensors)
     change = (full @ basis).norm(dim=0) / largest
-    if bool((change >= WRONG).any()):  # what was guessed counts as far as it is flat, what is stated has to be
+    if bool((change >= WRONG).any()):  # stated tangents have to be flat; of guessed ones, only the flat part counts
         basis = _flat(full, basis, largest)
         change = (full @ tied_span(signature, tensors, stated=True)).norm(dim=0) / largest
     basis = orthonormal(basis[seen])
@@ -96,14 +100,14 @@ def audit(
 
 
 def _flat(full: Tensor, columns: Tensor, largest: float) -> Tensor:
-    """The part of a span along which the outputs stay."""
+    """Return the part of a span along which the outputs do not change."""
     values, vh = singular(torch.linalg.qr(full @ columns, mode="r").R / largest)
     return columns @ vh[int((values >= WRONG).sum()) :].mT
 
 
 def _explained(null: Tensor, signature: Signature, tensors: Tensors, seen: Tensor) -> Tensor:
-    """The part of a null space, (parameters seen, n), that is made of what each tensor may give beside norms: in terms
-    of its n directions."""
+    """Return the part of a null space, (parameters seen, n), that consists of the tensors' directions around norms, in
+    terms of its n directions."""
     rest, start, signature = null.clone(), 0, with_ties(signature)
     places = torch.cumsum(seen, 0) - 1
     for role, tensor in tensors.items():
@@ -117,11 +121,11 @@ def _explained(null: Tensor, signature: Signature, tensors: Tensors, seen: Tenso
 
 
 def smallest(matrix: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The smallest singular values of a matrix, over the largest, in descending order, and their right vectors: about
-    so many, or as many more as are below the tolerance, and some that are not.
+    """Return about `count` of the smallest singular values of a matrix, relative to the largest, in descending order,
+    and their right vectors: in any case all that are below the tolerance, and some that are not.
 
-    By inverse iteration on the triangle R of R^T R = M^T M + mu^2, which is several times faster than all of them: all
-    that are zero then count alike.
+    Inverse iteration on the triangle R of R^T R = M^T M + mu^2 is several times faster than the full decomposition. All
+    zeros have the same weight in it.
     """
     largest, total = _largest(matrix), matrix.shape[1]
     shift = NOISE * largest * torch.eye(total, dtype=matrix.dtype)
@@ -143,7 +147,7 @@ def smallest(matrix: Tensor, count: int, tolerance: float) -> tuple[Tensor, Tens
 
 
 def _largest(matrix: Tensor) -> float:
-    """The largest singular value, by power iteration: from below."""
+    """Estimate the largest singular value, from below, by power iteration."""
     vector = torch.ones(matrix.shape[1], dtype=matrix.dtype)
     for _ in range(STEPS):
         vector = matrix.mT @ (matrix @ (vector / vector.norm()))
@@ -153,10 +157,11 @@ def _largest(matrix: Tensor) -> float:
 def jacobian(
     outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors, chunk: int = 128, spare: int = 50
 ) -> Tensor:
-    """G J with a random matrix G of a few more rows than there are parameters, which has the null space of J.
+    """Return G J with a random matrix G of a few more rows than there are parameters: it has the null space of J.
 
-    Every row is of one of the functions. In reverse mode, `chunk` rows at a time: (parameters + spare or more,
-    parameters), parameters in the order of `tensors`. Raises ValueError where there are fewer outputs than that.
+    Every row belongs to one of the functions. It is computed in reverse mode, `chunk` rows at a time, and has the shape
+    (parameters + spare or more, parameters), with parameters in the order of `tensors`. Raises ValueError if there are
+    fewer outputs than parameters.
     """
     leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
     count = sum(leaf.numel() for leaf in leaves.values())
@@ -177,16 +182,16 @@ def jacobian(
             ]
             rows.append(torch.cat(flat, dim=1))
     if seen < count:
-        raise ValueError(f"{seen} outputs cannot tell {count} parameters apart; give more inputs")
+        raise ValueError(f"{seen} outputs cannot distinguish {count} parameters; give more inputs")
     return torch.cat(rows)
 
 
 def tied_span(signature: Signature, tensors: Tensors, stated: bool = False) -> Tensor:
-    """Orthonormal basis of the generated tangents that keep tied tensors equal: (parameters, dimension).
+    """Return an orthonormal basis of the generated tangents that keep tied tensors equal: (parameters, dimension).
 
-    Tangents are generated with every tied tensor on its own, and a weight for norms that have none. Tying restricts a
-    model to a subspace of parameters, as a weight of 1 does, and its flat directions are those of the freer model that
-    lie in that subspace. stated: see `tangents`.
+    Tangents are generated with all tied tensors separate, and with a weight for norms that have none. Tying restricts
+    a model to a subspace of parameters, as a weight of 1 does, and its flat directions are those of the freer model in
+    that subspace. stated: see `tangents`.
     """
     loose = separate(with_ties(signature))
     point = share(loose, dict(tensors))
@@ -214,7 +219,7 @@ def tied_span(signature: Signature, tensors: Tensors, stated: bool = False) -> T
 
 
 def orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis of the span of some columns."""
+    """Return an orthonormal basis of the span of some columns."""
     if not columns.numel():
         return columns[:, :0]
     u, values, _ = decomposed(columns)

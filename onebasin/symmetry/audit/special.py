@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flat directions that few architectures have: see the notes of the tables that name them, and `tangents`."""
+"""Flat directions that only a few architectures have: see the notes in their tables, and `tangents`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from .directions import Tangent, Tensors, sandwiched, spread
 
 
 def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Constants along ones in a sum that only LayerNorms read. Where the sum leaves the model (CLIP's image tower) they
-    trade with one another; a norm that takes several vectors as one (Swin) does not see what is the same in all."""
+    """Yield constants along ones in a sum that only LayerNorms read. If the sum leaves the model (CLIP's image tower),
+    they compensate each other; a norm of several vectors as one (Swin) does not see constants that all of them
+    share."""
     order = list(signature.tensors)
     for space in {e.norm.source for e in signature.tensors.values() if e.norm}:
         norms = [e.norm for e in signature.tensors.values() if e.norm and e.norm.source == space]
@@ -34,7 +35,7 @@ def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def lone_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A norm of nothing but a token of its own (CLIP's class token) and its position does not see their scale."""
+    """Yield scales: a norm of just a special token (CLIP's class token) and its position does not see their scale."""
     order = list(signature.tensors)
     for role, _ in noted(signature, "rows"):
         space = list(signature.leaves(signature.tensors[role]))[-1].space
@@ -60,8 +61,9 @@ def unscaled(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def batch_norms(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A batch norm w (x - m) / sqrt(v) + b has two numbers to spare in each channel, and one against the convolution
-    that reads it. Ones that are added to x leave it alone if m follows, and LayerNorms that read x do not see them."""
+    """A batch norm w (x - m) / sqrt(v) + b has two redundant numbers in each channel, and one more together with the
+    convolution that reads it. Adding ones to x does not change it if m follows, and LayerNorms that read x do not see
+    them."""
     order = list(signature.tensors)
     for weight, reader in noted(signature, "batch"):
         stem, space = weight.removesuffix("weight"), next(signature.leaves(signature.tensors[weight])).space
@@ -81,7 +83,7 @@ def batch_norms(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def gated_convolutions(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """The half of a convolution's channels that is not put through the sigmoid scales against what reads it."""
+    """The half of a convolution's channels that does not enter the sigmoid can be scaled, and its readers inversely."""
     order = list(signature.tensors)
     for weight, _ in noted(signature, "glu"):
         bias, space = weight.removesuffix("weight") + "bias", next(signature.leaves(signature.tensors[weight])).space
@@ -94,9 +96,9 @@ def gated_convolutions(signature: Signature, tensors: Tensors) -> Iterator[Tange
 
 
 def between_zeros(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A convolution over what a LayerNorm puts out, with a zero at both ends: x = D xhat + b meets h = D^-1 1 in h.b
-    alone, W_t + u h^T adds u (h.b) where tap t meets no zero, which inner taps never do. So D moves into all taps, b
-    into what they have along h, and what inner taps have there into the convolution's bias."""
+    """A convolution over the output of a LayerNorm, padded with a zero at both ends. The part of x = D xhat + b along
+    h = D^-1 1 is the constant h.b, so W_t + u h^T adds u (h.b) wherever tap t is not over a zero, as inner taps never
+    are. So D moves into all taps, b into their parts along h, and these parts of inner taps into the bias."""
     order = list(signature.tensors)
     for weight, _ in noted(signature, "glu"):
         source = next((leaf.space for leaf in signature.leaves(signature.tensors[weight]) if leaf.dual), "")
@@ -129,7 +131,8 @@ def idle(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def constants(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Constants that a projection passes on, against vectors that are added to its output (XLNet's queries)."""
+    """Yield constants that a projection passes on, and that vectors added to its output compensate (XLNet's
+    queries)."""
     for role, entry in signature.tensors.items():
         bias = bias_of(signature, role, tuple(signature.leaves(entry))) if role.endswith("weight") else None
         if bias is None or "constant" not in entry.notes:
@@ -139,8 +142,8 @@ def constants(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def circles(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A post-LN sum that has no bias: what values add to it, or ones, can be taken from the bias of the norm that the
-    sum begins with, where all that reads that norm has a place for constants (XLNet)."""
+    """A post-LN sum without a bias: constants that values add to it, or ones, can be subtracted from the bias of the
+    norm with which the sum begins, if all readers of that norm can absorb constants (XLNet)."""
     for outlet in outlets(signature):
         values = [role for role in outlet.readers if "passes" in signature.tensors[role].notes]
         bias = bias_of(signature, values[0], outlet.source) if len(values) == 1 else None
@@ -164,7 +167,7 @@ def circles(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A norm of nothing but what another has put out sees neither its scale nor, if it is a LayerNorm, its mean."""
+    """A norm that reads just the output of another one sees neither its scale nor, if it is a LayerNorm, its mean."""
     order = list(signature.tensors)
     for place, (role, entry) in enumerate(signature.tensors.items()):
         bias = role.removesuffix("weight") + "bias"

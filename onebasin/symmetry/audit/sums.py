@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directions that a sum leaves open, and the norms that read it: scales, shifts, and what reaches it from one side."""
+"""Flat directions of a sum and the norms that read it: scales, shifts, and terms that compensate each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from .directions import (
 
 
 def first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Readers of a sum that only a LayerNorm has written into yet meet only its bias along D^-1 1."""
+    """Yield changes of the readers of a sum into which only a LayerNorm has written so far: along D^-1 1, it is
+    constant (its bias)."""
     order = list(signature.tensors)
     for place, (role, entry) in enumerate(signature.tensors.items()):
         norm = entry.norm
@@ -64,8 +65,8 @@ def first_read(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Where attention's output has no bias, values may still add what comes out along ones, which LayerNorms of the sum
-    do not see."""
+    """If the output of attention has no bias, values may still add constants that become multiples of ones, which
+    LayerNorms of the sum do not see."""
     for role, word in noted(signature, "passes"):
         moving = [unit for unit in units(tensors[role].shape) for constant, axes in cut(signature, role, unit)
                   if bool(constant.any()) and speaks_of(signature, axes, word)]  # fmt: skip
@@ -86,7 +87,8 @@ def passed_as_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A bias without a weight of its own trades with the part of a fused bias that enters the same space (DeBERTa)."""
+    """A bias without a weight of its own and the part of a fused bias in the same space compensate each other
+    (DeBERTa)."""
     vectors = {role: cut(signature, role, tensors[role]) for role, entry in signature.tensors.items()
                if role.endswith("bias") and len(entry.axes) == 1}  # fmt: skip
     for role, blocks in vectors.items():
@@ -102,7 +104,7 @@ def apart(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A table that nothing is added to: what its rows share can move into the biases of all that reads it."""
+    """A table to which nothing is added: a constant in all of its rows can move into the biases of its readers."""
     for members in signature.members.values():
         roles = [role for role, entry in signature.tensors.items()
                  if any(leaf.space in members for leaf in signature.leaves(entry))]  # fmt: skip
@@ -131,8 +133,8 @@ def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """All that writes into a sum which only norms read scales together. In post-LN the sum begins with a norm's
-    output, which scales too, against what else reads it."""
+    """All writers of a sum that only norms read can be scaled together. In post-LN, the sum begins with a norm's
+    output, which is scaled as well, and its other readers inversely."""
     entries = list(signature.tensors.values())
     for space in {entry.norm.source for entry in entries if entry.norm}:
         in_heads = bool(signature.spaces[space].batch) and signature.spaces[space].layer is not None
@@ -167,7 +169,7 @@ def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _part(signature: Signature, tensors: Tensors, role: str, space: str) -> Tensor:
-    """A tensor without the blocks that write elsewhere, as `[latent | rope']` does."""
+    """Return a tensor without the blocks that write elsewhere, as in `[latent | rope']`."""
     found = torch.zeros_like(tensors[role])
     cuts = zip(cut(signature, role, tensors[role]), cut(signature, role, found), strict=True)
     for (piece, axes), (target, _) in cuts:
@@ -177,8 +179,8 @@ def _part(signature: Signature, tensors: Tensors, role: str, space: str) -> Tens
 
 
 def starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """A post-LN stream that begins with a projection, which the first layer reads as it is (ELECTRA). Where the last
-    norm's bias does not `pass`, the layers run again on what it puts out (ALBERT): both beginnings change together."""
+    """A post-LN stream that begins with a projection, which the first layer reads without a norm (ELECTRA). If the bias
+    of the last norm does not `pass`, the layers run again on its output (ALBERT): both beginnings change together."""
     order = list(signature.tensors)
     for space in {entry.norm.source for entry in signature.tensors.values() if entry.norm}:
         leaf, read = Leaf(space), Leaf(space, dual=True)
@@ -218,8 +220,8 @@ def starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 found[bias or ""] = torch.zeros_like(tensors[bias or ""])
                 absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (leaf,))
             yield found
-        # The norm of the sum does not see what is added along ones, whatever it depends on; where the layers run
-        # again it may depend only on what a norm's output does not have.
+        # The norm of the sum does not see multiples of ones, whatever they depend on; if the layers run again, they may
+        # depend only on the part that is constant in a norm's output.
         seen = list(units((signature.sizes[space],)))
         norm = signature.tensors[last[0]].norm if last else None
         if norm is not None:
@@ -237,7 +239,7 @@ def starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _unreached(signature: Signature, tensors: Tensors, start: list[str], leaf: Leaf) -> Iterator[tuple[Tensor, Tensor]]:
-    """Directions that a projection from a normed, narrower space does not write along, but for its constant part."""
+    """Yield directions along which a projection from a normed, narrower space writes only a constant, with that."""
     outlet = next((found for found in outlets(signature) if found.readers == start[:1]), None)
     if outlet is None or outlet.norm.kind != "layernorm" or len(start) != 2 or outlet.bias is None:
         return
@@ -251,7 +253,7 @@ def _unreached(signature: Signature, tensors: Tensors, start: list[str], leaf: L
 
 
 def branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Scales that a norm inside a branch removes: of all that it reads, or of each head that it normalizes."""
+    """Yield scales that a norm inside a branch removes: of everything that it reads, or of each head."""
     for role, entry in signature.tensors.items():
         norm = entry.norm
         if norm is None or not norm.writes_back:
@@ -282,7 +284,7 @@ def branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """The weights of the norms of queries and keys scale against each other, as far as rotary embeddings allow."""
+    """The weights of the norms of queries and keys can be scaled inversely, as far as rotary embeddings allow."""
     for key, space in signature.spaces.items():
         norms = {role: entry for role, entry in signature.tensors.items() if returns(signature, role, key)}
         moves = MOVES[space.kind]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signature's continuous symmetries to first order: directions in parameter space that leave all outputs as they are.
+"""A signature's continuous symmetries to first order: directions in parameter space that leave all outputs unchanged.
 
-The Lie algebra of every space's group; the gauge freedom that the canonical form removes, by the form's derivative; and
-what neither has a use for, such as the scale of a sum that only norms read. They depend on each other; see `audit` for
-the span.
+These are the Lie algebra of every space's group; the gauge freedom that the canonical form removes, by the derivative
+of the form; and others, such as the scale of a sum that only norms read. They are linearly dependent; `audit` takes
+their span.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from .sums import apart, branches, first_read, gains, passed_as_ones, scales, sh
 
 
 def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> Iterator[Tangent]:
-    """All directions that the signature says are flat; they may depend on each other. Nothing may be tied.
+    """Yield all directions that are flat according to the signature; they may be linearly dependent.
 
-    For inputs without padding: what padding alone forbids is flat.
+    Inputs are assumed to have no padding: directions that only padding excludes are flat.
 
     Args:
-        signature: What lives where.
-        tensors: role -> tensor.
-        stated: Only what follows from its groups, its canonical form and its notes. Others are guessed from what reads
-            and writes a space, and need not be flat.
+        signature: Of the model, without ties.
+        tensors: Role -> tensor.
+        stated: Only yield those that follow from its groups, its canonical form and its notes. Others are guessed from
+            the readers and writers of a space, and need not be flat.
     """
     whole = {role: replace(e, notes={k: v for k, v in e.notes.items() if k != "padded"})
              for role, e in signature.tensors.items()}  # fmt: skip
@@ -67,8 +67,8 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> It
 
 
 def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tuple[Entry, str, tuple[Leaf, Tensor]]]]:
-    """Biases that readers of a LayerNorm have without having them: a normed vector x = D xhat + b has the fixed part
-    h.b along h = D^-1 1, so that W + u h^T / (h.b) adds u. Role -> entry, the reader, its leaf and h / (h.b)."""
+    """Yield implicit biases of the readers of a LayerNorm: a normed vector x = D xhat + b has the constant part h.b
+    along h = D^-1 1, so that W + u h^T / (h.b) adds u. Role -> entry, the reader, its leaf and h / (h.b)."""
     for outlet in outlets(signature):
         if outlet.norm.kind != "layernorm" or outlet.bias is None:
             continue
@@ -87,12 +87,12 @@ def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tupl
 
 
 def _side_by_side(vector: Tensor, norm: Norm) -> Tensor:
-    """The vector with a dimension for the copies that the norm takes as one, if there are several."""
+    """Return the vector with a dimension for the copies that the norm takes as one, if there are several."""
     return vector if norm.copies == 1 else vector.reshape(norm.copies, -1)
 
 
 def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along: tuple[Leaf, Tensor]) -> Tensor:
-    """u h^T in the shape of the reader."""
+    """Return u h^T in the shape of the reader."""
     leaf, direction = along
     out = torch.zeros(signature.tensors[reader].shape, dtype=torch.float64)
     for target, axes in cut(signature, reader, out):
@@ -106,8 +106,8 @@ def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along
 
 
 def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """The Lie algebra of each space's largest group. A norm y = D xhat + b turns X into D X D^-1 in its output, where D
-    is the same for all copies that it takes as one."""
+    """Yield the Lie algebra of each space's largest group. A norm y = D xhat + b turns X into D X D^-1 in its output,
+    where D is the same for all copies that it takes as one."""
     for root, kind in signature.kinds.items():
         space, members = signature.spaces[root], signature.members[root]
         inner = {e.norm.target: gain(tensors, r, e.norm)[-space.size :] for r, e in signature.tensors.items()
@@ -119,7 +119,8 @@ def _groups(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def _gauge(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """The freedom that the canonical form removes: f(x) = f(C(x)), so f stays along the kernel of C's derivative."""
+    """Yield the freedom that the canonical form removes: since f(x) = f(C(x)), f is constant along the kernel of the
+    derivative of C."""
     found = list(steps(signature))
     together = {step.role: {step.role} for step in found}  # sets of tensors that depend on one another
     for step in found:

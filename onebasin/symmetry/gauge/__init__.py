@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Freedoms that a model's function does not see: the dataflow that shows them, the canonical form, widening.
+"""Redundant parameters, which do not affect the function: their dataflow, the canonical form without them, widening.
 
-Everything is derived from a signature. Nothing here compares two models' numbers or searches for anything.
+Everything is derived from a signature. Nothing here compares the weights of two models or searches.
 """

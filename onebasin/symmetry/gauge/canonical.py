@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canonical form: freedom that the function does not see, removed before any search, by exact `rewrites`.
+"""The canonical form: redundant parameters are removed before any search, by exact `rewrites`.
 
-After it any orthogonal O with O 1 = 1 commutes with a stock LayerNorm, and the result is an ordinary model.
-A second run changes nothing.
+After that, any orthogonal O with O 1 = 1 commutes with a stock LayerNorm, and the result is an ordinary model. A second
+run changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .rewrites import Step, steps
 
 @dataclass(frozen=True)
 class Canonical:
-    """A model in canonical form. config_updates: what config.json must say. log: what a reader should know."""
+    """A model in canonical form. config_updates: changes of config.json. log: notes for the user."""
 
     signature: Signature
     tensors: dict[str, Tensor]
@@ -32,11 +32,12 @@ class Canonical:
 
 
 def canonical(signature: Signature, tensors: Mapping[str, Tensor]) -> Canonical:
-    """Return the canonical form of a model; the function stays as it is, up to rounding.
+    """Return the canonical form of a model, which computes the same function up to rounding.
+
+    A tied head that prevents rotations of the stream gets a tensor of its own: a new role in the signature, and
+    `tie_word_embeddings: False` in `config_updates`.
 
     tensors: role -> floating-point tensor, float32 or float64; they are not changed.
-    Where a tied head stands in the way of the stream's rotation it gets a tensor of its own: a new role in the
-    signature, and `tie_word_embeddings: False` in `config_updates`.
     """
     form = plan(signature)
     copies = {role: tensor.clone(memory_format=torch.contiguous_format) for role, tensor in tensors.items()}
@@ -49,10 +50,9 @@ def canonical(signature: Signature, tensors: Mapping[str, Tensor]) -> Canonical:
 
 @dataclass(frozen=True)
 class CanonicalForm:
-    """How a model's canonical form is made, known from its signature alone.
+    """The steps to a model's canonical form, which its signature determines.
 
-    whole: the signature while the steps run, ties included. signature: of the form. untied: tensors that get numbers of
-    their own.
+    whole: the signature for the steps, including ties. signature: of the form. untied: tensors that are no longer tied.
     """
 
     whole: Signature
@@ -61,7 +61,7 @@ class CanonicalForm:
 
     @cached_property
     def steps(self) -> Sequence[Step]:
-        """In order. Finding them takes most of the time, and who only asks for the signature needs none."""
+        """All steps in order. Finding them takes most of the time, and the signature alone does not need them."""
         return list(steps(joined(self.whole)))
 
     @property
@@ -70,10 +70,10 @@ class CanonicalForm:
 
     @property
     def log(self) -> list[str]:
-        return [f"'{role}' no longer shares its numbers: the norm before it moves into it" for role in self.untied]
+        return [f"'{role}' is no longer tied, since the norm before it is folded into it" for role in self.untied]
 
     def home(self, role: str) -> str:
-        """Return the role that holds the numbers of a tied one."""
+        """Return the role with the numbers of a tied one."""
         return self.whole.tensors[role].alias or role
 
     @cached_property
@@ -86,10 +86,10 @@ class CanonicalForm:
     def tensor(
         self, role: str, read: Callable[[str], Tensor], kept: dict[tuple[str, int], Tensor], before: int | None = None
     ) -> Tensor:
-        """Return the tensor `role` of the form, or as it is before step `before`.
+        """Return the tensor `role` of the form, or its state before step `before`.
 
-        read: role -> stored tensor, called for every tensor that this one depends on; they are let go, but for vectors,
-        which go into `kept` for the next call.
+        read: role -> stored tensor, called for every tensor that this one depends on. kept: a cache of vectors for
+        later calls; matrices are not kept.
         """
         home = self.home(role)
         changes = [change for change in self.changes.get(home, []) if before is None or change[0] < before]
@@ -107,19 +107,19 @@ class CanonicalForm:
 
 
 def plan(signature: Signature) -> CanonicalForm:
-    """Return the way to the canonical form."""
+    """Return the steps to the canonical form."""
     stored, signature = signature, with_ties(signature)
     untied = _in_the_way(joined(signature))
     if untied:
         signature = separate(signature)
-    # What the file leaves out is read from where it was tied to; ties that it leaves out stay out.
+    # Tensors that the file omits are read from those that they were tied to; omitted ties remain omitted.
     entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
     whole = replace(signature, tensors=entries)
     return CanonicalForm(whole, without_ties(signature), untied)
 
 
 def _in_the_way(signature: Signature) -> list[str]:
-    """Tied readers of norms that must fold for their space to rotate."""
+    """Return the tied readers of norms that have to be folded before their space can rotate."""
     return [
         role
         for outlet in outlets(signature)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads and who writes what: a signature as a circuit, and constants that move along it.
+"""The readers and writers of spaces: a signature as a circuit, and constants that move along it.
 
-The order of a signature's tensors is that of execution, so what stands between two norms is found by it. The canonical
-form, the audit's flat directions and the adapters' factors all ask here.
+The order of a signature's tensors is that of execution, so it shows which tensors are between two norms. The canonical
+form, the audit's flat directions and the factors of adapters all use this.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Block = tuple[Tensor, tuple[Leaf, ...]]
 
 
 def joined(signature: Signature) -> Signature:
-    """The signature in which the spaces that a norm takes as one vector, `(band inside)`, are one space, where only
-    their places move. What reads the inner one alone (a grouped convolution) is noted as reading it."""
+    """Return the signature with the spaces that a norm takes as one vector, `(band inside)`, as one space, if they can
+    only be permuted. Tensors that read just the inner one (a grouped convolution) get a note that they read it."""
     outer: dict[str, tuple[Axis, ...]] = {}
     for entry in signature.tensors.values():
         if entry.norm and isinstance(entry.axes[0], Flat) and len(entry.norm.over) > len(entry.norm.parts):
@@ -64,8 +64,8 @@ def along(signature: Signature, role: str, tensor: Tensor, leaf: Leaf) -> Iterat
 
 
 def fed(signature: Signature, outlet: Outlet, reader: str, tensor: Tensor) -> Iterator[Tensor]:
-    """Views of the parts of a reader of a norm's output, with what the norm puts out last: one vector, or several side
-    by side that are normalized together."""
+    """Yield views of the parts of a reader of a norm's output, with that output last: one vector, or several side by
+    side that are normalized together."""
     for view, axes in cut(signature, reader, tensor):
         if outlet.source[0] in axes:
             dim = axes.index(outlet.source[0])
@@ -80,7 +80,7 @@ def has(signature: Signature, role: str, leaf: Leaf) -> bool:
 
 
 def moves(signature: Signature, role: str) -> bool:
-    """Return whether what this tensor has that others can take may move there."""
+    """Return whether redundant parts of this tensor may move into others."""
     return "stays" not in signature.tensors[role].notes
 
 
@@ -91,11 +91,11 @@ def readers(signature: Signature, space: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Outlet:
-    """Where a norm's output goes.
+    """The destination of a norm's output.
 
-    readers: what reads it, and nothing else. writers: what is added to it before the next norm (post-LN), with that
-    norm's sum as their only way out. free: nothing but the readers sees it, so the norm's weight, if it has one, can
-    move into them.
+    readers: the tensors that read it, and nothing else. writers: the tensors that are added to it before the next norm
+    (post-LN), which is the only one to read them. free: only the readers use it, so the norm's weight, if it has one,
+    can move into them.
     """
 
     role: str
@@ -111,16 +111,16 @@ class Outlet:
 
 
 def outlets(signature: Signature) -> Iterator[Outlet]:
-    """The norms whose readers the signature can tell: those with an output space of their own, and those that write
-    back and whose bias `passes`: what they put out is read up to the next norm, and summed there.
-    """
+    """Yield the outlets of all norms whose readers are known from the signature: norms with an output space of their
+    own, and norms that write back and whose bias `passes`: their output is read up to the next norm, and summed
+    there."""
     for role in signature.tensors:
         if (found := outlet_of(signature, role)) is not None:
             yield found
 
 
 def outlet_of(signature: Signature, role: str) -> Outlet | None:
-    """Return where the output of a norm goes, see `outlets`, where this is one and the signature can tell."""
+    """Return the outlet of a norm, if this is one and its readers are known, see `outlets`."""
     entry, bias = signature.tensors[role], role.removesuffix("weight") + "bias"
     norm = entry.norm
     if norm is None:
@@ -157,8 +157,8 @@ def returns(signature: Signature, role: str, space: str) -> bool:
 
 
 def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str | None:
-    """The bias added to what `reader` makes of the leaves `source`, if the reader has one throughout: its own, or one
-    that enters the same sum (the FFN's, where attention beside it has none)."""
+    """Return the bias that is added to the output of `reader` from the leaves `source`, if it has one throughout: its
+    own, or another one in the same sum (the FFN's, if attention beside it has none)."""
     if {"nonlinear", "glu"} & signature.tensors[reader].notes.keys() or not reader.endswith("weight"):
         return None
     named = (role for role, entry in signature.tensors.items() if entry.notes.get("biases") == reader)
@@ -177,7 +177,7 @@ def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str 
 
 
 def _added(signature: Signature, role: str, tensor: Tensor) -> list[Block]:
-    """`cut` without dimensions of one entry, as in BART's `1 vocab`."""
+    """Return `cut` without dimensions of size 1, as in BART's `1 vocab`."""
     one = Leaf("1")
     return [
         (view.squeeze([i for i, leaf in enumerate(axes) if leaf == one]), tuple(leaf for leaf in axes if leaf != one))
@@ -186,7 +186,7 @@ def _added(signature: Signature, role: str, tensor: Tensor) -> list[Block]:
 
 
 def beside(signature: Signature, role: str, space: str) -> list[str]:
-    """The biases that enter the sum in `space` which `role` writes into: no norm, gain or reader stands between."""
+    """Return the biases in the sum in `space` to which `role` adds, without a norm, gain or reader in between."""
     order = list(signature.tensors)
     if not any(entry.norm and entry.norm.source == space for entry in signature.tensors.values()):
         return []
@@ -198,7 +198,7 @@ def beside(signature: Signature, role: str, space: str) -> list[str]:
             if Leaf(space, dual=True) in found or (entry.norm and space in (entry.norm.source, entry.norm.target)):
                 return
             if found == [Leaf(space)] and other.endswith("weight"):
-                return  # a gain, as in wav2vec 2.0's convolutions: what comes before it is normed and scaled
+                return  # a gain, as in wav2vec 2.0's convolutions: its input is normed and scaled
             normed = signature.tensors.get(other.removesuffix("bias") + "weight", entry).norm is not None
             if found == [Leaf(space)] and other.endswith("bias") and not normed and "nonlinear" not in entry.notes:
                 yield other
@@ -208,7 +208,7 @@ def beside(signature: Signature, role: str, space: str) -> list[str]:
 
 
 def traded(signature: Signature) -> Iterator[tuple[str, str]]:
-    """Yield biases that enter the same sum as an earlier one, after that one."""
+    """Yield (first, other) for biases that enter the same sum."""
     for role, entry in signature.tensors.items():
         vector = len(entry.axes) == 1 and moves(signature, role) and not tied(signature, role)
         if vector and isinstance(entry.axes[0], Leaf):
@@ -225,7 +225,7 @@ def absorb(
     constant: Tensor,
     leaves: tuple[Leaf, ...],
 ) -> None:
-    """bias += W c, where c has one dimension for each of `leaves` (primal), or is several vectors side by side."""
+    """bias += W c, where c has one dimension for each of `leaves` (primal), or consists of several vectors."""
     if constant.dim() == 1 and len(constant) > (length := signature.sizes.get(leaves[0].space, len(constant))):
         constant, leaves = constant.view(-1, length), (Leaf(str(len(constant) // length)), *leaves)
     source = tuple(dual(signature, leaf) for leaf in leaves)
@@ -238,7 +238,7 @@ def absorb(
 
 
 def dual(signature: Signature, leaf: Leaf) -> Leaf:
-    """Return the leaf of a reader: primed, except for what batches (heads), which reads and writes alike."""
+    """Return the leaf of a reader: primed, except for spaces that batch others (heads), where both are the same."""
     batching = {outer for space in signature.spaces.values() for outer in space.batch}
     return leaf if leaf.space in batching or leaf.constant else Leaf(leaf.space, dual=True)
 
@@ -246,9 +246,9 @@ def dual(signature: Signature, leaf: Leaf) -> Leaf:
 def contract(
     weight: Tensor, axes: tuple[Leaf, ...], other: Tensor, source: tuple[Leaf, ...], out: tuple[Leaf, ...]
 ) -> Tensor:
-    """Einstein sum over all leaves of `weight` and `other` that are not in `out`."""
+    """Return the Einstein sum over all leaves of `weight` and `other` that are not in `out`."""
     number = {leaf: i for i, leaf in enumerate(dict.fromkeys(axes))}
-    # A constant axis of `weight` alone has no name to be told by: it gets a number of its own and is summed over.
+    # A constant axis of `weight` alone has no unique name: it gets a number of its own and is summed over.
     stay = [axes.index(leaf) for leaf in out]
     alone = [leaf.constant and leaf not in source and i not in stay for i, leaf in enumerate(axes)]
     first = [len(number) + i if alone[i] else number[leaf] for i, leaf in enumerate(axes)]
@@ -256,10 +256,10 @@ def contract(
 
 
 def vanishes(signature: Signature, role: str, space: str) -> bool:
-    """Return whether the all-ones direction of what `role` writes into `space` only ever enters LayerNorms.
+    """Return whether the all-ones direction of the output of `role` in `space` only enters LayerNorms.
 
-    The order of the tensors is that of execution. A norm that writes back ends the sum that `role` writes into;
-    where none does, the sum runs through all layers, and all norms and what reads it from here on count.
+    The order of the tensors is that of execution. A norm that writes back ends the sum to which `role` adds; without
+    one, the sum runs through all layers, and all norms and later readers count.
     """
     if "ones" not in MOVES[signature.spaces[space].kind] or "nonlinear" in signature.tensors[role].notes:
         return False
@@ -268,19 +268,19 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
     after = entries[list(signature.tensors).index(role) + 1 :]
     for entry in after:
         if entry.norm and entry.norm.source == space and entry.norm.writes_back:
-            # What a norm puts out is read or summed before the next: the next is another branch's.
+            # The output of a norm is read or summed before the next one, which belongs to another branch.
             return entry.norm.kind == "layernorm" and not entry.norm.beside and role not in norms
         if has(signature, entry.role, Leaf(space, dual=True)):
             return False
     reading = [entry.norm for entry in entries if entry.norm and entry.norm.source == space]
-    # Of several vectors side by side a norm takes one mean, so ones added to one of them are seen.
+    # A norm of several vectors side by side subtracts a common mean, so it sees ones that are added to one of them.
     kinds = {norm.kind if norm.copies == 1 else "" for norm in reading if not norm.writes_back}
     return kinds == {"layernorm"} and not signature.spaces[space].output
 
 
 def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
-    """Yield tensors (norms left out) and the leaves, parts of one vector, along which their all-ones direction is
-    invisible."""
+    """Yield tensors (except norms) and the leaves, parts of one vector, along which their all-ones direction has no
+    effect."""
     for role, entry in signature.tensors.items():
         if not moves(signature, role):
             continue
@@ -302,7 +302,7 @@ def vectors(signature: Signature, role: str, tensor: Tensor, parts: tuple[Leaf, 
 
 
 def branch(signature: Signature, role: str) -> list[str]:
-    """The tensors that write what the norm `role` normalizes, where that is not the sum of all: those since the last
+    """Return the tensors that write the input of the norm `role`, if that is not the whole stream: those since the last
     norm or reader of the space."""
     norm, order = signature.tensors[role].norm, list(signature.tensors)
     assert norm is not None
@@ -322,8 +322,8 @@ def branch(signature: Signature, role: str) -> list[str]:
 
 
 def noted(signature: Signature, note: str) -> Iterator[tuple[str, str | None]]:
-    """Tensors with this note, and the space it speaks of. On a weight, `passes` and `invisible` speak of the constants
-    that it makes of a norm's bias, not of its own numbers: see `audit`."""
+    """Yield tensors with this note, and the space to which it applies. On a weight, `passes` and `invisible` apply to
+    the constants that it makes of a norm's bias, not to its own entries: see `audit`."""
     for role, entry in signature.tensors.items():
         constant = note in ("passes", "invisible")
         if note in entry.notes and not (constant and (role.endswith("weight") or not moves(signature, role))):
@@ -331,16 +331,15 @@ def noted(signature: Signature, note: str) -> Iterator[tuple[str, str | None]]:
 
 
 def speaks_of(signature: Signature, axes: tuple[Leaf, ...], word: str | None) -> bool:
-    """Return whether a block has the space that a note names as in the table: `qk'`."""
+    """Return whether a block has the space in a note, which is written as in the table: `qk'`."""
     return word is None or any(
         not leaf.constant and signature.spaces[leaf.space].name + "'" * leaf.dual == word for leaf in axes
     )
 
 
 def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> list[tuple[str, str]] | None:
-    """Where a constant that `role` adds can go instead: readers with their biases, and ('', bias) for the bias that
-    is added to the same sum before the next norm. None where part of it has no place to go.
-    """
+    """Return where a constant that `role` adds can move: readers with their biases, and ('', bias) for a bias that is
+    added to the same sum before the next norm. None if part of it cannot move."""
     source = tuple(dual(signature, leaf) for leaf in leaves)
     if "padded" in signature.tensors[role].notes or not moves(signature, role):
         return None
@@ -358,8 +357,8 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
 
 
 def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
-    """Where the rows of a summed table can go: tensors that take one of the first rows each, and tensors that take
-    what all other rows share. A tied table cannot take anything; another that is summed with it does instead."""
+    """Return where the rows of a summed table can move: the tensors that absorb one of the first rows each, and those
+    that absorb the mean of all other rows. A tied table absorbs nothing, but another one that is summed with it may."""
     rows = [role for role in entry.notes.get("rows", "").split() if role in signature.tensors]
     leaf = list(signature.leaves(entry))[-1]
     rest = [role for role in entry.notes["into"].split() if role in signature.tensors and has(signature, role, leaf)]
@@ -370,7 +369,7 @@ def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
 
 
 def sharing(signature: Signature, role: str) -> Iterator[Tensor]:
-    """Yield the entries of the first axis that a softmax compares with each other alone: their numbers."""
+    """Yield the indices of the first axis over which a softmax runs."""
     entry = signature.tensors[role]
     parts = blocks(torch.arange(entry.shape[0]), entry.axes[:1], signature.sizes)
     for names in entry.notes["softmax"].split(","):

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps to the canonical form. Each is exact, local to a few tensors, and derived from the signature alone:
 
-    scales    a factor per channel (LayerScale) moves into what writes those channels
+    scales    a factor per channel (LayerScale) moves into the tensors that write those channels
     tables    the mean row of a summed table moves into the table it is summed with
-    norms     weight and bias of a norm move into what reads its output; readers of a LayerNorm lose the all-ones
-              direction, which a centred vector cannot reach
+    norms     weight and bias of a norm move into the readers of its output; readers of a LayerNorm lose the all-ones
+              direction, in which a centred vector has no component
     passed    a value bias moves through attention into the output bias, a post-LN bias into the biases up to the
               next norm
-    sums      biases that enter one sum (attention and FFN side by side) move into the first of them
-    unseen    a key bias under softmax is set to zero, the mean of what a softmax runs over (a router's rows), and what
-              a vector has across all that it meets
-    writers   what only ever enters LayerNorms, of the stream or of a head's queries and keys, loses its all-ones
-              direction
-    degrees   what writes neurons whose power another tensor reads (squared ReLU) has a fixed share of their length
+    sums      biases in the same sum (attention and FFN side by side) move into the first of them
+    unseen    these are set to zero: a key bias under softmax, the mean of rows over which a softmax runs (a router),
+              and the part of a vector that is orthogonal to everything it is multiplied with
+    writers   tensors that are only read by LayerNorms, of the stream or of a head's queries and keys, lose their
+              all-ones direction
+    degrees   of neurons whose power another tensor reads (squared ReLU), the writer has a fixed share of the length
 
-A step changes one tensor given a few others, so that any tensor of the form can be made by itself from those that it
-depends on. Nothing is divided by a norm's weight, so a weight of zero is as good as any other.
+A step changes one tensor given a few others, so that every tensor of the form can be computed by itself from those that
+it depends on. Nothing is divided by a norm's weight, so a weight of zero is no exception.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from .dataflow import (
 
 @dataclass(frozen=True)
 class Step:
-    """One tensor changed in place: `role`, by `run`, which is called with it and with the tensors `given`, by role."""
+    """A change of the tensor `role` in place, by `run`, which is called with it and the tensors `given`, by role."""
 
     role: str
     given: tuple[str, ...]
@@ -131,8 +131,8 @@ def _norms(signature: Signature) -> Iterator[Step]:
 
 
 def _fold(signature: Signature, outlet: Outlet, reader: str, bias: str | None, tensors: Mapping[str, Tensor]) -> None:
-    """A norm's weight moves into a reader. So does the bias of a LayerNorm, for readers without a bias: the normed
-    vector has no component along ones, so that direction is free to carry constants,
+    """Fold a norm's weight into a reader, and the bias of a LayerNorm for readers without a bias: the normed vector has
+    no component along ones, so that direction can carry constants,
     (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0."""
     for view in fed(signature, outlet, reader, tensors[reader]):
         constant = None if bias is None else view @ tensors[bias]
@@ -146,13 +146,14 @@ def _fill(role: str, value: float, tensors: Mapping[str, Tensor]) -> None:
 
 
 def unreached(gain: Tensor) -> Tensor:
-    """The direction h that a LayerNorm's output (less its bias) never has: h D is a multiple of ones, or zero."""
+    """Return the direction h to which a LayerNorm's output (less its bias) is orthogonal: h D is a multiple of ones, or
+    zero."""
     least = gain.abs().min()
     return (gain == 0).to(gain) if least == 0 else least / gain
 
 
 def _unreach(signature: Signature, outlet: Outlet, reader: str, bias: str | None) -> Iterator[Step]:
-    """Take from a reader what it reads along that direction. There it meets only the norm's bias, if any."""
+    """Remove the part of a reader along that direction, in which its input is just the norm's bias, if any."""
     target = bias_of(signature, reader, outlet.source)
     if bias is not None:
         if target is None:
@@ -204,8 +205,8 @@ def _moved(
     leaves: tuple[Leaf, ...],
     places: list[tuple[str, str]] | None,
 ) -> Iterator[Step]:
-    """Add what a constant (block `number` of a tensor, or all of it) becomes to the biases in `places`, and set it to
-    zero; leave it where there are none."""
+    """Move a constant (block `number` of a tensor, or all of it) into the biases in `places`, and set it to zero; leave
+    it unchanged if there are none."""
     for reader, bias in places or ():
         given = (reader, role) if reader else (role,)
         yield Step(bias, given, partial(_add_constant, signature, role, number, leaves, reader, bias))
@@ -257,7 +258,7 @@ def _shift(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> No
 
 
 def differences(table: Tensor) -> Tensor:
-    """(rows, *batch, n) -> (*batch, rows - 1, n), each row less the first."""
+    """(rows, *batch, n) -> (*batch, rows - 1, n): each row minus the first."""
     return (table[1:] - table[:1]).movedim(0, -2)
 
 
@@ -285,7 +286,7 @@ def _centre(signature: Signature, role: str, parts: tuple[Leaf, ...], tensors: M
 
 
 def _degrees(signature: Signature) -> Iterator[Step]:
-    """Yield the steps that even out what writes neurons and what reads a power of them."""
+    """Yield the steps that balance the writers of neurons with the readers of a power of them."""
     for role, word in noted(signature, "degree"):
         degree, reader = (word or "").split()
         if reader not in signature.tensors or not moves(signature, role):
@@ -300,8 +301,8 @@ def _degrees(signature: Signature) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class _Powers:
-    """Rows w of a matrix `role`, with entries c of its bias, and columns d of `reader`, which reads what a function of
-    degree k makes of them, f(s x) = s^k f(x): s w, s c and s^-k d do the same for any s > 0.
+    """Rows w of a matrix `role`, with entries c of its bias, and columns d of `reader`, which reads a function of
+    degree k of them, f(s x) = s^k f(x): s w, s c and s^-k d compute the same for any s > 0.
 
     The least s^2 |w|^2 + s^-2k |d|^2 has s |w| = k^(1/2) s^-k |d|, so s^(k + 1) = r = k^(1/2) |d| / |w|. Once the
     columns are s^-k d, r has become s.
@@ -314,7 +315,7 @@ class _Powers:
 
     @property
     def inner(self) -> list[str]:
-        """Return the spaces for each of whose entries there is a factor."""
+        """Return the spaces that have a factor for each of their entries."""
         mine, others = (list(self.signature.leaves(self.signature.tensors[one])) for one in (self.role, self.reader))
         return [leaf.space for leaf in mine if not leaf.dual and leaf.space in {other.space for other in others}]
 
@@ -330,7 +331,7 @@ class _Powers:
         return torch.stack(squares).sum(0).sqrt()
 
     def grow(self, role: str, power: float, tensors: Mapping[str, Tensor]) -> None:
-        """Multiply a tensor by this power of r; by 1 where |w| or |d| is 0."""
+        """Multiply a tensor by this power of r, or by 1 if |w| or |d| is 0."""
         w, d = (self.length(one, tensors[one]) for one in (self.role, self.reader))
         alive = (w > 0) & (d > 0)
         factor = torch.where(alive, self.degree**0.5 * d / torch.where(alive, w, 1.0), 1.0) ** power

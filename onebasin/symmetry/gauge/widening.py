@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A narrow model inside a wider one, exactly: fewer neurons or heads, a narrower stream.
 
-Every space is embedded isometrically, x -> E x with E^T E = 1: tensors that write it take E, tensors that read it E
-as well, since W E^T E x = W x. E pads with zeros, except for a stream under LayerNorm, where it also carries the
-normalized ones direction to the normalized ones direction, so that what sums to zero still does.
+Every space is embedded isometrically, x -> E x with E^T E = 1: tensors that write it take E, and so do tensors that
+read it, since W E^T E x = W x. E pads with zeros, except for a stream under LayerNorm, where it also maps the
+normalized ones direction to the normalized ones direction, so that vectors of sum zero keep that sum.
 
-A norm over w places instead of n divides by a root mean square that is sqrt(n / w) as large, so its weight takes
-sqrt(n / w), and eps as stored n / w. Attention that divides its logits by the root of the head size has its queries
-multiplied by sqrt(w / n) where heads get wider.
+A norm over w places instead of n divides by a root mean square that is sqrt(n / w) times as large, so its weight is
+multiplied by sqrt(n / w), and the stored eps by n / w. If attention divides its logits by the root of the head size and
+heads get wider, its queries are multiplied by sqrt(w / n).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..tables.signature import MOVES, Entry, Signature
 
 
 def widening(narrow: Signature, wide: Signature) -> dict[str, tuple[int, int]]:
-    """Root space -> (narrow, wide) size, where they differ.
+    """Return root space -> (narrow, wide) size, for those that differ.
 
-    Raises ValueError, naming the space, where the wide model is the narrower one, where nothing may act on the space
-    (vocabulary, classes), or where a LayerNorm writes back into it: its mean would change.
+    Raises ValueError if the `wide` model is the narrower one in a space, if no group acts on the space (vocabulary,
+    classes), or if a LayerNorm writes back into it, since its mean would change.
     """
     grown: dict[str, tuple[int, int]] = {}
     for key, space in narrow.spaces.items():
@@ -61,13 +61,13 @@ def embedding(kind: str, n: int, w: int, like: Tensor) -> Tensor:
 
 
 def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> dict[str, Tensor]:
-    """Return the narrow model's tensors (role -> canonical form) in the wide model's shapes; the function stays.
+    """Return the narrow model's tensors (role -> canonical form) in the wide model's shapes, with the same function.
 
     Roles that the wide model lacks are left out. Raises ValueError as `widening` does.
     """
     grown = widening(narrow, wide)
     sizes = {key: wide.sizes.get(key, size) for key, size in narrow.sizes.items()}
-    for key, space in narrow.spaces.items():  # rows and labels keep their own number
+    for key, space in narrow.spaces.items():  # rows and labels keep their size
         if space.kind in ("rows", "labels"):
             sizes[key] = space.size
     found = {}
@@ -99,11 +99,11 @@ def widen(narrow: Signature, tensors: Mapping[str, Tensor], wide: Signature) -> 
 
 
 def eps_factor(narrow: Signature, wide: Signature) -> float:
-    """Return the factor of the norms' eps: n / w of the stream that they read (1 where it keeps its width)."""
+    """Return the factor of the norms' eps: n / w of the stream that they read (1 if its width is the same)."""
     grown = widening(narrow, wide)
     factors = {grown[narrow.root[norm.source]] for norm in narrow.norms if narrow.root[norm.source] in grown}
     if len(factors) > 1:
-        raise ValueError("norms over spaces that grow by different factors share one eps: this cannot be exact")
+        raise ValueError("norms over spaces that are widened by different factors share one eps: this cannot be exact")
     return next((n / w for n, w in factors), 1.0)
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The groups that act on spaces, one short file each, with their one hard operation `nearest`.
 
-Each takes the cross-moments of a space and returns its best element, in closed form but for
-joint rescaling (one variable) and `Invertible` (descent). Nothing here knows tensors,
-tables or models.
+It takes the cross-moments of a space and returns the best element, in closed form except for joint rescaling (one
+variable) and `Invertible` (descent). Nothing here knows tensors, tables or models.
 """
 
 from .base import Moments

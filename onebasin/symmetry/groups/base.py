@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics that matching hands to a group."""
+"""The statistics that matching passes to a group."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from .elements import Element, Monomial
 
 @dataclass(frozen=True)
 class Moments:
-    """All that a space's best element depends on, with everything else held fixed.
+    """Everything that determines the best element of a space while all others are fixed.
 
-    Over the tensors that write the space (primal) and those that read it (dual), with the space's axis
-    first and everything else flattened, anchor A and source S:
+    Over the tensors that write the space (primal) and those that read it (dual), with the space's axis first and
+    everything else flattened, anchor A and source S:
     primal, dual              sum of A S^T, (*batch, n, n)
     primal_norm, dual_norm    squared norms of the rows of S, (*batch, n)
     primal_gram, dual_gram    sum of S S^T, (*batch, n, n); None unless the group `uses_gram`
-    diagonal                  sum of a s^T over the weights a, s of norms, (*batch, n, n): diagonal matrices, which only
-                              permutations move and no sign changes; None where there are none
-    one_sided                 whether `dual` is zero: no tensor reads the space, or an isometry acts, which moves
-                              readers as it moves writers, so that all of them are in `primal`
-    so_far                    the map that S went through already, (*batch, n, n), where what is found comes after it
-                              and the two together have a bound; None for the identity
+    diagonal                  sum of a s^T over the weights a, s of norms, (*batch, n, n): diagonal matrices, on which
+                              only permutations act, and no signs; None if there are none
+    one_sided                 whether `dual` is zero: no tensor reads the space, or the element is an isometry, which
+                              acts on readers as on writers, so that all of them are in `primal`
+    so_far                    the map that has acted on S already, (*batch, n, n), for groups that bound its product
+                              with the element; None for the identity
     The squared distance of g is
         |A|^2 + |g S|^2 + |g^-T S|^2 - 2 <g, primal> - 2 <g^-T, dual>.
     """
@@ -43,14 +43,14 @@ class Moments:
 
     @property
     def total(self) -> Tensor:
-        """Return the matrix M of `argmax <g, M>` where g^-T = g (permutations, signs, orthogonal maps)."""
+        """Return the matrix M of `argmax <g, M>` for g^-T = g (permutations, signs, orthogonal maps)."""
         return self.primal if self.one_sided else self.primal + self.dual
 
     def value(self, element: Element) -> Tensor:
-        """Squared distance of `element` less its constant |A|^2, (*batch,).
+        """Return the squared distance of `element` less its constant |A|^2, (*batch,).
 
-        Without Gram matrices |g S|^2 comes from the row norms, which is exact for every element whose
-        matrix has orthogonal columns: all groups but `Invertible`.
+        Without Gram matrices, |g S|^2 is computed from the row norms, which is exact if the matrix of the element has
+        orthogonal columns: in all groups but `Invertible`.
         """
         if isinstance(element, Monomial):
             return self._value_of_monomial(element) + self._of_norms(element.index)
@@ -72,7 +72,7 @@ class Moments:
         return -2 * torch.take_along_dim(self.diagonal, index.unsqueeze(-1), dim=-1).sum((-2, -1))
 
     def _value_of_monomial(self, element: Monomial) -> Tensor:
-        """`value` from the n entries that a permutation picks, without an n x n matrix."""
+        """Return `value` from the n entries that a permutation picks, without an n x n matrix."""
         index = element.index.expand(self.primal.shape[:-1])
         total = self.primal.new_zeros(self.primal.shape[:-2])
         for dual, cross, norm in (
@@ -88,13 +88,13 @@ class Moments:
         return total
 
     def stay(self) -> Tensor:
-        """`value` of the identity, (*batch,)."""
+        """Return `value` of the identity, (*batch,)."""
         trace = sum(torch.diagonal(m, dim1=-2, dim2=-1).sum(-1) for m in (self.primal, self.dual))
         here = torch.arange(self.primal.shape[-1], device=self.primal.device)
         return self.primal_norm.sum(-1) + self.dual_norm.sum(-1) - 2 * trace + self._of_norms(here)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Moments:
-        """`change` applied to every statistic: a dtype, a device, a shape of the batch."""
+        """Apply `change` to every statistic: a new dtype, device, or shape of the batch."""
         primal_gram, dual_gram, diagonal, so_far = (
             None if each is None else change(each)
             for each in (self.primal_gram, self.dual_gram, self.diagonal, self.so_far)

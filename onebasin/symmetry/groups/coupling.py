@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Couplings: what acts like an element but mixes dimensions, a relaxation of a permutation."""
+"""Couplings, which act like elements but mix dimensions: a relaxation of permutations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Coupling:
-    """Non-negative matrix, (*batch, m, n): row i says of which of n source neurons place i of m is mixed.
+    """Non-negative matrix, (*batch, m, n): row i has the weights of n source neurons in place i of m.
 
-    dual: what the neurons' readers take, (*batch, m, n); None says that it is the same (doubly stochastic matrices).
+    dual: the matrix for the neurons' readers, (*batch, m, n); None if it is the same (doubly stochastic matrices).
     """
 
     matrix: Tensor
@@ -27,7 +27,7 @@ class Coupling:
 def sinkhorn(log: Tensor, sweeps: int = 20) -> Tensor:
     """Return the logarithm of a doubly stochastic matrix: rows and columns of exp(log) scaled in turn. Differentiable.
 
-    log: (*batch, n, n). Columns sum to 1 exactly, rows as far as the sweeps have come.
+    log: (*batch, n, n). Columns sum to 1 exactly, rows approximately, depending on the sweeps.
     """
     for _ in range(sweeps):
         log = log - log.logsumexp(-1, keepdim=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elements of the groups, in the two forms that all of them take: a gather with scales, or a matrix.
+"""Elements of the groups, in one of two forms: a gather with scales, or a matrix.
 
-Both act on the vectors of a space by `x -> g x`. A tensor that *reads* from the space takes the dual
-`g^-T`, so that (W g^-1)(g x) = W x. Leading dimensions are batch: a map for every head, say.
+Both act on the vectors of a space by `x -> g x`. A tensor that *reads* from the space takes the dual `g^-T`, so that
+(W g^-1)(g x) = W x. Leading dimensions are a batch, such as one map for every head.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Monomial:
         return same and (self.scale is None or bool((self.scale == 1).all()))
 
     def dense(self, dtype: torch.dtype = torch.float64) -> Linear:
-        """Return the same map as a matrix (only ever for small spaces and for mixing with `Linear`)."""
+        """Return the same map as a matrix (only for small spaces, and for products with `Linear`)."""
         n = self.index.shape[-1]
         eye = torch.eye(n, dtype=dtype, device=self.index.device).expand(*self.index.shape, n)
         return Linear(self.act(eye), None if self.scale is None else self.act(eye, dual=True))
@@ -78,7 +78,7 @@ class Monomial:
 
 @dataclass(frozen=True)
 class Linear:
-    """Invertible matrix. `dual` is its inverse transpose; None says the matrix is orthogonal.
+    """Invertible matrix. `dual` is its inverse transpose, or None if the matrix is orthogonal.
 
     matrix, dual: (*batch, n, n), floating point.
     """
@@ -95,7 +95,7 @@ class Linear:
         return gemm(self.of(dual).to(x), x.mT)
 
     def of(self, dual: bool) -> Tensor:
-        """Return the matrix that acts on what writes the space, or on what reads it (dual)."""
+        """Return the matrix that acts on writers of the space, or on its readers (dual)."""
         return self.dual if dual and self.dual is not None else self.matrix
 
     def after(self, first: Linear) -> Linear:
@@ -132,7 +132,7 @@ class Acts(Protocol):
 
 
 def product(second: Element, first: Element) -> Element:
-    """`second * first`: apply `first`, then `second`. Mixed forms become a matrix."""
+    """Return `second * first`: apply `first`, then `second`. A product of both forms is a matrix."""
     if isinstance(second, Monomial) and isinstance(first, Monomial):
         return second.after(first)
     if isinstance(second, Monomial):
@@ -146,13 +146,12 @@ def product(second: Element, first: Element) -> Element:
 def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: bool) -> Tensor:
     """Let `element` act on dimension `dim` of x, its batch running over the dimensions `batch`.
 
-    x: any shape -> the same shape, but for a coupling of spaces of different sizes. The other dimensions are carried
-    along.
+    x: any shape -> the same shape, except for couplings of spaces of different sizes. Nothing acts on other dimensions.
     """
     if isinstance(element, Monomial) and x.shape[dim] == 1 and element.index.dim() == len(batch) + 1:
         return _stretched(x, element, batch, dual)
     if isinstance(element, Monomial) and not batch and element.index.dim() == 1:
-        # Gathered where it lies: transposing first takes ten times as long.
+        # Gather along this dimension: transposing first takes ten times as long.
         out = x.index_select(dim, element.index.to(x.device))
         if element.scale is None:
             return out
@@ -160,7 +159,7 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
         return out * (1 / scale if dual else scale).view(-1, *[1] * (x.dim() - dim - 1))
     rest = tuple(d for d in range(x.dim()) if d != dim and d not in batch)
     if isinstance(element, Linear) and dim == x.dim() - 1:
-        # The rows of x are the vectors: multiplied from the right they need not be transposed first.
+        # The rows of x are the vectors: multiplication from the right needs no transpose.
         order = (*batch, *rest, dim)
         moved = x.permute(order)
         rows = moved.reshape(*moved.shape[: len(batch)], -1, moved.shape[-1])
@@ -177,7 +176,7 @@ def act_on(x: Tensor, element: Acts, batch: tuple[int, ...], dim: int, dual: boo
 
 
 def _stretched(x: Tensor, element: Monomial, batch: tuple[int, ...], dual: bool) -> Tensor:
-    """Let factors of spaces of one dimension act where x lies, (*batch, 1) of them: nothing is gathered."""
+    """Apply factors of spaces of one dimension, (*batch, 1), in place of a gather."""
     if element.scale is None:
         return x
     scale = element.scale.to(x).squeeze(-1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices, the bulk of all work, by whichever library is faster on a CPU.
+"""Products of matrices, the bulk of all work, by the library that is faster on a CPU.
 
-`A @ B.T` is MKL's, the fastest on Intel's processors, which keeps to AVX2 on all others. There oneDNN, which torch
-holds too, uses AVX-512 wherever it is: up to twice the rate on a Zen 5 core, with rounding of the same order (both sum
-in float32).
+`A @ B.T` calls MKL, the fastest on Intel's processors, which only uses AVX2 on all others. There, oneDNN, which torch
+also contains, uses AVX-512 if available: up to twice the rate on a Zen 5 core, with rounding of the same order (both
+sum in float32).
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import torch
 from torch import Tensor
 
 FROM = 1 << 18  # numbers in A, below which the choice does not matter
-TALL = 2048  # rows of B, above which oneDNN takes over twice as long where B is stored by columns
+TALL = 2048  # rows of B, above which oneDNN takes over twice as long if B is stored by columns
 
 
 def gemm(a: Tensor, b: Tensor, onto: Tensor | None = None) -> Tensor:
-    """Return a B^T: (*batch, n, m) and (*batch, k, m) -> (*batch, n, k). The same bits for any number of threads.
+    """Return a b^T: (*batch, n, m) and (*batch, k, m) -> (*batch, n, k), the same bits for any number of threads.
 
-    onto: (n, k), which the product is added to; its memory may be used for the result.
+    onto: (n, k), to which the product is added; its memory may be used for the result.
     """
     if not _by_onednn(a, b):
         return a @ b.mT if onto is None else onto.addmm_(a, b.mT)
     if len(b) > TALL:
         b = b.contiguous()
-    # What torch.compile makes of a linear layer; its public twin copies all three matrices.
+    # The operation that torch.compile uses for linear layers; its public counterpart copies all three matrices.
     linear = torch.ops.mkldnn._linear_pointwise
     found: Tensor = linear(a, b, None, "none", [], "") if onto is None else linear.binary(a, onto, b, None, "add")
     return found
 
 
 def _by_onednn(a: Tensor, b: Tensor) -> bool:
-    """Return whether oneDNN forms the product: of two large matrices in float32 on a CPU, without gradients."""
+    """Return whether oneDNN computes the product: of two large matrices in float32 on a CPU, without gradients."""
     plain = all(one.dim() == 2 and one.dtype == torch.float32 and one.device.type == "cpu" for one in (a, b))
     return plain and a.numel() >= FROM and not (a.requires_grad or b.requires_grad) and _offered()
 
@@ -47,6 +47,6 @@ def _offered() -> bool:
 
 
 def _processor() -> str:
-    """What the system says of its processors: their maker is named."""
-    told = Path("/proc/cpuinfo")
-    return told.read_text("utf-8") if told.is_file() else platform.processor()
+    """Return the system's description of its processors, which names their vendor."""
+    described = Path("/proc/cpuinfo")
+    return described.read_text("utf-8") if described.is_file() else platform.processor()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a group. A group's file holds all that is known of it; nobody outside asks for its class."""
+"""The interface of a group. Everything about a group is in its file; no code outside depends on its class."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from .base import Moments
 from .elements import Acts, Element, Linear, Monomial
 
-Latent = Mapping[str, Tensor]  # the free numbers of one element, by name
+Latent = Mapping[str, Tensor]  # the parameters of one element, by name
 MATRICES = ("turn", "shear")  # names of those that are square matrices, one per element of a batch
 
-PROBES = 4  # random vectors that judge whether a matrix belongs to a group
+PROBES = 4  # random vectors to check whether a matrix belongs to a group
 
 
 class Group(ABC):
     """A group acting on a space of n dimensions, with one hard operation: `nearest`.
 
-    name: for people. moves: what its elements do, in the words of `tables.signature.MOVES`. uses_gram: whether
-    `nearest` needs the Gram matrices of the moments. exact_gain: whether the gain of every pair of heads comes from a
-    closed form, rather than from an estimate.
+    name: for messages. moves: what its elements do, in the terms of `tables.signature.MOVES`. uses_gram: whether
+    `nearest` needs the Gram matrices of the moments. exact_gain: whether the gain of every pair of heads has a closed
+    form; otherwise it is estimated.
     """
 
     name: str
@@ -34,21 +34,21 @@ class Group(ABC):
 
     @property
     def isometry(self) -> bool:
-        """Whether every element leaves the length of every vector alone, so that no norms of the source are needed."""
+        """Return whether its elements preserve lengths, so that the source's norms are not needed."""
         return not any(move.endswith("scale") or move == "shear" for move in self.moves)
 
     @property
     def permutes(self) -> bool:
-        """Return whether its elements rearrange dimensions, which an assignment finds."""
+        """Return whether its elements permute dimensions, which an assignment finds."""
         return "permute" in self.moves
 
     @property
     def plain(self) -> bool:
-        """Return whether its elements do nothing but rearrange dimensions."""
+        """Return whether its elements only permute dimensions."""
         return self.moves == {"permute"}
 
     def rigid(self) -> Group:
-        """Return the subgroup of isometries, all that activations without a scale of their own can tell apart."""
+        """Return the subgroup of isometries, which activations can determine without a scale of their own."""
         return self
 
     @abstractmethod
@@ -60,9 +60,9 @@ class Group(ABC):
         """Return a random element in float64, for tests and scrambling."""
 
     def gain(self, moments: Moments) -> Tensor:
-        """Return half of what the source's norm exceeds the nearest element's `Moments.value` by, (*batch,).
+        """Return half of the difference between the source's norm and the nearest element's `Moments.value`, (*batch,).
 
-        What tells the pairs of a wreath product apart; a group may know it without its elements.
+        This is the score of pairs in a wreath product; a group may compute it without its elements.
         """
         norm = moments.primal_norm.sum(-1) + moments.dual_norm.sum(-1)
         return (norm - moments.value(self.nearest(moments))) / 2
@@ -84,28 +84,28 @@ class Group(ABC):
 
     @abstractmethod
     def departure(self, element: Element, generator: torch.Generator) -> float:
-        """Return the largest relative error with which random vectors see a map leave the group.
+        """Return the largest relative error by which a map deviates from the group on random vectors.
 
-        Raises ValueError ("the map ...") where it is of a form that may not act at all.
+        Raises ValueError ("the map ...") for a form that cannot act at all.
         """
 
     def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
-        """Return free numbers that stand for the identity, by name; none where nothing can be learned.
+        """Return the parameters of the identity, by name; none if nothing can be learned.
 
-        like: dtype and device. order: how permutations are learned, see `permutation.ORDERS`.
+        like: a tensor with their dtype and device. order: how permutations are learned, see `permutation.ORDERS`.
         """
         return {}
 
     def element(self, latent: Latent, settle: bool = False) -> Acts:
-        """Return what free numbers stand for, differentiably.
+        """Return the element with these parameters, differentiably.
 
-        settle: the group's element itself where it is learned through something else (an assignment).
+        settle: return an element of the group, if it is learned through something else (an assignment).
         """
-        raise ValueError(f"{self.name}: nothing of it can be learned")
+        raise ValueError(f"{self.name}: it has nothing to learn")
 
 
 class Stretched(Group):
-    """A group with a factor of its own for every dimension, beside what else its elements do."""
+    """A group whose elements include a factor for every dimension."""
 
     def dimension(self, size: int) -> int:
         return size
@@ -118,13 +118,13 @@ class Stretched(Group):
 
 
 def as_moments(matrix: Tensor) -> Moments:
-    """Return the moments whose nearest element is the one nearest to a matrix, (*batch, n, n)."""
+    """Return moments whose nearest element is the one nearest to a matrix, (*batch, n, n)."""
     nothing = torch.zeros(matrix.shape[:-1], dtype=matrix.dtype, device=matrix.device)
     return Moments(matrix, torch.zeros_like(matrix), nothing, nothing)
 
 
 def inverse_transposed(element: Linear) -> Tensor:
-    """Return the dual of a map in float64: one step of Newton's iteration, H (2 - G^T H), from the dual that it has."""
+    """Return the dual of a map in float64: one step of Newton's iteration, H (2 - G^T H), from its own dual."""
     g, h = element.matrix.double(), element.of(dual=True).double()
     return 2 * h - h @ (g.mT @ h)
 
@@ -143,17 +143,17 @@ def units(shape: torch.Size | tuple[int, ...]) -> Iterator[Tensor]:
 def monomial_departure(
     element: Element, *, permute: bool = False, signs: bool | Tensor = False, scale: bool = False
 ) -> float:
-    """Return how far a permutation with factors is from one with these freedoms.
+    """Return the largest deviation of the factors of a permutation from those that are allowed.
 
-    signs: whether a factor may be negative; or the two dimensions of every pair, (2, n / 2), which flip together.
-    Raises ValueError ("the map ...") for a matrix, and for what no rounding explains.
+    signs: whether factors may be negative; or the two dimensions of every pair, (2, n / 2), whose signs are equal.
+    Raises ValueError ("the map ...") for a matrix, and for deviations that are not due to rounding.
     """
     if isinstance(element, Linear):
         raise ValueError("a matrix may not act there")
     index = element.index.cpu()
     stays = torch.arange(index.shape[-1]).expand_as(index)
     if not torch.equal(index.sort(-1).values, stays):
-        raise ValueError("the map is no permutation")
+        raise ValueError("the map is not a permutation")
     if not permute and not torch.equal(index, stays):
         raise ValueError("nothing may change places there")
     if element.scale is None:
@@ -169,7 +169,7 @@ def monomial_departure(
 
 
 def probes(element: Linear, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return random vectors x (*batch, n, k), the map and its dual in float64, and how far the two are from inverse.
+    """Return random vectors x (*batch, n, k), the map and its dual in float64, and the error of the dual as an inverse.
 
     Raises ValueError ("the map is not finite").
     """
@@ -179,7 +179,7 @@ def probes(element: Linear, generator: torch.Generator) -> tuple[Tensor, Tensor,
     n = element.matrix.shape[-1]
     x = torch.randn(n, PROBES, generator=generator, dtype=torch.float64).expand(*element.matrix.shape[:-2], n, PROBES)
     g, h = (element.of(dual).cpu().double() for dual in (False, True))
-    return x, g, h, relative(h.mT @ (g @ x), x)  # h is the inverse transposed, or g itself where it is orthogonal
+    return x, g, h, relative(h.mT @ (g @ x), x)  # h is the inverse transpose, or g itself if it is orthogonal
 
 
 def relative(found: Tensor, expected: Tensor) -> float:

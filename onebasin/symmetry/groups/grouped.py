@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped-query attention: key and value heads permuted, and inside each group the query heads that share its maps."""
+"""Grouped-query attention: permutations of key and value heads, and of the query heads that share each of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ ROUNDS = 20  # of the alternation; it ends by itself after two or three
 
 
 class GroupedWreath:
-    """Permutation of h groups; in each a permutation of its m members and one element of every inner group, which all
+    """Permutation of h groups; in each, a permutation of its m members and one element of every inner group, which all
     members share: `(kv group qk)` with `(kv qk')`.
 
-    The inner optimum of a pair of groups, anchor i and source j, is found by alternation: for an order of the members
-    the inner elements have their closed form, and for given elements the best order is an assignment over what each
-    pair of members gains. Neither step goes uphill. It starts from the order at hand, from the elements that suit what
-    the members share (keys and values), and from what each pair of members would gain alone; the best end counts.
+    The inner optimum of a pair of groups, anchor i and source j, is found by alternation: for an order of the members,
+    the inner elements have a closed form, and for given elements, the best order is an assignment over the gains of
+    pairs of members. Neither step increases the distance. There are three starts: the current order, the elements that
+    are best for the shared parts (keys and values), and the gains of each pair of members alone. The best result
+    counts.
     """
 
     def __init__(self, *inner: Group) -> None:
@@ -40,9 +41,9 @@ class GroupedWreath:
     ) -> tuple[GroupedElement, float]:
         """Return the best element, and by how much it lowers the squared distance.
 
-        shared, single: for every inner group the moments of all pairs, of what a group's members share, matrices
-        (h, h, n, n), and of the members, matrices (h, h, m, m, n, n) [anchor group, source group, anchor, source].
-        members, outer: what pairs of members (h, h, m, m) and of groups (h, h) gain without any inner map.
+        shared, single: for every inner group, the moments of all pairs: of the parts that a group's members share,
+        matrices (h, h, n, n), and of the members, matrices (h, h, m, m, n, n) [anchor group, source group, anchor,
+        source]. members, outer: the gains of pairs of members (h, h, m, m) and of groups (h, h) without inner maps.
         """
         pairs = _Pairs(shared, single, members, outer)
         judges = tuple(group if group.exact_gain else ScaledOrthogonal(joint=False) for group in self.inner)
@@ -51,7 +52,7 @@ class GroupedWreath:
         rows = torch.arange(len(index), device=index.device)
         stay = torch.arange(order.shape[-1], device=index.device).expand(len(index), -1)
         moved = pairs.take(rows, index).settle(self.inner, [order[rows, index]])
-        kept = pairs.take(rows, rows).settle(self.inner, [stay])  # estimates must not lead uphill
+        kept = pairs.take(rows, rows).settle(self.inner, [stay])  # estimates must not increase the distance
         if kept[0].sum() <= moved[0].sum():
             index, moved = rows, kept
         value, order, elements = moved
@@ -81,7 +82,7 @@ class _Pairs:
         return _Pairs(tuple(map(at, self.shared)), tuple(map(at, self.single)), members, outer)
 
     def stay(self) -> Tensor:
-        """Return the squared distance of every pair as it is, less its constant."""
+        """Return the squared distance of every pair without any map, less its constant."""
         value = -2 * torch.diagonal(self.nothing if self.members is None else self.members, dim1=-2, dim2=-1).sum(-1)
         for shared, single in zip(self.shared, self.single, strict=True):
             if shared is not None:
@@ -91,7 +92,7 @@ class _Pairs:
         return value if self.outer is None else value - 2 * self.outer
 
     def orders(self, groups: tuple[Group, ...]) -> list[Tensor]:
-        """Return where to start from, (*batch, m) each."""
+        """Return the orders to start from, (*batch, m) each."""
         stay = torch.arange(self.shape[-1], device=self.nothing.device).expand(self.shape[:-1])
         known = [(group, each) for group, each in zip(groups, self.shared, strict=True)]
         suited = [None if each is None else group.nearest(each) for group, each in known]
@@ -99,7 +100,7 @@ class _Pairs:
         return [stay, assignment(self._gains(suited)), assignment(self._gains(alone))]
 
     def settle(self, groups: tuple[Group, ...], starts: list[Tensor]) -> tuple[Tensor, Tensor, tuple[Element, ...]]:
-        """The least squared distance of every pair less its constant, (*batch,), with the order and the elements."""
+        """Return the least squared distance of every pair less its constant, (*batch,), its order and its elements."""
         ends = [self._descend(groups, start) for start in starts]
         values = torch.stack([value for value, _, _ in ends])
         best = values.argmin(0)
@@ -124,7 +125,7 @@ class _Pairs:
         return value if self.outer is None else value - 2 * self.outer, order, elements
 
     def _summed(self, order: Tensor) -> list[Moments]:
-        """The moments of every inner group for an order of the members: member i of the anchor meets order[i]."""
+        """Return the moments of every inner group for an order of the members: member i of the anchor with order[i]."""
 
         def pick(statistic: Tensor) -> Tensor:
             where = order.reshape(*order.shape, *[1] * (statistic.dim() - order.dim()))

@@ -24,22 +24,23 @@ class Invertible(Group):
 
     With G_p, G_d the Gram matrices of the source and P, D the cross-moments, the squared distance is
         f(g) = tr(g G_p g^T) - 2 <g, P> + tr(h G_d h^T) - 2 <h, D>.
-    Move by g -> (1 + X) g. Then h -> (1 + X)^-T h = (1 - X^T + ...) h, and with everything carried to the
-    current point (G_p' = g G_p g^T, P' = P g^T, G_d' = h G_d h^T, D' = D h^T) the gradient at X = 0 is
+    Move by g -> (1 + X) g. Then h -> (1 + X)^-T h = (1 - X^T + ...) h, and with everything transformed to the
+    current point (G_p' = g G_p g^T, P' = P g^T, G_d' = h G_d h^T, D' = D h^T), the gradient at X = 0 is
         2 F,   F = (G_p' - P') - (G_d' - D')^T,
     and the Gauss-Newton model  2 <F, X> + |X G_p'^1/2|^2 + |G_d'^1/2 X|^2  is least where
         X G_p' + G_d' X = -F,
-    a Sylvester equation with positive semidefinite coefficients, solved in their two eigenbases. X is a
-    direction of descent; the step is halved until f falls by Armijo's rule, so the result is never above the
-    start. The determinant keeps its sign on the way, so a second descent starts from the best reflection of
-    the start, and the one that is lower after a few steps goes on.
+    a Sylvester equation with positive semidefinite coefficients, solved in their two eigenbases. X is a direction of
+    descent; the step is halved until f satisfies Armijo's rule, so the result is never above the start. The sign of the
+    determinant does not change, so a second descent starts from the best reflection of the start, and the lower of the
+    two after a few steps continues.
 
-    Directions of X in which neither writers nor readers have anything, to the rounding of the moments, are left out:
-    there the map stays an isometry with a scale, as in the start.
+    Directions of X in which writers and readers are zero, to the rounding of the moments, are left out: there the map
+    remains an isometry with a scale, as in the start.
 
-    condition: steps that take |g| |g^-1| / n (Frobenius) of g and all that came before it (`Moments.so_far`) above it
-    are refused, since a copy in float32 loses as many digits: 1e3 roundings are 6e-5. tolerance: stops where a step
-    promises less than this part of |g S|^2 + |h S|^2. limit: most steps. Computed in float64, all heads at once.
+    condition: steps are refused if |g| |g^-1| / n (Frobenius) of g and all maps before it (`Moments.so_far`) would
+    exceed this, since a copy in float32 loses as many digits: 1e3 roundings are 6e-5. tolerance: stop when a step
+    predicts a decrease of less than this part of |g S|^2 + |h S|^2. limit: most steps. Computed in float64, all heads
+    at once.
     """
 
     name = "invertible"
@@ -51,7 +52,7 @@ class Invertible(Group):
         self.condition, self.tolerance, self.limit = condition, tolerance, limit
 
     def nearest(self, moments: Moments) -> Linear:
-        """Raises ValueError where the moments come without Gram matrices."""
+        """Return the best map. Raises ValueError for moments without Gram matrices."""
         if moments.primal_gram is None or moments.dual_gram is None:
             raise ValueError("an invertible map needs the Gram matrices of the source among its moments")
         shape = moments.primal.shape
@@ -70,7 +71,8 @@ class Invertible(Group):
         return Linear(g.reshape(shape).to(moments.primal), h.reshape(shape).to(moments.primal))
 
     def _descend(self, g: Tensor, h: Tensor, moments: Moments, rounding: float, limit: int) -> tuple[Tensor, Tensor]:
-        """At most `limit` steps from g, h, (N, n, n) each; heads that have arrived rest. rounding: of the moments."""
+        """Take at most `limit` steps from g, h, (N, n, n) each, until all heads have converged. rounding: of the
+        moments."""
         g, h = g.clone(), h.clone()
         live = torch.arange(len(g), device=g.device)
         for _ in range(limit):
@@ -81,7 +83,7 @@ class Invertible(Group):
         return g, h
 
     def _step(self, g: Tensor, h: Tensor, moments: Moments, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-        """One step of all heads: the new g and h, and which heads have further to go."""
+        """Take a step for all heads; return the new g and h, and which heads have not converged."""
         primal, dual, primal_gram, dual_gram, so_far = (
             moments.primal,
             moments.dual,
@@ -106,7 +108,7 @@ class Invertible(Group):
         slope, now = 2 * (force * x).sum((-2, -1)), moments.value(Linear(g, h))
         size = a.sum(-1) + b.sum(-1)
         todo = slope.abs() > self.tolerance * size
-        allowed = now + 8 * torch.finfo(a.dtype).eps * size  # the last digits of f do not judge the last step
+        allowed = now + 8 * torch.finfo(a.dtype).eps * size  # rounding of f must not reject the last step
 
         eye, length = torch.eye(g.shape[-1]).to(g), torch.ones_like(slope)
         bound = spread(g, h).clamp_min(self.condition)
@@ -160,7 +162,7 @@ class Invertible(Group):
 
 
 def _reflection(overlap: Tensor) -> Tensor:
-    """1 - 2 w w^T along the direction w that overlaps least: the cheapest change of determinant."""
+    """Return 1 - 2 w w^T for the direction w of least overlap: the cheapest change of the determinant's sign."""
     w = torch.linalg.eigh(overlap + overlap.mT)[1][..., :1]
     flip: Tensor = torch.eye(w.shape[-2]).to(w) - 2 * w @ w.mT
     return flip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orthogonal maps: heads' inner bases, and the residual stream."""
+"""Orthogonal maps, for the spaces inside heads and for the residual stream."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .procrustes import nuclear, polar, sharpened
 
 
 def random_orthogonal(size: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Haar-distributed orthogonal matrices (QR of Gaussians with the signs of R fixed), float64."""
+    """Return Haar-distributed orthogonal matrices (QR of Gaussians with the signs of R fixed), float64."""
     q: Tensor
     q, r = torch.linalg.qr(torch.randn(*batch, size, size, generator=generator, dtype=torch.float64))
     return q * torch.sign(torch.diagonal(r, dim1=-2, dim2=-1)).unsqueeze(-2)
 
 
 def complement_of_ones(size: int) -> Tensor:
-    """Orthonormal basis of the vectors that sum to zero, (size, size - 1) float64.
+    """Return an orthonormal basis of the vectors that sum to zero, (size, size - 1) float64.
 
     The Helmert basis: column k is (1, ..., 1, -k, 0, ...) / sqrt(k (k + 1)).
     """
@@ -39,7 +39,7 @@ def turned(free: Tensor) -> Tensor:
 
 
 def turns(basis: Tensor, batch: tuple[int, ...]) -> Iterator[Tensor]:
-    """Yield antisymmetric matrices (*batch, n, n) over an orthonormal basis (n, m) of the vectors that turn."""
+    """Yield antisymmetric matrices (*batch, n, n) over an orthonormal basis (n, m) of the vectors that rotate."""
     for unit in units((*batch, basis.shape[1], basis.shape[1])):
         yield basis @ (unit - unit.mT) @ basis.mT
 
@@ -48,7 +48,7 @@ class Turning(Group):
     """A group of rotations of the vectors that a basis spans, (n, m)."""
 
     def basis(self, size: int) -> Tensor:
-        """Return an orthonormal basis of the vectors that turn: of all."""
+        """Return an orthonormal basis of the vectors that rotate: of all."""
         return torch.eye(size, dtype=torch.float64)
 
     def dimension(self, size: int) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Permutations of neurons, heads, experts; with signs where the nonlinearity is odd."""
+"""Permutations of neurons, heads, experts; with signs if the nonlinearity is odd."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .elements import Acts, Element, Monomial
 from .group import Group, Latent, as_moments, monomial_departure
 
 ORDERS = ("fixed", "straight-through", "sinkhorn")  # how a permutation is learned
-MARGIN = 0.5  # by which the scores of a permutation prefer the identity at first
-MIXED = 0.1  # share of every neuron that a coupling spreads evenly over all at first
+MARGIN = 0.5  # initial preference of the scores of a permutation for the identity
+MIXED = 0.1  # share of every neuron that a coupling initially spreads evenly over all
 
 
 def random_index(size: int, batch: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Uniformly random index vectors, (*batch, size)."""
+    """Return uniformly random permutations as index vectors, (*batch, size)."""
     return torch.argsort(torch.rand(*batch, size, generator=generator), dim=-1)
 
 
 def order_latent(size: int, batch: tuple[int, ...], like: Tensor, order: str) -> dict[str, Tensor]:
-    """Return free numbers of a permutation near the identity, (*batch, size, size) each.
+    """Return the parameters of a permutation near the identity, (*batch, size, size) each.
 
-    `fixed` has none; `straight-through` has scores Z, whose assignment is taken and whose gradient goes to Z as if the
-    permutation were Z itself (Bengio et al., 2013; for permutations Ainsworth et al., 2023, section 3.3); `sinkhorn`
-    has Z, whose Sinkhorn limit, a doubly stochastic matrix, is taken: a relaxation, no symmetry (Cuturi, 2013).
+    `fixed` has none. `straight-through` has scores Z: the permutation is their assignment, with the gradient of Z
+    itself (Bengio et al., 2013; for permutations Ainsworth et al., 2023, section 3.3). `sinkhorn` has Z, whose Sinkhorn
+    limit is a doubly stochastic matrix: a relaxation, not a symmetry (Cuturi, 2013).
     """
     eye = torch.eye(size).to(like)
     if order == "straight-through":
@@ -41,7 +41,7 @@ def order_latent(size: int, batch: tuple[int, ...], like: Tensor, order: str) ->
 
 
 def ordered(group: Group, latent: Latent, settle: bool) -> Monomial | StraightThrough | Coupling:
-    """Return the permutation (with signs, if `group` has them) that scores stand for, or the coupling."""
+    """Return the permutation (with signs, if `group` has them) of these scores, or the coupling."""
     if "mixture" in latent:
         return Coupling(sinkhorn(latent["mixture"]).exp())
     score = latent["order"]
@@ -54,7 +54,7 @@ def ordered(group: Group, latent: Latent, settle: bool) -> Monomial | StraightTh
 class StraightThrough:
     """A permutation P that acts as itself, and whose gradient goes to its scores Z as if P were P + Z - Z.detach().
 
-    order: P, with signs or without. score: (*batch, n, n). scale: (*batch, n), what a neuron is then multiplied by.
+    order: P, with signs or without. score: (*batch, n, n). scale: (*batch, n), factors that are applied afterwards.
     """
 
     order: Monomial
@@ -62,13 +62,13 @@ class StraightThrough:
     scale: Tensor | None = None
 
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
-        """x: (*batch, n, m) -> (*batch, n, m). dual: as what reads the space takes it."""
+        """x: (*batch, n, m) -> (*batch, n, m). dual: for readers of the space."""
         moved: Tensor = _Gather.apply(self.score, x, self.order)  # type: ignore[no-untyped-call]
         return moved if self.scale is None else moved * (1 / self.scale if dual else self.scale).unsqueeze(-1)
 
 
 class _Gather(torch.autograd.Function):
-    """P x. Gathering takes no product, nor does its gradient in x; only the one in the scores, which is g x^T, does."""
+    """P x, by a gather. So is its gradient in x; only that in the scores, g x^T, takes a product."""
 
     @staticmethod
     def forward(ctx: Any, score: Tensor, x: Tensor, order: Monomial) -> Tensor:
@@ -85,7 +85,7 @@ class _Gather(torch.autograd.Function):
 
 
 class Ordered(Group):
-    """A group whose elements rearrange dimensions, which is learned through scores."""
+    """A group whose elements permute dimensions, and which is learned through scores."""
 
     def parametrize(self, size: int, batch: tuple[int, ...], like: Tensor, order: str = "fixed") -> dict[str, Tensor]:
         return order_latent(size, batch, like, order)

@@ -14,12 +14,12 @@ from .group import Group, Latent, inverse_transposed, monomial_departure, probes
 from .scaling import LIMIT, TINY, best_scale, random_scale
 from .signs import pairs
 
-SMALL = 1e-6  # of a step in log a, whose square is rounding: it is the last
+SMALL = 1e-6  # a step in log a of this size is the last, since its square is rounding
 
 
 class Rotary(Group):
-    """RoPE turns every pair of dimensions by its own angle (Su et al., 2021, Eq. 34): as a complex number, the pair
-    takes a factor c, which commutes with the turn. Writers take c, readers 1 / conj(c).
+    """RoPE rotates every pair of dimensions by its own angle (Su et al., 2021, Eq. 34): a complex factor c on the pair,
+    as a complex number, commutes with the rotation. Writers take c, readers 1 / conj(c).
 
     interleaved: which dimensions pair up, see `pairs`. rescale: "none" keeps |c| = 1; "after" solves for the phase and
     then for the modulus; "joint" for both, never worse than the former.
@@ -42,7 +42,7 @@ class Rotary(Group):
         first, second = pairs(moments.primal.shape[-1], self.interleaved).to(moments.primal.device)
 
         def summed(cross: Tensor) -> Tensor:
-            """sum of a conj(s) over the pair's entries a of the anchor and s of the source."""
+            """Return the sum of a conj(s) over the pair's entries a of the anchor and s of the source."""
             real = cross[..., first, first] + cross[..., second, second]
             return torch.complex(real, cross[..., second, first] - cross[..., first, second])
 
@@ -96,7 +96,7 @@ class Rotary(Group):
         return self._matrix(torch.complex(phase.cos(), phase.sin()), None if stretch is None else stretch.exp())
 
     def _matrix(self, phase: Tensor, modulus: Tensor | None) -> Linear:
-        """(*batch, n / 2) complex numbers as (*batch, n, n) real matrices."""
+        """Return (*batch, n / 2) complex numbers as (*batch, n, n) real matrices."""
         if modulus is None:
             return Linear(self._dense(phase))
         return Linear(self._dense(modulus * phase), self._dense(phase / modulus))
@@ -117,7 +117,7 @@ class Rotary(Group):
 
 
 def _unit(z: Tensor) -> Tensor:
-    """z / |z|, and 1 where z is 0."""
+    """Return z / |z|, and 1 where z is 0."""
     size = z.abs()
     return torch.where(size > 0, z / torch.where(size > 0, size, 1.0), torch.ones_like(z))
 
@@ -127,7 +127,7 @@ def _modulus(phase: Tensor, z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor) -> T
 
 
 def _joint(z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best phase and modulus of every pair, see `Rotary`: the lowest end of descents from four phases."""
+    """Return the best phase and modulus of every pair, see `Rotary`: the best result of descents from four phases."""
     z_p, z_d, p, d = z_p.to(torch.complex128), z_d.to(torch.complex128), p.double(), d.double()
     phase = torch.stack([_unit(z) for z in (z_p + z_d, z_p, z_d, _unit(z_p) + _unit(z_d))])
     t = _modulus(phase, *(each.expand_as(phase) for each in (z_p, z_d, p, d))).log()
@@ -138,9 +138,10 @@ def _joint(z_p: Tensor, z_d: Tensor, p: Tensor, d: Tensor) -> tuple[Tensor, Tens
 
 
 def _descended(t: Tensor, squares: tuple[Tensor, Tensor, Tensor], p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Newton's steps down f(t) = e^2t p + e^-2t d - 2 |e^t z_p + e^-t z_d|, what the best phase leaves at t = log a.
+    """Descend by Newton's method on f(t) = e^2t p + e^-2t d - 2 |e^t z_p + e^-t z_d|, the value of the best phase at
+    t = log a. Return t and f(t).
 
-    squares: |z_p|^2, |z_d|^2 and 2 Re(conj(z_p) z_d). A step that does not lead down is halved. Returns t, and f there.
+    squares: |z_p|^2, |z_d|^2 and 2 Re(conj(z_p) z_d). A step that does not lower f is halved.
     """
     of_p, of_d, of_both = squares
 
@@ -166,4 +167,4 @@ def _descended(t: Tensor, squares: tuple[Tensor, Tensor, Tensor], p: Tensor, d: 
         t, value = torch.where(lower, tried, t), torch.where(lower, value_there, value)
         onward = (-slope_there / curve_there.abs().clamp_min(TINY)).clamp(-1, 1)
         step = torch.where(lower, onward, step / 2)
-    return t + torch.where(step.abs() <= SMALL, step, 0.0), value  # too small a step for its fall to be seen
+    return t + torch.where(step.abs() <= SMALL, step, 0.0), value  # a step too small for f to show its decrease

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs, and factors of either sign: what is left of a space where every dimension, or RoPE pair, stands alone."""
+"""Signs, and factors of either sign, for spaces in which dimensions, or RoPE pairs, cannot be mixed or permuted."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def pairs(size: int, interleaved: bool = False) -> Tensor:
     Raises ValueError for an odd size.
     """
     if size % 2:
-        raise ValueError(f"rotary embeddings turn pairs of dimensions; {size} dimensions do not pair up")
+        raise ValueError(f"rotary embeddings rotate pairs of dimensions; {size} dimensions do not form pairs")
     return torch.arange(size).reshape(-1, 2).T if interleaved else torch.arange(size).reshape(2, -1)
 
 
 def diagonal(scale: Tensor) -> Monomial:
-    """x -> scale * x."""
+    """Return the element x -> scale * x."""
     return Monomial(torch.arange(scale.shape[-1], device=scale.device).expand(scale.shape), scale)
 
 
 class PairSigns(Group):
-    """One sign per RoPE pair, both of whose dimensions flip: queries and keys under an RMSNorm with a weight.
+    """One sign per RoPE pair, for both of its dimensions: queries and keys under an RMSNorm with a weight.
 
-    The weight may differ within a pair, so that nothing else commutes with both the norm and the rotation.
+    The weights within a pair may differ, so that nothing else commutes with both the norm and the rotation.
     """
 
     name = "signs of pairs"
@@ -78,11 +78,11 @@ class Signs(Group):
 
 
 class Factors(Stretched):
-    """One number other than zero per dimension: the ungated half of a gated FFN, with its inverse on the way out.
+    """One nonzero number per dimension: the ungated half of a gated FFN, with the inverse in the output projection.
 
     nearest takes the root of a quartic. With factors f and moments P, D of norms p, d the squared distance is
-    f^2 p - 2 f P + d / f^2 - 2 D / f. At sqrt(d / p) / f, of the other sign, it is larger by
-    2 (|f| / s + s / |f|) |P s + D / s|, s = (d / p)^(1/4), where f has the sign of P s + D / s: so the best has it.
+    f^2 p - 2 f P + d / f^2 - 2 D / f. At -sqrt(d / p) / f, it is larger by
+    2 (|f| / s + s / |f|) |P s + D / s|, s = (d / p)^(1/4), if f has the sign of P s + D / s: so the best f has it.
     """
 
     name = "factors"
@@ -91,7 +91,7 @@ class Factors(Stretched):
     def nearest(self, moments: Moments) -> Monomial:
         primal, dual = (torch.diagonal(m, dim1=-2, dim2=-1) for m in (moments.primal, moments.dual))
         p, d = moments.primal_norm, moments.dual_norm
-        tiny = torch.finfo(p.dtype).tiny  # where one side is empty the other decides
+        tiny = torch.finfo(p.dtype).tiny  # if one side is empty, the other decides
         towards = primal * d.clamp_min(tiny).sqrt() + dual * p.clamp_min(tiny).sqrt()
         sign = torch.where(towards < 0, -1.0, 1.0).to(primal)
         return diagonal(sign * best_scale(sign * primal, sign * dual, p, d))

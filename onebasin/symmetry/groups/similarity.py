@@ -83,19 +83,19 @@ def _size_of(matrix: Tensor, dual: Tensor) -> Tensor:
 
 
 def joint(moments: Moments, tolerance: float = 1e-10, limit: int = 30) -> tuple[Tensor, Tensor]:
-    """Rotation R (*batch, n, n) and scale a (*batch,) of least squared distance.
+    """Return the rotation R (*batch, n, n) and the scale a (*batch,) of least squared distance.
 
     For fixed t = log a the best rotation is the polar factor R of B = e^t primal + e^-t dual, which leaves
         f(t) = e^2t p + e^-2t d - 2 |B|_*,    f'(t) = 2 (e^2t p - e^-2t d - <R, B'>)
-    in one variable. Every R also has a best scale of its own (`best_scale`), and going there never leads up: that is
-    the first step from R = polar(primal + dual), whose best scale is what rescaling after the rotation finds. From
-    then on the secant through the last two slopes is faster, and is taken where f is convex along it; a step that
-    does not descend gives way to the best scale of the best rotation. Stops where a step promises less than
-    `tolerance` times p a^2 + d / a^2. Heads without norm keep a = 1.
+    in one variable. Every R has its own best scale (`best_scale`), and moving there never increases f: this is the
+    first step from R = polar(primal + dual), whose best scale is the result of rescaling after the rotation. From then
+    on, the secant through the last two slopes is faster, and is used where f is convex along it; a step that does not
+    descend is replaced by the best scale of the best rotation. The descent stops when a step predicts a decrease of
+    less than `tolerance` times p a^2 + d / a^2. Heads of norm zero keep a = 1.
 
-    f need not be unimodal: where primal and dual disagree every rotation has its own basin. Heads that `_open` names
-    descend from four rotations, those of primal + dual, of either alone, and of both at equal norm; the one that is
-    lowest after a step goes on.
+    f need not be unimodal: if primal and dual disagree, every rotation has its own basin. Heads in `_open` descend from
+    four rotations, those of primal + dual, of either alone, and of both at equal norm; the lowest after a step
+    continues.
     """
     shape = moments.primal.shape
     n = shape[-1]
@@ -117,7 +117,7 @@ def joint(moments: Moments, tolerance: float = 1e-10, limit: int = 30) -> tuple[
             lower = value < lowest[many]
             rows = many[lower]
             rotation[rows], scale[rows], lowest[rows] = start[lower], own[lower], value[lower]
-            slope[rows] = torch.nan  # what is known of the slope lies in another basin
+            slope[rows] = torch.nan  # the known slope belongs to another basin
 
     trial, fallen = scale.log(), torch.zeros_like(p, dtype=torch.bool)
     live = torch.nonzero((p > 0) & (d > 0)).squeeze(1)
@@ -147,7 +147,7 @@ def joint(moments: Moments, tolerance: float = 1e-10, limit: int = 30) -> tuple[
 
 
 def _rotation(matrix: Tensor) -> Tensor:
-    """Return the polar factor in float64: a rounding of 1e-6 in |R S| may hide what a better scale gains."""
+    """Return the polar factor in float64: a rounding of 1e-6 in |R S| may hide the gain of a better scale."""
     factor = polar(matrix)
     return factor if factor.dtype == torch.float64 else sharpened(factor)
 
@@ -159,16 +159,16 @@ def _best(along: Tensor, across: Tensor, p: Tensor, d: Tensor) -> tuple[Tensor, 
 
 
 def _slope(t: Tensor, along: Tensor, across: Tensor, p: Tensor, d: Tensor) -> Tensor:
-    """f'(t) where R is the best rotation at t."""
+    """Return f'(t) for the best rotation R at t."""
     a = t.exp()
     return 2 * (a * (a * p - along) - (d / a - across) / a)
 
 
 def _open(lowest: Tensor, scale: Tensor, primal: Tensor, dual: Tensor, p: Tensor, d: Tensor) -> Tensor:
-    """Heads whose optimum may lie more than a factor of 2 from the scale found: (N,) of bool.
+    """Return the heads whose optimum may be more than a factor of 2 from the scale found: (N,) of bool.
 
-    |B|_* <= sqrt(n) (e^t |primal| + e^-t |dual|) bounds f from below; what lies above the value found is ruled out.
-    Heads of few dimensions are always open: turning one of few directions changes much.
+    |B|_* <= sqrt(n) (e^t |primal| + e^-t |dual|) bounds f from below; scales with a bound above the value found are
+    ruled out. Heads of few dimensions are always open, since each of their directions has much influence.
     """
     n = primal.shape[-1]
     if n < 16:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assignment over few entries of the score, with a proof that the rest of it does not matter.
+"""Assignment over few entries of the score, with a proof that the others do not matter.
 
 The entries of each row near its largest, after the column shift, are assigned by SciPy's sparse solver. Column prices
-under which that solution is optimal among them are longest paths; then one pass over the whole score finds every entry
-that still beats its row's own price. None means that the solution is optimal (linear programming duality); those found
-join the entries, and it starts again. The score is read in blocks of rows: nothing of its size is made.
+under which that solution is optimal among them are longest paths; a pass over the whole score then finds all entries
+that exceed their row's own price. If there are none, the solution is optimal (linear programming duality); otherwise,
+they are added, and the solver runs again. The score is read in blocks of rows, without temporaries of its size.
 
-The sparse solver may not end where very many entries nearly tie, as in a score of rank one with some 150 rows. At the
-sizes in use such a score has more than `MOST` entries per row, and is left to the dense solver.
+The sparse solver may not terminate if very many entries are nearly equal, as in a score of rank one with some 150 rows.
+At the sizes in use, such a score has more than `MOST` entries per row, and is left to the dense solver.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 20  # entries looked at together
-REACH = 0.3  # standard deviations of the score below a row's largest entry that count at first
-MOST = 100  # entries per row, on average, above which a dense solver is the better one
+BLOCK = 1 << 20  # entries to process at a time
+REACH = 0.3  # standard deviations of the score below a row's largest entry for entries of the first round
+MOST = 100  # entries per row, on average, above which a dense solver is better
 ROUNDS = 10
 STEPS = 2000  # of the search for prices
 
 
 def assign_certified(score: Tensor, shift: Tensor, spread: float) -> Tensor | None:
-    """Return the permutation p of greatest sum_i score[i, p[i]], (n,) int64; None where that takes too many entries.
+    """Return the permutation p of greatest sum_i score[i, p[i]], (n,) int64; None if that takes too many entries.
 
-    score: (n, n) on the CPU, float32 or float64. shift: (n,) what to take from each column first, near its optimal
-    price; any will do. spread: the scale of the score's entries. The sum is the largest to the rounding of float64.
+    score: (n, n) on the CPU, float32 or float64. shift: (n,), subtracted from each column first: any values will do,
+    best near optimal prices. spread: the scale of the score's entries. The sum is maximal to the rounding of float64.
     """
     n = len(score)
     shift, rows = shift.double(), torch.arange(n)
@@ -58,9 +58,9 @@ def assign_certified(score: Tensor, shift: Tensor, spread: float) -> Tensor | No
 
 
 def _at_least(score: Tensor, price: Tensor, floor: Callable[[slice, Tensor], Tensor]) -> tuple[Tensor | None, Tensor]:
-    """Entries of score - price that reach their row's floor, as i n + j, and the largest of every row.
+    """Return the entries of score - price that reach their row's floor, as i n + j, and the largest of every row.
 
-    floor: of a block of rows and their largest entries. None instead of more than MOST per row.
+    floor: a function of a block of rows and their largest entries. None instead of more than MOST entries per row.
     """
     n = len(score)
     step = max(1, BLOCK // n)
@@ -80,7 +80,7 @@ def _at_least(score: Tensor, price: Tensor, floor: Callable[[slice, Tensor], Ten
 def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int) -> Tensor:
     """Return the best assignment over the given entries, ordered by row."""
     cost = value.max() - value
-    cost = 1 + cost / cost.max().clamp_min(torch.finfo(torch.float64).tiny)  # a zero would be no entry
+    cost = 1 + cost / cost.max().clamp_min(torch.finfo(torch.float64).tiny)  # a zero would not be stored
     from scipy.sparse import csr_array  # slow to load
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
@@ -90,9 +90,10 @@ def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int) -> Tensor:
 
 
 def _prices(source: Tensor, target: Tensor, length: Tensor, n: int, rounding: float) -> Tensor:
-    """Least prices y >= 0 with y[target] >= y[source] + length: longest paths (Bellman and Ford), (n,) float64.
+    """Return the least prices y >= 0 with y[target] >= y[source] + length: longest paths (Bellman and Ford), (n,)
+    float64.
 
-    They exist because no exchange along a cycle gains: the assignment is optimal over its entries.
+    They exist since no exchange along a cycle improves the assignment, which is optimal over its entries.
     """
     prices = torch.zeros(n, dtype=torch.float64)
     for _ in range(STEPS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notation: axes, reading a table, sizes, conditions, and what a table becomes when it meets a checkpoint.
+"""The notation: axes, tables, sizes, conditions, and the signature of a checkpoint by its table.
 
-Nothing here knows a particular table, what `nearest` is, or a file format of weights: names, shapes and configs only.
+Nothing here knows a particular table, what `nearest` is, or a file format of weights: only names, shapes and configs.
 """

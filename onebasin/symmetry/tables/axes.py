@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The axis notation: which space each axis of a tensor lives in.
+"""The axis notation, which assigns a space to each axis of a tensor.
 
     vocab stream                      an axis per word; one word is one space
     (head qk) attn_in'                parentheses flatten several spaces into one axis, row-major
     [(head qk) | (head qk') | ...]    brackets concatenate; both nest, as in (head [qk | qk' | vo])
     patch' 2 stream                   a prime marks the dual: the axis *reads* from its space
                                       a number is an axis of that size on which nothing acts
-    stream.next (4 merged')           a dot says which of several: see `stage` in the tables
+    stream.next (4 merged')           a dot selects one of several: see `stage` in the tables
 
-A space that stands after others inside a flattened axis is batched over them: `qk` in `(head qk)`
-has its own map for every `head`.
+A space that follows others inside a flattened axis is batched over them: `qk` in `(head qk)` has its own map for every
+`head`.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Cat:
 Axis = Leaf | Flat | Cat
 
 _TOKEN = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+)?'?|\d+|[()\[\]|])")
-DEEPEST = 20  # brackets inside one another: tensors need three
+DEEPEST = 20  # levels of nested brackets: tensors need three
 
 
 @cache
 def parse(expression: str) -> tuple[Axis, ...]:
     """Read an expression such as `(head qk) stream'` into one axis per tensor dimension.
 
-    Raises ValueError, quoting the expression, where brackets do not match or nest too deep, or a word is not a space.
+    Raises ValueError if brackets do not match or are nested too deeply, or if a word is not a space.
     """
     tokens = []
     position = 0
@@ -69,12 +69,12 @@ def parse(expression: str) -> tuple[Axis, ...]:
         if not found:
             raise ValueError(
                 f"axes '{expression}': cannot read '{text[position:].strip()}'; a space is a word, "
-                "primed where the axis reads from it"
+                "with a prime if the axis reads from it"
             )
         tokens.append(found[1])
         position = found.end()
     if max(accumulate((token in "([") - (token in ")]") for token in tokens), default=0) > DEEPEST:
-        raise ValueError(f"axes '{expression}': more than {DEEPEST} brackets stand inside one another")
+        raise ValueError(f"axes '{expression}': brackets are nested more than {DEEPEST} deep")
 
     def sequence(index: int, closing: str) -> tuple[list[Axis], int]:
         axes: list[Axis] = []
@@ -102,7 +102,7 @@ def parse(expression: str) -> tuple[Axis, ...]:
             while True:
                 parts, index = sequence(index + 1, "]")
                 if len(parts) != 1:
-                    raise ValueError(f"axes '{expression}': between '|' stands exactly one axis")
+                    raise ValueError(f"axes '{expression}': write exactly one axis between '|'")
                 choices.append(parts[0])
                 if tokens[index] == "]":
                     return Cat(tuple(choices)), index + 1
@@ -144,7 +144,7 @@ def rename(axis: Axis, names: Mapping[str, str]) -> Axis:
 
 
 def size(axis: Axis, sizes: Mapping[str, int]) -> int:
-    """Number of entries of an axis. Raises KeyError for a space without a size."""
+    """Return the number of entries of an axis. Raises KeyError for a space without a size."""
     if isinstance(axis, Leaf):
         return int(axis.space) if axis.constant else sizes[axis.space]
     parts = [size(part, sizes) for part in axis.parts]
@@ -157,7 +157,7 @@ def size(axis: Axis, sizes: Mapping[str, int]) -> int:
 
 
 def nesting(axes: tuple[Axis, ...]) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
-    """Yield each leaf with the spaces that stand before it inside its flattened axes, outermost first."""
+    """Yield each leaf with the spaces that precede it inside its flattened axes, outermost first."""
 
     def walk(axis: Axis, outer: tuple[str, ...]) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
         if isinstance(axis, Leaf):

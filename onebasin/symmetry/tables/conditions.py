@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a model's configuration for a table: values by key, and the conditions of `when`.
 
-    KEY=VALUE, KEY!=VALUE     the config says so, or does not; of a list: a part of one of its items
-    KEY[layer]=VALUE, ..!=..  so says the item of a list in the config that is this layer's
+    KEY=VALUE, KEY!=VALUE     the config has this value, or not; for a list: one of its items contains it
+    KEY[layer]=VALUE, ..!=..  the same for this layer's item of a list in the config
     layer<N, layer>=N         this is one of the first N layers, or a later one (N: a number, or a config key)
     lacks NAME                this block, or the model, has no such tensor
 
-Several with commas hold together.
+Of several with commas, all must hold.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class Condition:
-    """The text after a `when`, or (wanted: False) what its `otherwise` stands for."""
+    """The text after a `when`, or (wanted: False) the negation, for `otherwise`."""
 
     text: str
     wanted: bool = True
 
     def of(self, layer: int | None = None, lacks: Callable[[str], bool] | None = None) -> bool | None:
-        """Return whether it holds, or None where it depends on what is not given. The config must be settled."""
+        """Return whether it holds, or None if that depends on an argument that is not given. The config must be
+        settled."""
         found = [_found(part, layer, lacks) for part in _parts(self.text)]
         return None if None in found and False not in found else (False not in found) == self.wanted
 
     @property
     def lacking(self) -> list[str]:
-        """Return the tensors that it asks after."""
+        """Return the tensors in its `lacks`."""
         return [found[1] for part in _parts(self.text) if (found := _LACKS.match(part))]
 
 
 def condition(text: str) -> Condition:
-    """Read what follows a `when`. Raises TableError where a part of it is no condition."""
+    """Read the text after a `when`. Raises TableError if a part of it is not a condition."""
     for part in _parts(text):
         if not (_LAYER.match(part) or _LACKS.match(part) or re.match(r"[\w.]+(\[layer\])?!?=\S", part)):
-            raise TableError(f"'{part}' is no condition; write 'when KEY=VALUE', 'layer<N' or 'lacks NAME'")
+            raise TableError(f"'{part}' is not a condition; write 'when KEY=VALUE', 'layer<N' or 'lacks NAME'")
     return Condition(text)
 
 
 def settled(when: Iterable[Condition], config: Mapping[str, Any]) -> tuple[Condition, ...] | None:
-    """Return what layers and other tensors have yet to decide, numbers filled in, or None where the config says no.
+    """Return the conditions that depend on layers and other tensors, with numbers filled in, or None if the config
+    excludes them.
 
-    Raises TableError where the config lacks a number of layers.
+    Raises TableError if the config lacks a number of layers.
     """
     found: list[Condition] = []
     for each in when:
@@ -66,7 +68,7 @@ def settled(when: Iterable[Condition], config: Mapping[str, Any]) -> tuple[Condi
 
 _LAYER = re.compile(r"layer(<|>=)(\S+)$")
 _LISTED = re.compile(r"([\w.]+)\[layer\](!?)=(\S+)$")
-_AMONG = re.compile(r"layer (not )?among([ \d]*)$")  # what a list of the config comes to
+_AMONG = re.compile(r"layer (not )?among([ \d]*)$")  # the form of a settled `KEY[layer]=VALUE`
 _LACKS = re.compile(r"lacks\s+(\S+)$")
 
 
@@ -77,7 +79,7 @@ def _parts(text: str) -> list[str]:
 def _counted(part: str, config: Mapping[str, Any]) -> str:
     if listed := _LISTED.match(part):
         if not isinstance(items := setting(config, listed[1]), (list, tuple)):
-            raise TableError(f"the config lacks '{listed[1]}' (what each layer is)")
+            raise TableError(f"the config lacks '{listed[1]}' (the kind of each layer)")
         here = " ".join(str(layer) for layer, item in enumerate(items) if str(item) == listed[3])
         return f"layer {'not ' * bool(listed[2])}among {here}"
     if not (found := _LAYER.match(part)):
@@ -110,19 +112,19 @@ def lookup(config: Mapping[str, Any], keys: list[str]) -> Any:
         if len(values) == 1 and not even:
             return found
         if not all(isinstance(value, (int, float)) for value in values):
-            raise TableError(f"'{key}' is no number in the config")
+            raise TableError(f"'{key}' is not a number in the config")
         for sign, value in zip(words[1::2], values[1:], strict=True):
             if sign == "/" and not value:
                 raise TableError(f"'{key}' divides by zero in the config")
-            found = found * value if sign == "*" else found / value  # in this order, since a class rounds down, too
+            found = found * value if sign == "*" else found / value  # in this order, since classes round down
         return int(found) + int(found) % 2 if even else int(found)
     return None
 
 
 def setting(config: Mapping[str, Any], key: str) -> Any:
-    """Return a number, or what the config has under `key`, or under `inner` of `outer` for `outer.inner`; or None.
+    """Return a number, or the value of `key` in the config, or of `inner` in `outer` for `outer.inner`; or None.
 
-    The places of a list are numbered: `depths.0`.
+    Items of a list are numbered: `depths.0`.
     """
     if key.isdigit():
         return int(key)
@@ -138,7 +140,7 @@ def setting(config: Mapping[str, Any], key: str) -> Any:
 
 
 def holds(condition: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a `KEY=VALUE` or `KEY!=VALUE` is true of a config; of several, with commas, all."""
+    """Return whether a `KEY=VALUE` or `KEY!=VALUE` holds for a config, or all of several, separated by commas."""
     if not condition:
         return True
     if "," in condition:

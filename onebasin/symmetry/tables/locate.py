@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which line of a table every tensor of a checkpoint stands for, in which layer."""
+"""The assignment of a checkpoint's tensors to lines of a table and to layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Place = tuple[str, Line, tuple[str, ...]]  # name on disk, line, indices
 
 
 def regex(pattern: str) -> re.Pattern[str]:
-    """`h.{}.{weight|gamma}` -> a regex with a numbered group for every layer index."""
+    """Return a regex for a pattern such as `h.{}.{weight|gamma}`, with a group for every layer index."""
     out = ""
     for piece in re.split(r"(\{[^}]*\})", pattern):
         if piece == "{}":
@@ -30,7 +30,7 @@ def regex(pattern: str) -> re.Pattern[str]:
 
 
 def role_of(pattern: str, indices: tuple[str, ...]) -> str:
-    """Return the first spelling of a pattern, its layer indices filled in."""
+    """Return the first spelling of a pattern, with its layer indices filled in."""
     if not indices:
         return spelled(pattern)
     first, *others = spelled(pattern).split("{}")
@@ -46,9 +46,10 @@ class Pieces:
 
 
 def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, tuple[int, ...]], dict[str, Pieces]]:
-    """Shapes with the tensors of all experts joined into one, whose name has `{expert}` for their index.
+    """Return the shapes with the tensors of all experts joined into one, with `{expert}` for their index in its name,
+    and the tensors that were joined.
 
-    Raises TableError where an index is left out, or shapes differ.
+    Raises TableError if an index is missing, or if shapes differ.
     """
     indexed = [(line, found[1]) for line in table.lines if (found := re.search(r"\{(\w+)\}", line.full))]
     prefixes = "|".join(map(re.escape, [*table.prefixes, ""]))
@@ -80,7 +81,7 @@ def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[st
 
 
 def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Place]:
-    """Place every tensor: role -> (name on disk, line, layer indices)."""
+    """Return role -> (name on disk, line, layer indices) for every tensor."""
     matchers = [(regex(line.full), line) for line in table.lines if "bare" not in line.notes]
     ignored = [regex(pattern) for pattern in table.ignored]
     found: dict[str, Place] = {}
@@ -92,7 +93,7 @@ def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) ->
         fits = [
             (line, match.groups())
             for matcher, line in matchers
-            if (line.absolute or not prefix or bare != name)  # outside the base model only a head can be meant
+            if (line.absolute or not prefix or bare != name)  # outside the base model, only a head's
             and (match := matcher.fullmatch(name if line.absolute else bare))
         ]
         if not fits:
@@ -111,7 +112,7 @@ def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) ->
 def layer_numbers(
     table: Table, found: Mapping[str, Place], config: Mapping[str, Any]
 ) -> dict[str, dict[tuple[str, ...], int]]:
-    """Per `layer` block: its index tuples in order -> layer number."""
+    """Return for every `layer` block: its index tuples in order -> layer number."""
     numbers: dict[str, dict[tuple[str, ...], int]] = {}
     for heading in dict.fromkeys(line.heading for line in table.lines if line.heading):
         indices = {where for _, line, where in found.values() if line.heading == heading}
@@ -122,11 +123,11 @@ def layer_numbers(
         each = lookup(config, keys)
         stages = each if isinstance(each, (list, tuple)) else [each]  # Swin: layers of each stage
         if each is not None and not all(isinstance(stage, int) for stage in stages):
-            raise TableError(f"'{' or '.join(keys)}' (number of layers) is no whole number in the config")
+            raise TableError(f"'{' or '.join(keys)}' (number of layers) is not an integer in the config")
         counted = None if each is None or counted is None else counted * sum(stages)
     first = next(iter(numbers), None)
     if counted is not None and first is not None and len(numbers[first]) != counted:
-        raise TableError(f"the config counts {counted} layers, the weights hold {len(numbers[first])}")
+        raise TableError(f"the config has {counted} layers, the weights have {len(numbers[first])}")
     return numbers
 
 
@@ -136,10 +137,10 @@ def require(
     numbers: Mapping[str, Mapping[tuple[str, ...], int]],
     prefix: str,
 ) -> None:
-    """Every tensor that must be there is; one that may be absent is so in all layers or in none."""
+    """Raise TableError unless all required tensors exist, and optional ones exist in all layers or in none."""
     early = [name for name, line, where in found.values() if _lacks(line, where)]
     if early:
-        raise TableError(f"{table.family}: the table knows {_some(early)} only in other layers")
+        raise TableError(f"{table.family}: the table has {_some(early)} only in other layers")
     missing = []
     for line in table.lines:
         if line.head or "bare" in line.notes:
@@ -159,25 +160,25 @@ def require(
 
 
 def _excluded(table: Table, found: Container[str], line: Line, indices: tuple[str, ...]) -> bool:
-    """Return whether the layer has other tensors instead."""
+    """Return whether the layer has other tensors instead of this line's."""
     lacks = partial(lacking, table, found, line.heading, indices)
     return any(asked.of(lacks=lacks) is False for asked in line.when)
 
 
 def _lacks(line: Line, indices: tuple[str, ...]) -> bool:
-    """Return whether this layer comes before the first that has the tensor, or after the last."""
+    """Return whether the conditions of a line exclude this layer."""
     return bool(indices) and any(asked.of(layer=int(indices[-1])) is False for asked in line.when)
 
 
 def lacking(table: Table, found: Container[str], heading: str, indices: tuple[str, ...], name: str) -> bool:
-    """Return whether a tensor that the table has in this block, or outside of blocks, is absent."""
+    """Return whether a tensor of the table, in this block or outside of blocks, is absent."""
     if heading and f"{spelled(heading)}.{name}" in table.names:
         return role_of(f"{heading}.{name}", indices) not in found
     return name in table.names and role_of(name, ()) not in found
 
 
 def same_here(table: Table, found: Container[str], heading: str = "", indices: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the spaces that are others in this block, as the lines `A = B` say."""
+    """Return the spaces that are replaced by others in this block, by lines `A = B`."""
     lacks = partial(lacking, table, found, heading, indices)
     layer = int(indices[-1]) if indices else None
     same = {a: b for a, b, when in table.same if all(asked.of(layer, lacks) for asked in when)}

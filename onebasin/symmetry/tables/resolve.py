@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table meets a checkpoint, and becomes the signature of a model."""
+"""The signature of a model, from a table and a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from .table import Declared, Line, Table, When, spelled
 
 
 def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Signature:
-    """Fit a table to a checkpoint: every tensor found in it exactly once, every size solved for.
+    """Fit a table to a checkpoint: find every tensor in it exactly once, and solve for all sizes.
 
-    shapes: tensor name on disk -> shape. config: the model's configuration as a dictionary.
-    Raises TableError naming the tensors that are unknown, missing, doubled, or of a wrong shape, or a configuration
-    that has no table.
+    Args:
+        table: The table.
+        shapes: Tensor name on disk -> shape.
+        config: The model's configuration as a dictionary.
+
+    Raises:
+        TableError: Tensors are unknown, missing, doubled, or of a wrong shape, or the table does not support this
+            configuration.
     """
     for condition, reason in table.refused:
         if holds(condition, config):
@@ -77,7 +82,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     entries = {role: entry for role, entry in entries.items() if entry.stored}
     sizes = solved(entries, placed, table, config)
     for entry in entries.values():
-        if entry.norm:  # of which no other tensor need speak: DeBERTa-v2 holds a norm of relative positions without any
+        if entry.norm:  # it may be the only tensor with this space: DeBERTa-v2 may have an unused norm of positions
             sizes.setdefault(entry.norm.source, sizes[entry.norm.target])
     for role, entry in bare.items():
         assert entry.norm is not None
@@ -87,7 +92,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
     absent = bare | _absent(table, entries, same, placed, config, prefix)
     outside = _Block(table, "", (), None, stages, same)
     whole = [name for name, declared in table.spaces.items() if not {"layer", "stage"} & set(declared.per)]
-    for entry in absent.values():  # a space that only a tied tensor names is as large as what it is tied to
+    for entry in absent.values():  # a space that only a tied tensor has gets its size from the other tensor
         other = entries.get(entry.notes.get("tied", ""))
         for mine, theirs in zip(leaves(entry.axes), leaves(other.axes), strict=False) if other else ():
             if not mine.constant and not theirs.constant and mine.space in whole and mine.space not in placed:
@@ -116,7 +121,8 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
 
 
 def _settled(table: Table, config: Mapping[str, Any]) -> Table:
-    """The table with the declarations, lines and notes that hold for a config; layers and tensors decide the rest."""
+    """Return the table with the declarations, lines and notes that hold for a config, and conditions on layers and
+    tensors."""
     lines = []
     for line in table.lines:
         if (when := settled(line.when, config)) is not None:
@@ -125,7 +131,7 @@ def _settled(table: Table, config: Mapping[str, Any]) -> Table:
             lines.append(replace(line, when=when, clauses=clauses, notes={note.word: note.text for note in clauses}))
     spaces = {}
     for name, declared in table.spaces.items():
-        some: list[tuple[When, Declared]] = []  # in some layers
+        some: list[tuple[When, Declared]] = []  # for some layers
         for when, other in declared.other:
             left = settled(when, config)
             if left:
@@ -139,7 +145,7 @@ def _settled(table: Table, config: Mapping[str, Any]) -> Table:
 
 @dataclass
 class _Block:
-    """The meaning of the names of spaces in a layer, or outside of all: `same` are those that are others here."""
+    """The meaning of the names of spaces in a layer, or outside of all. same: spaces that others replace here."""
 
     table: Table
     heading: str
@@ -168,8 +174,8 @@ class _Block:
 
 
 def _implied(stated: Mapping[str, str], line: Line, here: Mapping[str, Placed]) -> dict[str, str]:
-    """Return the notes `passes` and `invisible` of a constant, or of a weight that makes one of what it reads: they are
-    properties of the space that it is in."""
+    """Return the notes `passes` and `invisible` of a constant, or of a weight that computes one: they are properties of
+    the space of the constant."""
     if "stays" in stated or (len(line.axes) > 1 and not spelled(line.pattern).endswith("weight")):
         return {}
     found = {}
@@ -183,11 +189,11 @@ def _implied(stated: Mapping[str, str], line: Line, here: Mapping[str, Placed]) 
 def _batches(
     entries: Mapping[str, Entry], root: Mapping[str, str], placed: Mapping[str, Placed]
 ) -> dict[str, tuple[str, ...]]:
-    """The batch of every root space: those of the spaces that it is `per` that stand before it, on its axis or an
-    earlier one.
+    """Return the batch of every root space: the spaces that it is `per` and that precede it, on its axis or an earlier
+    one.
 
-    A grouped convolution `(band inside) inside'` reads the band that it writes. A norm's weight does not count: one
-    weight for all heads leaves each head the signs of its own.
+    A grouped convolution `(band inside) inside'` reads the band that it writes. The weights of norms are not
+    considered: with one weight for all heads, each head still has its own signs.
     """
     per = {key: {root[outer] for outer in placed[root[key]].per if outer in root} for key in placed}
     found: dict[str, tuple[str, ...]] = {}
@@ -209,7 +215,7 @@ def _batches(
 
 
 def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Entry], dict[str, tuple[int, ...]]]:
-    """Entries, on which nothing acts, of the tensors that stand still; and the shapes of all others."""
+    """Return entries with fixed axes for the tensors that are `still`, and the shapes of all others."""
     entries, rest = {}, {}
     for name, shape in shapes.items():
         found = next(((p, match) for p in table.still if (match := regex(p).match(name))), None)
@@ -222,8 +228,8 @@ def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str
 
 
 def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[Any, ...]:
-    """The table's order is that of execution: blocks as they stand, a layer after the other, then line by line. Blocks
-    whose names begin alike take turns, a stage after the other."""
+    """Return a key for the order of execution, which is that of the table: by blocks, then layers, then lines. Blocks
+    with the same beginning of their names alternate, stage by stage."""
     number = next(i for i, other in enumerate(table.lines) if other is line)
     stem, start = line.heading.partition("{}")[0], number
     while start and table.lines[start - 1].heading.partition("{}")[0] == stem:
@@ -243,12 +249,12 @@ def _absent(
     config: Mapping[str, Any],
     prefix: str,
 ) -> dict[str, Entry]:
-    """Tied tensors that the file leaves out, since it holds their numbers under another name: of a head, or `beside`
-    what they are tied to (the encoder's embedding beside the decoder's).
+    """Return the tied tensors that the file omits, since it stores their numbers under another name: of a head, or
+    `beside` the tensor that they are tied to (the encoder's embedding beside the decoder's).
 
-    A weight is there where its bias is stored, under this or another name, and a bias where its weight is. A weight
-    without either is there where the model has a head (its names carry a prefix, or its architecture says so), the
-    config ties, and nothing else reads the space that it would read, or only what stands `beside` it.
+    A weight exists if its bias is stored, under this or another name, and a bias if its weight is. A weight without
+    either exists if the model has a head (its names have a prefix, or its architecture says so), the config ties, and
+    no other tensor reads the space that it would read, or only those `beside` it.
     """
     architectures = [str(item) for item in config.get("architectures") or ()]
     headed = bool(prefix) or any("For" in item or "Head" in item for item in architectures)
@@ -283,7 +289,7 @@ def _absent(
 def _outputs(
     table: Table, entries: list[Entry], same: Mapping[str, str], batch: Mapping[str, tuple[str, ...]]
 ) -> set[str]:
-    """Return the spaces that leave the model: nothing reads them, or only a head would and there is none."""
+    """Return the spaces of the model's outputs: nothing reads them, or only a head would, and there is none."""
     inner = {name for entry in entries for _, outer in nesting(entry.axes) for name in outer}
     inner |= {name for outer in batch.values() for name in outer}
     written = {leaf.space for entry in entries for leaf in leaves(entry.axes)}
@@ -291,14 +297,14 @@ def _outputs(
     if not any(entry.head for entry in entries):
         heads = [line for line in table.lines if line.head]
         read = {leaf.space for line in heads for leaf in leaves(line.axes) if leaf.dual}
-        read |= {line.norm.source for line in heads if line.norm}  # BEiT puts its stream out as it is; a head norms it
+        read |= {line.norm.source for line in heads if line.norm}  # BEiT returns its stream; a head normalizes it
         found |= {same.get(space, space) for space in read}
     around = (outer for entry in entries for leaf, outer in nesting(entry.axes) if leaf.space in found)
     return found.union(*around)
 
 
 def _written(entries: Collection[Entry], root: Mapping[str, str]) -> set[str]:
-    """Roots of the spaces that a tensor writes into. What enters the model from outside is only read."""
+    """Return the roots of the spaces that tensors write. Inputs of the model are only read."""
     return {root[leaf.space] for entry in entries for leaf in leaves(entry.axes) if not leaf.dual and not leaf.constant}
 
 
@@ -311,12 +317,12 @@ def _read(entries: Collection[Entry]) -> set[str]:
 def _unite(
     entries: Mapping[str, Entry], absent: Mapping[str, Entry], keys: list[str], config: Mapping[str, Any]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return which spaces share one element (norm source and target, tied axes), and which tensors are aliases."""
+    """Return the root of every space (norm source and target, and tied axes, share one), and the roles of aliases."""
     known, classes = set(keys), Classes(keys)
     for entry in absent.values():
         lost = next((leaf.space for leaf in leaves(entry.axes) if not leaf.constant and leaf.space not in known), None)
         if lost:
-            raise TableError(f"'{entry.role}' is in '{lost}', which no tensor that is stored has an axis in")
+            raise TableError(f"'{entry.role}' has an axis in '{lost}', which no stored tensor has")
     for entry in (*entries.values(), *absent.values()):
         if entry.norm:
             classes.join(entry.norm.source, entry.norm.target)

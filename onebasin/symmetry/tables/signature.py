@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The signature of one model: its tensors, their axes, the spaces the axes live in, and what acts on each space.
+"""The signature of a model: its tensors, their axes, the spaces of the axes, and the groups that may act on them.
 
-A signature is what a table becomes when it meets a checkpoint. Everything downstream (matching, canonical
-form, distances, audit) reads signatures and never a model family.
+A signature is the result of fitting a table to a checkpoint. Everything downstream (matching, canonical form,
+distances, audit) uses signatures and never a model family.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from .axes import Axis, Leaf, blocks, leaves
 
-# What may act on a space is the intersection of what everything that touches it allows. A kind is the set of
-# moves it allows; `ones` rotates the complement of the all-ones vector only. `pair` moves treat the two dimensions of a
-# RoPE pair alike: (i, i + n / 2), or for the `next` ones (2 i, 2 i + 1).
+# The moves of a space are those that all tensors which touch it allow. A kind is a set of moves; `ones` only rotates
+# the complement of the all-ones vector. `pair` moves act equally on the two dimensions of a RoPE pair: (i, i + n / 2),
+# or (2 i, 2 i + 1) for the `next` ones.
 _PAIRS = frozenset({"pair sign", "pair turn", "pair scale"})
 _NEXT = frozenset({"next sign", "next turn", "next scale"})
 _SIGNS = frozenset({"sign", "pair sign", "next sign"})
 MOVES: dict[str, frozenset[str]] = {
     "fixed": frozenset(),
-    "rows": frozenset(),  # fixed, but two models may hold different numbers of them (positions)
+    "rows": frozenset(),  # fixed, but two models may have different numbers of them (positions)
     "labels": frozenset(),  # fixed, and its tensors belong to one task (classes)
     "permutation": frozenset({"permute"}),  # pointwise nonlinearity (GELU, SiLU, softmax over heads)
     "odd": frozenset({"permute"}) | _SIGNS,  # odd nonlinearity (tanh), or an RMSNorm with a weight
@@ -41,15 +41,15 @@ MOVES: dict[str, frozenset[str]] = {
 
 
 def kind_of(moves: frozenset[str]) -> str:
-    """Return the widest kind that makes only these moves."""
+    """Return the widest kind that has only these moves."""
     return max((kind for kind in MOVES if MOVES[kind] <= moves), key=lambda kind: len(MOVES[kind]))
 
 
 @dataclass(frozen=True)
 class Space:
-    """A named space. `batch` are the spaces it has one map for each entry of (heads, for qk).
+    """A named space. batch: the spaces for each of whose entries it has its own map (heads, for qk).
 
-    output: what lives here leaves the model (the hidden states of a model without a head), so nothing may act.
+    output: whether its vectors are outputs of the model (hidden states without a head), so that nothing may act.
     """
 
     key: str
@@ -67,11 +67,11 @@ class Norm:
     """A norm `source -> target`; its weight is diagonal in `target`. A norm over several spaces, as in
     `rmsnorm: (head qk) -> (head qk)` or `layernorm: [rope | nope] -> (head [rope | nope])`, is known by the last.
 
-    kind: layernorm or rmsnorm. unit: stored weight of one that only normalizes: 0 for `rmsnorm1p` and `layernorm1p`,
-    which store weight - 1, as Gemma and Nemotron do. copies: how many vectors side by side are
-    normalized as one, as in `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalized
-    together, in order: (head, qk) and (rope, nope) above; a norm of `qk` alone, or of `rope` and `nope`, takes each
-    head by itself. beside: those of them that are parts of the same vector as the source (rope).
+    kind: layernorm or rmsnorm. unit: the stored value of a weight of 1, which is 0 for `rmsnorm1p` and `layernorm1p`,
+    which store weight - 1, as Gemma and Nemotron do. copies: how many vectors side by side are normalized as one, as in
+    `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalized together, in order: (head, qk)
+    and (rope, nope) above; a norm of `qk` alone, or of `rope` and `nope`, normalizes each head by itself. beside: those
+    of them that are parts of the same vector as the source (rope).
     """
 
     kind: str
@@ -84,22 +84,22 @@ class Norm:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the spaces that its vector consists of: the source, and what stands beside it."""
+        """Return the spaces of which its vector consists: the source, and those beside it."""
         return (*self.beside, self.source)
 
     @property
     def writes_back(self) -> bool:
-        """Return whether the normed vector goes into the same space: its weight has no reader to move into."""
+        """Return whether the normed vector is in the same space, so that its weight has no reader to move into."""
         return self.source == self.target
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its role (the table's name for it), its name on disk, its axes.
+    """One tensor: its role (its name in the table), its name on disk, its axes.
 
-    alias: another role that holds the same numbers (tied weights). stored: whether the file holds it; a tied tensor
-    may be left out. notes: gauge freedom, see `canonical`.
-    pieces, joint: where a file holds a tensor for every expert, their names, joined along this axis.
+    alias: another role with the same numbers (tied weights). stored: whether it is in the file, which may omit a tied
+    tensor. notes: gauge freedom, see `canonical`. pieces, joint: if a file has a tensor for every expert, their names,
+    and the axis along which they are joined.
     """
 
     role: str
@@ -122,12 +122,12 @@ class Entry:
 
     @property
     def scaled(self) -> list[str]:
-        """Return the tensors whose output it multiplies, where it is such a factor."""
+        """Return the tensors whose output it multiplies, if it is such a factor."""
         return self.notes.get("scales", "").split()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names on disk: one, or those of all experts."""
+        """Return the names on disk: one, or those of all experts."""
         return self.pieces or (self.name,)
 
     def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -140,9 +140,9 @@ class Entry:
 class Signature:
     """All tensors (by role, in the order of execution) and spaces (by key) of one model.
 
-    `root` maps every space to the one whose element it shares: the target of a norm to its source, a tied head's
-    space to the embedding's. `absent` are the tied tensors that the file leaves out, and norms that have no
-    numbers (`bare`: the role that follows).
+    root: every space -> the one whose element it shares: the target of a norm -> its source, a tied head's space -> the
+    embedding's. absent: the tied tensors that the file omits, and norms without weights (`bare`: the role that
+    follows).
     """
 
     family: str
@@ -159,7 +159,7 @@ class Signature:
 
     @cached_property
     def members(self) -> dict[str, list[str]]:
-        """Root space -> all spaces that share its element."""
+        """Return root space -> all spaces that share its element."""
         found: dict[str, list[str]] = {}
         for key in self.spaces:
             found.setdefault(self.root[key], []).append(key)
@@ -167,7 +167,7 @@ class Signature:
 
     @cached_property
     def kinds(self) -> dict[str, str]:
-        """Root space -> kind: the intersection of what its members and the norms that read them allow."""
+        """Return root space -> kind: the moves that its members and the norms that read them allow."""
         moves = {
             root: frozenset.intersection(
                 *(MOVES["fixed" if self.spaces[key].output else self.spaces[key].kind] for key in keys)
@@ -184,15 +184,15 @@ class Signature:
         for entry in (*self.tensors.values(), *self.absent.values()):
             tied = self.tensors.get(entry.alias or "")
             for mine, theirs in zip(self.leaves(entry), self.leaves(tied) if tied else (), strict=False):
-                if mine.dual != theirs.dual:  # the same numbers write and read
+                if mine.dual != theirs.dual:  # the same tensor writes and reads
                     moves[self.root[mine.space]] &= MOVES["orthogonal"]
         for space in self.spaces.values():
-            for outer in space.batch:  # what carries others inside writes and reads alike
+            for outer in space.batch:  # a space with others inside it can only be permuted
                 moves[outer] &= MOVES["permutation"]
         return {root: kind_of(found) for root, found in moves.items()}
 
     def _left_by(self, entry: Entry, norm: Norm, root: str) -> frozenset[str]:
-        """Return the moves that a norm leaves to the space whose vectors it takes."""
+        """Return the moves that a norm allows in the space that it normalizes."""
         layer_norm = norm.kind == "layernorm"
         if not set(self.spaces[root].batch) <= {self.root[leaf.space] for leaf in self.leaves(entry)}:
             return MOVES["fixed" if layer_norm else "signs"]  # one weight for all heads
@@ -202,7 +202,7 @@ class Signature:
 
     @cached_property
     def touching(self) -> dict[str, list[str]]:
-        """Root space -> roles of the tensors that have it on an axis (aliases left out)."""
+        """Return root space -> roles of the tensors with it on an axis (without aliases)."""
         found: dict[str, list[str]] = {root: [] for root in self.members}
         for role, entry in self.tensors.items():
             if entry.alias is None:
@@ -212,7 +212,7 @@ class Signature:
 
     @cached_property
     def having(self) -> dict[Leaf, dict[str, None]]:
-        """Leaf -> roles of the tensors that have it on an axis, or read from it as a note says, in order."""
+        """Return leaf -> roles of the tensors with it on an axis, or that read it according to a note, in order."""
         found: dict[Leaf, dict[str, None]] = {}
         for role, entry in self.tensors.items():
             noted = (Leaf(space, dual=True) for space in entry.notes.get("reads", "").split())
@@ -229,28 +229,28 @@ class Signature:
         return sorted({entry.layer for entry in self.tensors.values() if entry.layer is not None})
 
     def leaves(self, entry: Entry) -> Iterator[Leaf]:
-        """Yield the leaves of a tensor that are spaces (constants left out)."""
+        """Yield the leaves of a tensor that are spaces, without constants."""
         return (leaf for leaf in leaves(entry.axes) if not leaf.constant)
 
     def views(self, role: str, tensor: Tensor, root: str) -> Iterator[tuple[Tensor, Leaf, tuple[str, ...]]]:
-        """Yield every place where `root` occurs in a tensor, as a view (*batch, n, *rest) that writes through.
+        """Yield every occurrence of `root` in a tensor, as a view (*batch, n, *rest) that can be written to.
 
-        Also its leaf, and the roots of all dimensions of the block that it lies in.
+        Also its leaf, and the roots of all dimensions of its block.
         """
         batch = self.spaces[root].batch
         for block, found in blocks(tensor, self.tensors[role].axes, self.sizes):
             roots = tuple(self.root.get(leaf.space, "") for leaf in found)
             for dim, leaf in enumerate(found):
-                # A norm's weight that all heads share has no axis for them; what may act there leaves it unchanged.
+                # A norm's weight that all heads share has no axis for them; only maps that do not change it may act.
                 if roots[dim] == root and set(batch) <= set(roots):
                     front = (*(roots.index(outer) for outer in batch), dim)
                     rest = (other for other in range(len(found)) if other not in front)
                     yield block.permute(*front, *rest), leaf, roots
 
     def part(self, entry: Entry) -> str:
-        """Return the part of the model that a tensor belongs to: attention, ffn, norm, embedding, head or other.
+        """Return the part of the model to which a tensor belongs: attention, ffn, norm, embedding, head or other.
 
-        A bias belongs to that of its weight, a factor per channel to that of what it multiplies.
+        A bias belongs to the part of its weight, a factor per channel to that of the tensor it multiplies.
         """
         if entry.head:
             return "head"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of spaces, from the configuration's counts and the tensors' shapes."""
+"""The sizes of spaces, from numbers in the configuration and the tensors' shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .table import Declared, Table
 class Placed:
     """A space of the model: its key, its name and declaration in the table, its layer and its stage.
 
-    per: the spaces for each of whose entries it may have a map.
+    per: the spaces for each of whose entries it may have its own map.
     """
 
     key: str
@@ -34,7 +34,7 @@ def solved(
     table: Table,
     config: Mapping[str, Any],
 ) -> dict[str, int]:
-    """Sizes of all spaces from the config's counts and the tensors' shapes."""
+    """Return the sizes of all spaces. Raises TableError if shapes contradict them or do not determine them."""
     sizes: dict[str, int] = {}
     for key, place in placed.items():
         if place.declared.kind == "factor":
@@ -68,7 +68,7 @@ def solved(
                 a = size(axis, {**sizes, name: 0})
                 b = size(axis, {**sizes, name: 1}) - a
                 value, remainder = divmod(length - a, b)
-                if remainder or value < (0 if a else 1):  # none is left where the axis has other parts
+                if remainder or value < (0 if a else 1):  # it may be 0 if the axis has other parts
                     raise TableError(
                         f"'{entry.name}' has shape {entry.shape}: {length} does not split into '{show((axis,))}' "
                         f"with {_known(axis, sizes)}"
@@ -82,9 +82,7 @@ def solved(
         open_axes = waiting
     if open_axes:
         entry, axis, _ = open_axes[0]
-        raise TableError(
-            f"'{entry.name}': the sizes in '{show((axis,))}' cannot be told from shapes; add a 'size' line"
-        )
+        raise TableError(f"'{entry.name}': shapes do not determine the sizes in '{show((axis,))}'; add a 'size' line")
     return sizes
 
 

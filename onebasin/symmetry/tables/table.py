@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Family tables: the text that says which spaces a model's axes live in.
+"""Family tables: the text that assigns spaces to the axes of a model.
 
-A table has a header, a list of spaces, and one line per tensor, in the order of execution: a tensor's place among the
-norms says which of them its output meets. The notation is described, with every word that is read here, in
-docs/notation.md.
+A table has a header, a list of spaces, and one line per tensor, in the order of execution, which shows the norms that a
+tensor's output enters. The notation, with every word that is read here, is described in docs/notation.md.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ HEADINGS = ("family", "types", "prefix", "include", "layers", "size", "temperatu
 SECTIONS = ("spaces", "tensors", "layer", "heads", "audit")
 NOTES = ("tied", "beside", "biases", "bare", "nonlinear", "scales", "degree", "softmax", "into", "rows", "padded",
          "against", "glu", "passes", "invisible", "stays")  # fmt: skip
-AUDITED = ("unused", "chooses", "constant", "idle", "unscaled", "batch")  # notes that only an audit asks for
+AUDITED = ("unused", "chooses", "constant", "idle", "unscaled", "batch")  # notes that only the audit uses
 PROPERTIES = ("passes", "invisible", "post-norm")  # of a space
 NORMS = ("layernorm1p", "layernorm", "rmsnorm1p", "rmsnorm")
 
@@ -31,8 +30,8 @@ NORMS = ("layernorm1p", "layernorm", "rmsnorm1p", "rmsnorm")
 class Declared:
     """A space as a table declares it.
 
-    per: `layer` or `stage`, and the spaces for each of whose entries it has a map. other: declarations that count
-    instead where a condition holds, the last such.
+    per: `layer` or `stage`, and the spaces for each of whose entries it has its own map. other: declarations for when
+    their conditions hold, of which the last counts.
     """
 
     kind: str
@@ -53,18 +52,18 @@ class Note:
 class Line:
     """One tensor line. `heading` is the pattern of the enclosing `layer` block, or empty.
 
-    notes: what `clauses` come to for a config, which `resolve` knows.
+    notes: of `clauses` for a config, filled in by `resolve`.
     """
 
     pattern: str
     optional: bool
     axes: tuple[Axis, ...]
-    norm: Norm | None  # of spaces as the table names them
+    norm: Norm | None  # with the names of spaces in the table
     clauses: tuple[Note, ...]
     when: When
     heading: str
     head: bool
-    absolute: bool = False  # given in full
+    absolute: bool = False  # its name is given in full
     scattered: bool = False  # in some layers, and not in others
     notes: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,15 +73,15 @@ class Line:
 
 
 def spelled(pattern: str) -> str:
-    """Return the first of several spellings, `{a|b}`; an index such as `{expert}` stands for itself."""
+    """Return the first of several spellings, `{a|b}`; an index such as `{expert}` is kept."""
     return re.sub(r"\{([^}|]*)\|[^}]*\}", r"\1", pattern) if "|" in pattern else pattern
 
 
 @dataclass
 class Table:
-    """A table as it was read.
+    """The contents of a table.
 
-    same: a space, another that it is where the conditions hold, and these. names: of all lines, in full.
+    same: (a space, the space that replaces it, the conditions for that). names: of all lines, in full.
     """
 
     family: str = ""
@@ -103,9 +102,15 @@ class Table:
 
 
 def read_table(text: str, origin: str = "table", named: Callable[[str], Table] | None = None) -> Table:
-    """Parse a table; `named` finds the tables that it may include.
+    """Parse a table.
 
-    Raises TableError naming `origin` and the line that cannot be read.
+    Args:
+        text: The table.
+        origin: Its name, for messages.
+        named: Returns the tables that it may include, by name.
+
+    Raises:
+        TableError: A line cannot be read.
     """
     table = Table()
     section, heading = "", ""
@@ -126,7 +131,7 @@ def read_table(text: str, origin: str = "table", named: Callable[[str], Table] |
             while len(blocks) > 1 and blocks[-1].indent >= indent:
                 last = blocks.pop()
             if opens and word != "otherwise" and word not in ("when", *NOTES):
-                raise TableError(f"'{word}' has lines of its own below it, as only 'when', 'otherwise' and notes do")
+                raise TableError(f"'{word}' has indented lines below it, as only 'when', 'otherwise' and notes may")
             if opens:
                 inner = blocks[-1].beside(last) if word == "otherwise" else blocks[-1].within(line)
                 blocks.append(replace(inner, indent=indent))
@@ -151,7 +156,8 @@ def read_table(text: str, origin: str = "table", named: Callable[[str], Table] |
 
 
 def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Number and text of every line that says something, and whether lines of its own follow, further indented."""
+    """Yield the number and text of every line that is not blank, and whether it is followed by further indented
+    lines."""
     numbered = ((number, line.split("#")[0].rstrip()) for number, line in enumerate(text.splitlines(), 1))
     said = [(number, line) for number, line in numbered if line]
     indents = [len(line) - len(line.lstrip()) for _, line in said]
@@ -161,7 +167,7 @@ def _lines(text: str) -> Iterator[tuple[int, str, bool]]:
 
 @dataclass(frozen=True)
 class _Block:
-    """Everything that the lines of a block share. own: the last condition, if the block begins with `when`."""
+    """Conditions and notes that the lines of a block share. own: the last condition, if it begins with `when`."""
 
     indent: int = 0
     when: When = ()
@@ -176,7 +182,7 @@ class _Block:
         return _Block(0, (*self.when, *when), (*self.notes, *notes), when[-1] if when else None)
 
     def beside(self, other: _Block | None) -> _Block:
-        """Return the block where the condition of the other, before it, does not hold."""
+        """Return the block for when the condition of the other one, before it, does not hold."""
         if other is None or other.own is None:
             raise TableError("'otherwise' follows a block that begins with 'when'")
         negated = replace(other.own, wanted=False)
@@ -191,7 +197,7 @@ def _clauses(text: str) -> tuple[When, tuple[Note, ...]]:
         if word == "when":
             when.append(condition(rest.strip()))
         elif word not in (*NOTES, *AUDITED):
-            raise TableError(f"'{word}' is no note; known are {', '.join(sorted((*NOTES, *AUDITED)))}")
+            raise TableError(f"'{word}' is not a note; choose from {', '.join(sorted((*NOTES, *AUDITED)))}")
         else:
             argument, _, asked = f" {rest}".partition(" when ")
             notes.append(Note(word, argument.strip(), (condition(asked),) if asked else ()))
@@ -226,7 +232,7 @@ def _header(table: Table, word: str, rest: str) -> None:
         name, _, keys = rest.partition("=")
         table.sizes[name.strip()] = _keys(keys)
     else:
-        raise TableError(f"'{word}' is no heading; known are {', '.join([*HEADINGS, *SECTIONS])}")
+        raise TableError(f"'{word}' is not a heading; choose from {', '.join([*HEADINGS, *SECTIONS])}")
 
 
 def _keys(text: str) -> list[str]:
@@ -234,8 +240,8 @@ def _keys(text: str) -> list[str]:
 
 
 def _inherit(table: Table, base: Table) -> Table:
-    """A table with the spaces and the base model of another, which its own replace where they have the same name;
-    a new line goes after the one before it."""
+    """Return a table with the spaces and the base model of another, which its own replace if they have the same name; a
+    new line is inserted after the one before it."""
     lines = [line for line in base.lines if not line.head]
     at = 0
     for number, own in enumerate(table.lines):
@@ -265,7 +271,7 @@ def _space(table: Table, text: str, block: _Block) -> None:
     said, *clauses = text.split(";")
     inner = block.within(";".join(clauses))
     if inner.notes:
-        raise TableError(f"'{inner.notes[0].word}' is no note of a space; write 'when KEY=VALUE'")
+        raise TableError(f"'{inner.notes[0].word}' is not a note of a space; write 'when KEY=VALUE'")
     words = said.split()
     if "=" in words:
         if words.index("=") in (0, len(words) - 1) or words[-2] != "=" or not inner.when:
@@ -276,7 +282,7 @@ def _space(table: Table, text: str, block: _Block) -> None:
     at = next(kinds, None)
     if at is None:
         known = f"{', '.join(MOVES)} and 'act KEY'"
-        raise TableError(f"'{words[1]}' is no kind of space; known are {known}" if words[1:] else
+        raise TableError(f"'{words[1]}' is not a kind of space; choose from {known}" if words[1:] else
                          f"space '{words[0]}' needs a kind: one of {known}")  # fmt: skip
     two = words[at] == "act" or " ".join(words[at : at + 2]) in MOVES
     declared = _declared(" ".join(words[at : at + 1 + two]), words[at + 1 + two :])
@@ -284,13 +290,13 @@ def _space(table: Table, text: str, block: _Block) -> None:
         if not inner.when and name in table.spaces:
             raise TableError(f"space '{name}' is declared twice")
         if inner.when and name not in table.spaces:
-            raise TableError(f"declare '{name}' first without a condition, then as it is 'when KEY=VALUE'")
+            raise TableError(f"declare '{name}' without a condition before 'when KEY=VALUE'")
         base = table.spaces.get(name)
         table.spaces[name] = replace(base, other=(*base.other, (inner.when, declared))) if base else declared
 
 
 def _declared(kind: str, words: list[str]) -> Declared:
-    """Read what stands after a kind: `attention per layer, head passes`."""
+    """Read the words after a kind: `attention per layer, head passes`."""
     part = words.pop(0) if words and words[0] not in ("per", *PROPERTIES) else ""
     per: list[str] = []
     if words[:1] == ["per"]:
@@ -299,7 +305,7 @@ def _declared(kind: str, words: list[str]) -> Declared:
             per.append(words.pop(0))
     wrong = next((word for word in words if word not in PROPERTIES), None)
     if wrong:
-        raise TableError(f"'{wrong}' is no property of a space; known are per, {', '.join(PROPERTIES)}")
+        raise TableError(f"'{wrong}' is not a property of a space; choose from per, {', '.join(PROPERTIES)}")
     return Declared(kind, part, tuple(name.rstrip(",") for name in per), tuple(words))
 
 
@@ -308,8 +314,8 @@ _SEVERAL = re.compile(r"\{([^{}]*,[^{}]*)\}(\?{0,2})$")
 
 
 def _tensors(name: str, rest: str, heading: str, block: _Block, head: bool) -> Iterator[Line]:
-    """The line, or the two of `NAME.{weight,bias}`: the bias has the axis of the weight that is written to (of two that
-    are read, as keys are, the first)."""
+    """Yield the line, or the two of `NAME.{weight,bias}`: the bias has the axis that the weight writes (of two that it
+    reads, as for keys, the first)."""
     expression, _, clauses = (piece.strip() for piece in rest.partition(";"))
     inner = block.within(clauses)
     norm = _NORM.match(expression)
@@ -325,7 +331,7 @@ def _tensors(name: str, rest: str, heading: str, block: _Block, head: bool) -> I
         optional = (ending or name).endswith("?")
         if number == 1:
             if not axes:
-                raise TableError(f"'{name}' has no axes, and its bias has one of its weight's")
+                raise TableError(f"'{name}' has no axes for its bias to share")
             read = [[leaf.dual for leaf in leaves(axis)][-1] for axis in axes]
             axes, through = (axes[-1:] if read[0] and not read[-1] else axes[:1]), None
         yield Line(pattern.rstrip("?"), optional, axes, through, inner.notes, inner.when, heading, head, absolute,
@@ -333,18 +339,18 @@ def _tensors(name: str, rest: str, heading: str, block: _Block, head: bool) -> I
 
 
 def _audited(table: Table, name: str, block: _Block) -> None:
-    """Add notes to the lines above that have this name."""
+    """Add notes to the lines above with this name."""
     found = [i for i, line in enumerate(table.lines) if spelled(line.full) == spelled(name)]
     if not found:
-        raise TableError(f"'{name}' is no tensor of the lines above")
+        raise TableError(f"'{name}' is not a tensor of the lines above")
     if wrong := next((note.word for note in block.notes if note.word not in AUDITED), None):
-        raise TableError(f"'{wrong}' stands after its tensor's axes: not an audit alone reads it")
+        raise TableError(f"'{wrong}' is not only for the audit: write it after the tensor's axes")
     for i in found:
         table.lines[i] = replace(table.lines[i], clauses=(*table.lines[i].clauses, *block.notes))
 
 
 def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> Norm:
-    """Return a norm of what stands on the last axis of `source`."""
+    """Return a norm of the last axis of `source`."""
     over = [leaf.space for leaf in leaves(source[-1:]) if not leaf.constant]
     into = [leaf.space for leaf in leaves(target) if not leaf.constant]
     if not over or not into:
@@ -360,8 +366,8 @@ def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> N
 
 
 def _checked(table: Table, origin: str) -> None:
-    """Declare the spaces that are only ever the target of a norm (linear, and per layer where the norm is), and raise
-    TableError where a name is that of nothing."""
+    """Declare the spaces that are only targets of norms (linear, and per layer if the norm is), and raise TableError
+    for undefined names."""
     for line in table.lines:
         if line.norm and line.norm.target.partition(".")[0] not in table.spaces:
             table.spaces[line.norm.target] = Declared("linear", per=("layer",) if line.heading else ())
@@ -376,19 +382,19 @@ def _checked(table: Table, origin: str) -> None:
             if space not in simple and (
                 name in simple or which not in ("first", "last", *(["next", ""] if line.heading else []))
             ):
-                raise TableError(f"{where}: '{space}' is of no stage here; see 'stage'")
+                raise TableError(f"{where}: '{space}' has no stage here; see 'stage'")
         if line.heading and "{}" in line.pattern:
-            raise TableError(f"{where} has an index of its own, and 'layer' has those of its lines")
+            raise TableError(f"{where} has a layer index, which belongs in the 'layer' heading")
         indexed = re.findall(r"\{(\w+)\}", line.full)
         if len(indexed) > 1 or not set(indexed) <= set(named):
-            raise TableError(f"{where}: one space of its axes may be an index in a name, as in 'experts.{{expert}}.up'")
+            raise TableError(f"{where}: only one space, of its axes, may be an index, as in 'experts.{{expert}}.up'")
     for name, other, _ in table.same:
         for space in {name, other} - table.spaces.keys():
             raise TableError(f"{origin}: '{name} = {other}' names the undeclared space '{space}'")
     for name, declared in table.spaces.items():
         per = {space for one in (declared, *(other for _, other in declared.other)) for space in one.per}
         for space in per - {"layer", "stage"} - table.spaces.keys():
-            raise TableError(f"{origin}: '{name}' is per '{space}', which is no space")
+            raise TableError(f"{origin}: '{name}' is per '{space}', which is not a space")
     table.names = frozenset(spelled(line.full) for line in table.lines)
     names = table.names | {spelled(line.pattern) for line in table.lines}
     whens = [*(line.when for line in table.lines), *(when for *_, when in table.same)]

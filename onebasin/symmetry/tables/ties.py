@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that share their numbers, or have none: what a file leaves out of a model, as part of its signature."""
+"""Tied tensors and norms without weights: tensors that a file omits, as parts of the signature."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .signature import Entry, Signature
 
 
 def with_ties(signature: Signature) -> Signature:
-    """The signature with the tied tensors that the file leaves out, heads at the end, others (embeddings of a decoder)
-    beside what they are tied to; and with the weights of norms that have none, in their places."""
+    """Return the signature with the tied tensors that the file omits, heads at the end, others (embeddings of a
+    decoder) after those that they are tied to; and with weights for norms that have none, in their places."""
     tensors: dict[str, Entry] = {}
     for role, entry in signature.tensors.items():
         tensors |= {other: e for other, e in signature.absent.items() if e.notes.get("bare") == role}
@@ -30,7 +30,7 @@ def without_ties(signature: Signature) -> Signature:
 
 
 def separate(signature: Signature) -> Signature:
-    """Return the signature in which every tied tensor has numbers of its own."""
+    """Return the signature without ties, in which every tensor has its own numbers."""
     tensors = {role: replace(e, alias=None, stored="bare" not in e.notes) for role, e in signature.tensors.items()}
     return replace(signature, tensors=tensors)
 
@@ -41,8 +41,8 @@ def bare(entry: Entry) -> Tensor:
 
 
 def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every role's tensor. Tied ones are the same object, so that writing into one writes into both; one that the
-    file left out and that is tied no longer gets a copy."""
+    """Return the tensors of all roles. Tied ones are the same object, so that writing to one changes both; one that the
+    file omits and that is no longer tied gets a copy."""
     found = dict(tensors)
     for role, entry in signature.tensors.items():
         if entry.alias is not None:
@@ -55,5 +55,5 @@ def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def tied(signature: Signature, role: str) -> bool:
-    """Return whether another tensor holds the same numbers, so that they cannot be changed for one use alone."""
+    """Return whether another tensor shares the numbers of this one, so that it cannot be changed for one use alone."""
     return signature.tensors[role].alias is not None or any(e.alias == role for e in signature.tensors.values())
