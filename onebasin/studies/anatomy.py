@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The anatomy of a difference: what distinguishes two alignments of one model to another, space by space.
+"""The anatomy of a difference between two alignments of one model to another, space by space.
 
-With g and h the maps that two alignments have for a space, h g^-1 is what leads from the one to the other. For a
-residual stream it is a rotation, whose eigenvalues e^(i phi) say by how much it turns each of its planes; where neurons
-and heads are permuted, what counts is how many found another partner. Theus et al., 2025, section 6 take learned
-alignments apart from weight-matched ones in this way.
+With g and h the maps of a space in two alignments, h g^-1 leads from one to the other. For a residual stream this is a
+rotation, whose eigenvalues e^(i phi) show by how much it rotates each of its planes; of neurons and heads that are
+permuted, the number with different partners counts. Theus et al., 2025, section 6 compare learned alignments with
+weight-matched ones in this way.
 """
 
 from __future__ import annotations
@@ -41,12 +41,17 @@ def study_anatomy(
 ) -> dict[str, Any]:
     """Compare two alignments of `b` to `a`, as `onebasin match --alignment` saves them.
 
-    Writes anatomy.json and anatomy.png under `output`. Returns the object of anatomy.json: `models`, `alignments`,
-    `distances` ([of the first, of the second]: whole and per layer), `streams` (space -> `angles` in degrees between 0
-    and 180, sorted, or `changed`, the share of its dimensions with another partner) and `layers` (one object each:
-    `layer`, `neurons` and `heads`, shares that found another partner, and `turned`, space -> mean angle in degrees
-    inside the heads that kept theirs). A share or angle is null where there is nothing of its kind.
-    Raises ValueError for an alignment of other models, an output that exists, and where matplotlib is missing.
+    Writes anatomy.json and anatomy.png to `output`.
+
+    Returns:
+        The object in anatomy.json: `models`, `alignments`, `distances` ([of the first, of the second]: in total and per
+        layer), `streams` (space -> `angles` in degrees between 0 and 180, sorted, or `changed`, the share of its
+        dimensions with another partner) and `layers` (one object each: `layer`, `neurons` and `heads`, the shares with
+        another partner, and `turned`, space -> mean angle in degrees inside the heads with the same partner). A share
+        or angle is null if there is nothing of its kind.
+
+    Raises:
+        ValueError: An alignment belongs to other models, the output exists, or matplotlib is missing.
     """
     require_matplotlib()
     folder = Path(output)
@@ -81,7 +86,7 @@ def study_anatomy(
 
 
 def streams(signature: Signature, first: Alignment, second: Alignment) -> dict[str, dict[str, Any]]:
-    """Every moving space that all layers share: angles between its two maps, or the share of other partners."""
+    """Return angles between the two maps, or the share of other partners, for all moving spaces that layers share."""
     found: dict[str, dict[str, Any]] = {}
     for root in _moving(first, second):
         if signature.spaces[root].layer is None and not signature.spaces[root].batch:
@@ -94,7 +99,8 @@ def streams(signature: Signature, first: Alignment, second: Alignment) -> dict[s
 
 
 def layers(signature: Signature, first: Alignment, second: Alignment) -> list[dict[str, Any]]:
-    """For every layer: shares of neurons and heads with another partner, mean angles inside the heads that kept it."""
+    """Return for every layer the shares of neurons and heads with another partner, and mean angles inside the heads
+    with the same one."""
     found = []
     for layer in signature.layers:
         row: dict[str, Any] = {"layer": layer, "neurons": None, "heads": None, "turned": {}}
@@ -117,16 +123,17 @@ def layers(signature: Signature, first: Alignment, second: Alignment) -> list[di
 
 
 def angles(matrix: Tensor) -> Tensor:
-    """Angles of the eigenvalues of a rotation, in degrees from 0 to 180, sorted; of its polar factor where it is none.
+    """Return the angles of a rotation's eigenvalues (of the polar factor of other matrices), in degrees from 0 to 180,
+    sorted.
 
-    matrix: (*batch, n, n) -> (*batch, n). Complex eigenvalues come in pairs: each angle stands twice.
+    matrix: (*batch, n, n) -> (*batch, n). Complex eigenvalues come in pairs, so each angle occurs twice.
     """
     values = torch.linalg.eigvals(polar(matrix.double()))
     return torch.rad2deg(values.angle().abs()).sort(-1).values
 
 
 def _between(first: Element, second: Element) -> Tensor:
-    """h g^-1 as a matrix."""
+    """Return h g^-1 as a matrix."""
     g, h = (one.dense() if isinstance(one, Monomial) else one for one in (first, second))
     return h.after(g.inverse()).matrix.double()
 
@@ -136,7 +143,7 @@ def _changed(first: Tensor, second: Tensor) -> float:
 
 
 def _kept(heads: str, signature: Signature, first: Alignment, second: Alignment) -> Tensor:
-    """Which heads have the same partner in both alignments, (heads,)."""
+    """Return which heads have the same partner in both alignments, (heads,)."""
     count = signature.spaces[heads].size
     if heads not in first.elements and heads not in second.elements:
         return torch.ones(count, dtype=torch.bool)
@@ -146,7 +153,7 @@ def _kept(heads: str, signature: Signature, first: Alignment, second: Alignment)
 
 
 def _pair(signature: Signature, root: str, first: Alignment, second: Alignment) -> tuple[Element, Element]:
-    """Both maps of a space; the identity where an alignment leaves it alone."""
+    """Return both maps of a space, the identity if an alignment has none."""
     space = signature.spaces[root]
     shape = tuple(signature.spaces[key].size for key in space.batch)
     still = Monomial(torch.arange(space.size).expand(*shape, space.size))
@@ -158,7 +165,7 @@ def _moving(first: Alignment, second: Alignment) -> list[str]:
 
 
 def _rotates(signature: Signature, alignment: Alignment) -> bool:
-    """Whether a space outside the heads is rotated, as only canonical forms allow."""
+    """Whether a space outside the heads is rotated, which requires canonical forms."""
     return any(
         isinstance(element, Linear) and root in signature.spaces and not signature.spaces[root].batch
         for root, element in alignment.elements.items()
@@ -169,15 +176,15 @@ def _rotates(signature: Signature, alignment: Alignment) -> bool:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """One line per stream and a Markdown table of the layers."""
+    """Return a line per stream and a Markdown table of the layers."""
     lines = []
     for root, stream in results["streams"].items():
         if "changed" in stream:
             lines.append(f"{root}: {stream['changed']:.1%} of the dimensions have another partner")
         else:
             found = torch.tensor(stream["angles"])
-            lines.append(f"{root}: angles of {found.mean():.1f} degrees in the mean, {found.median():.1f} in the "
-                         f"median, {found.max():.1f} at most")  # fmt: skip
+            lines.append(f"{root}: mean angle {found.mean():.1f} degrees, median {found.median():.1f}, "
+                         f"maximum {found.max():.1f}")  # fmt: skip
     one, two = (each["distance"] for each in results["distances"])
     lines += [f"distance: {one:.2f} and {two:.2f}", ""]
     spaces = list(dict.fromkeys(_inside(root) for row in results["layers"] for root in row["turned"]))
@@ -198,7 +205,7 @@ def _inside(root: str) -> str:
 
 
 def _draw(results: Mapping[str, Any], apart: Sequence[Distances], file: Path) -> None:
-    """Histogram of the streams' angles, changed matches per layer, and distances per layer."""
+    """Draw a histogram of the streams' angles, changed matches per layer, and distances per layer."""
     from matplotlib.ticker import MaxNLocator
 
     with drawing(file, 12.5, 4.0) as figure:

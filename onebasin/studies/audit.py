@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The audit of a family or of one small model: are its table's continuous symmetries all there are?
+"""The audit of a family or a small model: does its table have all continuous symmetries?
 
-Completeness is a matter of the architecture, so the numbers are drawn anew: every parameter random, norms without
-epsilon, everything in float64.
+Completeness depends only on the architecture, so all parameters are drawn at random, norms have no epsilon, and
+everything is in float64.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from onebasin.symmetry.audit.null_space import Audit
 from onebasin.symmetry.audit.null_space import audit as audit_signature
 
 LARGEST = 7000  # parameters; the Jacobian has a column for each of them
-POINTS = 3  # at most, until nothing is missing at one
-LENGTH = 8  # tokens of a text, or the most that the model takes
-ROWS = 96  # inputs, at least: every token should meet every other
+POINTS = 3  # most random points to try until nothing is missing at one
+LENGTH = 8  # tokens of a text, if the model accepts that many
+ROWS = 96  # least number of inputs: every token should occur with every other
 FEW = 12  # inputs at a time
 SPREAD = 0.3  # of the random parameters
-LARGE = 1.0  # of convolutions of sound, whose GELUs would be nearly linear: seven of them, one after another
-LIMIT = 0.5  # of gates that are cut off: a neuron that no input takes there could be scaled, as no other
-SMALL = 0.1  # of biases, which then leave no ReLU neuron dead or always on
+LARGE = 1.0  # of convolutions of sound: the GELUs after the seven of them would otherwise be nearly linear
+LIMIT = 0.5  # of clipped gates: a neuron that no input takes there could be scaled, unlike others
+SMALL = 0.1  # of biases, so that no ReLU neuron is dead or always on
 
-# Of the tiny model that stands for a family. A table of tokens or positions has more rows than the stream is wide, an
-# embedding is wider than a head, and what convolutions hear is wider than the stream: else the vectors that a layer
-# meets leave some of its weights unused.
+# Of the tiny model of a family. A table of tokens or positions has more rows than the width of the stream, an embedding
+# is wider than a head, and the output of convolutions of sound is wider than the stream: otherwise the inputs of a
+# layer would not use all of its weights.
 SIZES: dict[str, Any] = dict(
     hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=4, rotary_dim=2,
     intermediate_size=5, n_inner=5, hidden_dim=5, ffn_dim=5, ffn_hidden_size=5, d_ff=5, mlp_ratio=1,
@@ -67,11 +67,11 @@ SIZES: dict[str, Any] = dict(
     num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
 )  # fmt: skip
 TOWERS = ("text_config", "vision_config")  # configurations inside a configuration
-END = dict(eos_token_id=2)  # CLIP then compares what stands at the largest token, else at the first
+END = dict(eos_token_id=2)  # CLIP then uses the output at the largest token, instead of the first
 
-# Of the twin of a type whose table is inferred. There are more tokens than a norm of what a matrix makes of a stream of
-# eight has squares and products, and vectors that neurons write into sixteen have as many: else some matrix is free to
-# change the lengths that norms take, where no token sees it.
+# Of the twin of a type whose table is inferred. There are more tokens than a stream of eight dimensions has squares and
+# products, and as many neurons as needed: otherwise some matrix could change the lengths that norms use without an
+# effect on any token.
 SMALLEST = Scale(
     head=4, heads=1,
     most=dict(width=6, neurons=7, vocabulary=40, positions=6, experts=2, labels=12, grid=2, patches=16, bins=10,
@@ -80,51 +80,58 @@ SMALLEST = Scale(
 Function = Callable[[dict[str, Tensor]], Tensor]
 TEXTS = {"input_ids", "attention_mask", "decoder_input_ids", "token_type_ids"}
 
-# The heads that show most of a model, one output per token or class.
+# The heads that reveal most of a model, with one output per token or class.
 HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MASKED_LM", "CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION")
 
 
 def audit(target: str | Path, *, family: str | None = None, seed: int = 0, **settings: Any) -> Audit:
-    """The audit of a family, of a model type, or of a model folder, whose weights are replaced by random ones.
+    """Audit a family, a model type, or a model folder, whose weights are replaced by random ones.
 
-    family: name or file of a table, in place of the model type's own. settings: of the tiny model that stands for a
-    family, as its configuration names them. Raises ValueError for an unknown family, settings that its configuration
-    refuses, settings for a folder, and a model of more than `LARGEST` parameters.
+    Args:
+        target: The family, the model type or the folder.
+        family: The name or file of a table to use instead of the model type's own.
+        seed: Of all random numbers.
+        settings: Values in the configuration of a family's tiny model.
+
+    Raises:
+        ValueError: The family is unknown, its configuration refuses the settings, there are settings for a folder, or
+            the model has more than `LARGEST` parameters.
     """
     seed = checked(Seed, "seed", seed)
     if Path(target).is_dir():
         if settings:
-            raise ValueError(f"'{target}' is a model folder; its config.json says what '{next(iter(settings))}' is")
+            raise ValueError(f"'{target}' is a model folder; set '{next(iter(settings))}' in its config.json")
         return audit_checkpoint(Folder(target, family), seed)
     name = str(target)
     kind = tables()[name].types[0] if name in tables() else name
     if kind not in CONFIG_MAPPING:
-        raise ValueError(f"'{name}' is no model folder, and no family or model type; families: {', '.join(tables())}")
+        raise ValueError(f"'{name}' is not a model folder, a family or a model type; families: {', '.join(tables())}")
     try:
         table_for(kind) if family is None else named_table(family)
     except UnknownFamily:
         if settings:
-            raise ValueError(f"'{kind}' has no table by hand, so its tiny model takes no settings") from None
+            raise ValueError(f"the table of '{kind}' is inferred, so its tiny model takes no settings") from None
         return audit_inferred(kind, seed)
     with tempfile.TemporaryDirectory() as folder:
         with quietly():
             tiny_model(kind, **settings).save_pretrained(folder)
         checkpoint = Folder(folder, family)
-        checkpoint.name = f"tiny {kind}"  # what errors call it
+        checkpoint.name = f"tiny {kind}"  # for errors
         return audit_checkpoint(checkpoint, seed)
 
 
 def audit_inferred(kind: str, seed: int = 0) -> Audit:
-    """The audit of the table that is inferred for a model type, on the smallest twin, at a random point or two more.
+    """Audit the table that is inferred for a model type, on the smallest twin, at up to `POINTS` random points.
 
-    One point at which nothing is missing is enough: nowhere are fewer directions flat than at almost all points, nor
-    does a table generate more. More are flat where a neuron happens to be dead, or is cut off for most inputs.
+    One point at which nothing is missing is enough: a generic point has the least number of flat directions, and the
+    table generates the largest number there. More directions are flat if a neuron happens to be dead, or is clipped for
+    most inputs.
 
     Raises:
         ValueError: No exact table is inferred for it, or its smallest twin is too large.
     """
     table = of_config(default_config(kind).to_dict()).table
-    cls = type(build(kind)[0])  # and how it runs is known to the next
+    cls = type(build(kind)[0])  # also caches how it runs, for the next call
     with tempfile.TemporaryDirectory() as folder:
         model, given = _small(kind, cls, seed)
         with quietly():
@@ -144,7 +151,7 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
 
 
 def _small(kind: str, cls: type[PreTrainedModel], seed: int) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """The smallest twin that runs, and its inputs."""
+    """Return the smallest twin that runs, and its inputs."""
     try:
         return build(kind, cls, seed, SMALLEST)
     except ModelError:
@@ -153,7 +160,7 @@ def _small(kind: str, cls: type[PreTrainedModel], seed: int) -> tuple[PreTrained
 
 
 def verdict(kind: str, seed: int = 0) -> dict[str, Any]:
-    """The audit of a model type as plain numbers: `parameters`, `flat` (directions that leave all outputs unchanged),
+    """Audit a model type; return plain numbers: `parameters`, `flat` (directions that leave all outputs unchanged),
     `generated` (those that the table explains), `gap`, `largest_change`, `complete`. Raises ValueError as `audit`."""
     found = audit(kind, seed=seed)
     return {
@@ -163,7 +170,7 @@ def verdict(kind: str, seed: int = 0) -> dict[str, Any]:
 
 
 def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
-    """A stock model of a type, at sizes whose Jacobian is a matter of seconds."""
+    """Return a stock model of a type that is small enough to compute its Jacobian in seconds."""
     cls = CONFIG_MAPPING[kind]
     own = cls.attribute_map  # common name -> the configuration's
     known = _sizes(cls)
@@ -177,7 +184,7 @@ def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
     try:
         config = cls(**{**known, **settings})
         heads = [getattr(transformers, f"MODEL_FOR_{head}_MAPPING") for head in HEADS]
-        towers = any(tower in cls.sub_configs for tower in TOWERS)  # whose base model compares them
+        towers = any(tower in cls.sub_configs for tower in TOWERS)  # the base model compares them
         headed = next((head[cls] for head in heads if cls in head and not towers), transformers.MODEL_MAPPING[cls])
         build: Any = headed[0] if isinstance(headed, tuple) else headed
         model: PreTrainedModel = build(config)
@@ -187,24 +194,24 @@ def tiny_model(kind: str, **settings: Any) -> PreTrainedModel:
 
 
 def _sizes(cls: type[PretrainedConfig]) -> dict[str, Any]:
-    """`SIZES`, as a configuration names them."""
+    """Return `SIZES` under the names of a configuration."""
     return {cls.attribute_map.get(name, name): value for name, value in SIZES.items() if takes(cls, name)}
 
 
 def takes(cls: type[PretrainedConfig], name: str) -> bool:
-    """Whether a configuration has this setting, by its own name or a common one."""
+    """Return whether a configuration has this setting, under its own name or a common one."""
     return name == "num_labels" or name in inspect.signature(cls).parameters or name in cls.attribute_map
 
 
 def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tensor] | None = None) -> Audit:
-    """The audit of a model folder's architecture, at a random point. Whole numbers (counters) are no parameters.
+    """Audit a model folder's architecture, at a random point. Integers (counters) are not parameters.
 
-    given: inputs that the model runs on, of which many are drawn alike (default: by what the model takes).
+    given: inputs on which the model runs, as a pattern for many random ones (default: made for its `forward`).
     """
     generator = torch.Generator().manual_seed(seed)
     signature, tensors = random_point(checkpoint, generator)
     count = sum(tensors[role].numel() for role, entry in signature.tensors.items() if entry.alias is None)
-    how = (partial(alike, given), floats_of, OnlyFloat64) if given else ()  # as the twin was proven
+    how = (partial(inputs_like, given), floats_of, OnlyFloat64) if given else ()  # as in the proof of the table
     functions = as_functions(checkpoint, 4 * count, generator, *how)
     counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - signature.tensors.keys()}
     return audit_signature(signature, tensors, [partial(_given, one, counters) for one in functions])
@@ -215,7 +222,7 @@ def _given(function: Function, counters: dict[str, Tensor], tensors: dict[str, T
 
 
 def random_point(checkpoint: Folder, generator: torch.Generator) -> tuple[Signature, dict[str, Tensor]]:
-    """A model folder's signature without counters, and random tensors for it. Raises ValueError for a large model."""
+    """Return a model folder's signature without counters, and random tensors. Raises ValueError for a large model."""
     kept = {role: entry for role, entry in checkpoint.signature.tensors.items()
             if checkpoint.dtypes.keys() >= set(entry.names)}  # fmt: skip
     signature = replace(checkpoint.signature, tensors=kept)
@@ -229,7 +236,7 @@ def random_point(checkpoint: Folder, generator: torch.Generator) -> tuple[Signat
         centre = entry.norm.unit if entry.norm else float(role.endswith("running_var"))  # a variance is positive
         spread = SMALL if len(entry.shape) == 1 and not entry.norm else LARGE if len(entry.shape) == 3 else SPREAD
         if entry.scaled or (entry.norm and entry.norm.copies > 1):
-            spread, centre = 0.0, 1.0  # folded already: the directions that this leaves are as many
+            spread, centre = 0.0, 1.0  # as if it were folded, which does not change the number of directions
         tensors[role] = centre + spread * torch.randn(entry.shape, generator=generator, dtype=torch.float64)
     tensors |= {role: tensors[entry.alias] for role, entry in signature.tensors.items() if entry.alias is not None}
     return signature, tensors
@@ -243,8 +250,8 @@ def as_functions(
     says: Callable[[Any], Iterable[Tensor]] = lambda found: outward(found).values(),
     exact: type[Float64] | type[OnlyFloat64] = Float64,
 ) -> list[Function]:
-    """All outputs, at `least` so many, on random inputs, a few in each of these functions of the tensors by role; norms
-    lose their eps."""
+    """Return functions of the tensors by role, each with the outputs on a few random inputs, and at least `least`
+    outputs in total. The eps of norms is set to zero."""
     model, places = _numbered(checkpoint)
     for module in model.modules():
         for name in ("eps", "variance_epsilon"):
@@ -254,7 +261,7 @@ def as_functions(
             if name.endswith("limit") and isinstance(value, float) and isfinite(value):
                 setattr(module, name, min(value, LIMIT))
         if isinstance(module, nn.Embedding):
-            module.padding_idx = None  # it would hide a row's gradient
+            module.padding_idx = None  # this row would get no gradient
 
     def run(tensors: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
         flat = torch.cat([tensors[role].reshape(-1) for role in stored(checkpoint.signature)])
@@ -273,7 +280,7 @@ def as_functions(
 
 
 def ways(given: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The inputs as they are, and without what XLNet's second stream alone is asked with: it is put out instead of the
+    """Return the inputs, and also those without the inputs of XLNet's second stream, which is returned instead of the
     first."""
     first = {name: value for name, value in given.items() if name not in ("perm_mask", "target_mapping")}
     return [given, first] if len(first) < len(given) else [given]
@@ -284,9 +291,9 @@ def stored(signature: Signature) -> dict[str, Entry]:
 
 
 def _numbered(checkpoint: Folder) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """The stock model in float64, and for each of its parameters where its entries stand among those of all tensors,
-    one after another: observed by loading tensors that hold their own places. Experts that are separate in the folder
-    may be one parameter in memory."""
+    """Return the stock model in float64, and for each parameter the places of its entries in the concatenation of all
+    tensors, observed by loading tensors with these places as entries. Experts that are separate in the folder may be
+    one parameter in memory."""
     state: dict[str, Tensor] = {}
     start = 0
     for entry in stored(checkpoint.signature).values():
@@ -295,7 +302,7 @@ def _numbered(checkpoint: Folder) -> tuple[PreTrainedModel, dict[str, Tensor]]:
         state |= {name: part.contiguous() for name, part in entry.split(whole)}
         start += count
     model = _load(checkpoint, state, "eager")
-    one_by_one(model)  # torch's grouped products take no float64
+    one_by_one(model)  # torch's grouped products do not support float64
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in state}
     places = {name: tensor.detach().round().long() for name, tensor in (*model.named_parameters(), *buffers.items())}
     module: nn.Module = model
@@ -306,11 +313,11 @@ def _numbered(checkpoint: Folder) -> tuple[PreTrainedModel, dict[str, Tensor]]:
 Draw = Callable[[Folder, PreTrainedModel, int, torch.Generator], dict[str, Tensor]]
 
 
-def alike(
+def inputs_like(
     given: Mapping[str, Tensor], checkpoint: Folder, model: PreTrainedModel, rows: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Inputs of the same kinds and shapes with at least so many rows; every token may stand in every place, but for
-    those that stand for an image, and what pads, which some models give one position wherever it stands."""
+    """Return inputs of the same kinds and shapes with at least `rows` rows. Every token may be in every place, except
+    placeholders of images, and padding, which has the same position everywhere in some models."""
     times = -(-rows // BATCH)
     special = {n for each in configs(model.config) for key, value in settings(each) if kind_of_number(key) == "token"
                for n in numbers(value)}  # fmt: skip
@@ -338,12 +345,13 @@ def alike(
 def random_inputs(
     checkpoint: Folder, model: PreTrainedModel, rows: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Every token in every place, nothing padded or masked, positions given where a table holds them."""
+    """Return inputs with every token in every place, without padding or masks, and with positions if there is a table
+    of them."""
     config: Any = model.config
     text, image = config.get_text_config(), getattr(config, "vision_config", config)
     accepted = inspect.signature(model.forward).parameters
     most = (getattr(text, name, LENGTH) for name in ("max_position_embeddings", "max_target_positions"))
-    length = min(number if number > 0 else LENGTH for number in most)  # XLNet says -1 for any
+    length = min(number if number > 0 else LENGTH for number in most)  # -1 in XLNet: no limit
 
     def integers(high: int, low: int = 0) -> Tensor:
         return torch.randint(low, high, (rows, length), generator=generator)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts of studies, drawn once by matplotlib: as PNG files, and as SVG inside the report."""
+"""Charts of studies, drawn by matplotlib: as PNG files, and as SVG inside the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw(chart: Chart) -> Figure:
-    """The chart as a figure. Raises ValueError where matplotlib is not installed, KeyError for an unknown kind."""
+    """Return the chart as a figure. Raises ValueError if matplotlib is not installed, KeyError for an unknown kind."""
     require_matplotlib()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -34,20 +34,21 @@ def draw(chart: Chart) -> Figure:
     )
     figure = Figure(figsize=(min(wide, 14.0), 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    with matplotlib.rc_context({"text.parse_math": False}):  # a name with two dollar signs is no formula
+    with matplotlib.rc_context({"text.parse_math": False}):  # a name with two dollar signs is not a formula
         kind(figure, chart)
         figure.suptitle(chart.title, fontsize=11)
     return figure
 
 
 def save(figure: Figure, file: Path) -> None:
-    """As PNG on white."""
+    """Save a figure as PNG on white."""
     with appearing_file(file) as temporary:
         figure.savefig(temporary, facecolor="white")
 
 
 def svg(figure: Figure) -> str:
-    """As SVG without a background, whose black is the page's own text colour, so that it reads in light and dark."""
+    """Return a figure as SVG without a background, and with the page's text colour instead of black, so that it can be
+    read in light and dark mode."""
     import matplotlib
 
     for axes in figure.axes:

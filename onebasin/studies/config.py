@@ -20,8 +20,8 @@ Matching = dict[str, Any] | None  # options of `onebasin.match`; None: the model
 class Corpus(BaseModel):
     """One dataset, in files that `onebasin.data.load_task` reads.
 
-    test: what every score is measured on. validation: what `layers: auto` chooses by. calibration: what methods that
-    measure on data look at, such as the training rows.
+    test: for all scores. validation: for the choice of `layers: auto`. calibration: for methods that measure on data,
+    such as the training rows.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,11 +35,11 @@ class Corpus(BaseModel):
 class Config(BaseModel):
     """A study's file.
 
-    models: folders or hub ids, one per corpus, or all of the only corpus; `{seed}` in a name stands for each of `seeds`
-    in turn. out_of_domain: a corpus that no model was trained on, for the merge of all. matchings: name -> options of
-    `onebasin.match` (null: as they are; `layers: auto` takes the layers whose match scores best on validation
-    data; see `onebasin.jobs.layers`). methods: of `onebasin merge --method`; or name -> what `onebasin.merge` is told,
-    the method being the name unless it is told, too. options: further options of `load_task`, such as context.
+    models: folders or hub ids, one per corpus, or all of a single corpus; `{seed}` in a name is replaced by each of
+    `seeds` in turn. out_of_domain: a corpus on which no model was trained, for the merge of all. matchings: name ->
+    options of `onebasin.match` (null: no matching; `layers: auto` chooses the layers whose match scores best on
+    validation data; see `onebasin.jobs.layers`). methods: of `onebasin merge --method`; or name -> arguments of
+    `onebasin.merge`, whose method is the name unless given. options: further options of `load_task`, such as context.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -60,29 +60,29 @@ class Config(BaseModel):
     @field_validator("methods", mode="before")
     @classmethod
     def _named(cls, given: Any) -> Any:
-        """A list of methods is one without settings."""
+        """Turn a list of methods into methods without settings."""
         return {name: {} for name in given} if isinstance(given, list) else given
 
     @field_validator("methods")
     @classmethod
     def _whole(cls, given: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         found = {}
-        for name, told in given.items():
-            found[name] = {"method": name, **told}
+        for name, options in given.items():
+            found[name] = {"method": name, **options}
             method = method_of(str(found[name]["method"]))
-            refuse_unknown(told, ["method", "weights", *method.names()], of=f"of the method '{name}'")
-            method.of({key: value for key, value in told.items() if key in method.names()})
+            refuse_unknown(options, ["method", "weights", *method.names()], of=f"of the method '{name}'")
+            method.of({key: value for key, value in options.items() if key in method.names()})
         return found
 
     @field_validator("matchings")
     @classmethod
     def _known(cls, given: dict[str, Matching]) -> dict[str, Matching]:
-        for name, told in given.items():
-            refuse_unknown(told or {}, Options.names(), of=f"of the matching '{name}'")
+        for name, options in given.items():
+            refuse_unknown(options or {}, Options.names(), of=f"of the matching '{name}'")
         return given
 
     def only(self, methods: Collection[str] | None, metric: str | None) -> Config:
-        """The same with some of the methods, or another metric; None leaves them. ValueError for an unknown method."""
+        """Return a copy with only these methods, or with another metric. Raises ValueError for an unknown method."""
         for name in methods or ():
             if name not in self.methods:
                 raise ValueError(f"the study has no method '{name}'; it has {', '.join(self.methods)}")
@@ -90,24 +90,24 @@ class Config(BaseModel):
         return self.model_copy(update={"methods": some, "metric": metric or self.metric})
 
     def runs(self) -> list[list[str]]:
-        """The models of every seed."""
+        """Return the models of every seed."""
         return [[name.replace("{seed}", str(seed)) for name in self.models] for seed in self.seeds]
 
     def corpus(self, model: int) -> Corpus:
-        """The corpus that a model, counted from 0, was trained on."""
+        """Return the corpus on which a model, counted from 0, was trained."""
         return self.corpora[model if len(self.corpora) > 1 else 0]
 
 
 def read_config(file: str | Path, **defaults: Any) -> Config:
-    """The study in `file`; `defaults` are used where the file says nothing.
+    """Read the study in `file`. defaults: for keys that it does not have.
 
-    Raises ValueError naming the first key that is unknown (and the nearest known one), missing, or of a wrong kind.
+    Raises ValueError naming the first key that is unknown (and the nearest known one), missing, or of a wrong type.
     """
     if not Path(file).is_file():
         raise ValueError(f"there is no study file '{file}'")
     found, _ = read_yaml(file)
     if not isinstance(found, dict):
-        raise ValueError(f"'{file}' is no study: it needs keys such as task, models and corpora")
+        raise ValueError(f"'{file}' is not a study: it needs keys such as task, models and corpora")
     try:
         config = Config(**{**defaults, **found})
     except ValidationError as error:

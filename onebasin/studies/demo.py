@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo: small vision transformers trained apart on handwritten digits, then matched and merged.
 
-The models start from different seeds and see the data in different orders, so nothing ties them together.
-They are stock `ViTForImageClassification`, matched and merged through the same functions as by the commands.
+The models start from different seeds and see the data in different orders, so they have nothing in common. They are
+stock `ViTForImageClassification`, and matched and merged by the same functions as in the commands.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from onebasin.settings import Few, Seed, checked
 
 RESULTS = "results.json"
 LEVELS = ("paper", "full")
-BEST = "best"  # what `onebasin merge` chooses by itself,
+BEST = "best"  # the method that `onebasin merge` chooses itself,
 CHOOSING = {"data": "builtin:digits", "report": True}  # on images without labels
 WIDTH, HEADS = 48, 4
 EPOCHS = 30
 BATCH = 64
-NOISE = 0.2  # standard deviation of the noise added to training pixels, which lie in [-1, 1]
+NOISE = 0.2  # standard deviation of the noise added to training pixels, which are in [-1, 1]
 LEARNING_RATE = 3e-3
 POINTS = 11
 SETTINGS = {"none": "plain", "paper": "paper: heads and neurons", "full": "full: every space"}  # legend texts
 
-# What turns raw images with pixels 0..16 into this model's input, in the words of an image processor.
+# The configuration of an image processor that turns raw images with pixels 0..16 into this model's input.
 PROCESSOR = {
     "image_processor_type": "ViTImageProcessor",
     "do_convert_rgb": False,
@@ -55,7 +55,7 @@ PROCESSOR = {
 }
 
 
-@one_core_each()  # on models this small, more threads only get in each other's way, and round differently
+@one_core_each()  # for models this small, more threads only slow each other down, and round differently
 def demo(
     output: str | Path = "demo",
     *,
@@ -68,16 +68,28 @@ def demo(
 ) -> dict[str, Any]:
     """Train `models` digit ViTs of a width from seeds `seed`, `seed` + 1, ...; match, merge and measure them.
 
-    Model 0 is the anchor of every curve (lambda 0). Writes under `output`: model-0, model-1, ... (ordinary
-    model folders), LEVEL-1 (model 1 matched to model 0), merged-*, merged-*-report.html
-    (of the best merges), curves.png and results.json.
-    Returns the object of results.json: `models` (loss, accuracy, seed and seconds of each), `pair` (none and
-    each level -> loss, accuracy, distances and barrier of the merge of models 0 and 1), `all` (the same
-    without barrier for the merge of all, where there are more than two), `curves` (as `landscape.curve`),
-    `picture` (None where matplotlib is not installed) and `seconds`.
-    tell: called with a line about each step.
-    Raises ValueError for fewer than two models, a width that the four heads cannot share, and an output that holds
-    anything but an earlier demo.
+    Model 0 is the anchor of every curve (lambda 0). Writes to `output`: model-0, model-1, ... (ordinary model folders),
+    LEVEL-1 (model 1 matched to model 0), merged-*, merged-*-report.html (of the best merges), curves.png and
+    results.json.
+
+    Args:
+        output: The folder.
+        seed: Of the first model; the others take the next numbers.
+        models: Their number, at least 2.
+        width: Of their stream, a multiple of 4.
+        levels: The levels of symmetry at which to match them.
+        epochs: Of training.
+        tell: Called with a line about each step.
+
+    Returns:
+        The object in results.json: `models` (loss, accuracy, seed and seconds of each), `pair` (none and each level ->
+        loss, accuracy, distances and barrier of the merge of models 0 and 1), `all` (the same without barrier for the
+        merge of all, if there are more than two), `curves` (as `landscape.curve`), `picture` (None if matplotlib is not
+        installed) and `seconds`.
+
+    Raises:
+        ValueError: There are fewer than two models, the four heads cannot share the width, or the output contains
+            anything but an earlier demo.
     """
     width, models, seed = checked(Few, "width", width), checked(Few, "models", models), checked(Seed, "seed", seed)
     if width % HEADS:
@@ -88,7 +100,7 @@ def demo(
     started = time.perf_counter()
     folder = Path(output)
     settings = ("none", *levels)
-    groups = 1 if models == 2 else 2  # of models that are merged: the first two, and all
+    groups = 1 if models == 2 else 2  # of models to merge: the first two, and all
     steps = models + len(settings) * (groups + 1) + groups  # models to train, merges and curves, the best merges
     done = 0
 
@@ -99,7 +111,7 @@ def demo(
             tell(f"step {done} of {steps}: {what}")
 
     folder.mkdir(parents=True, exist_ok=True)
-    appearing_text(folder / RESULTS, "{}\n")  # by which a demo that was stopped is known for one
+    appearing_text(folder / RESULTS, "{}\n")  # marks the folder of a demo that is interrupted
     folders = [folder / f"model-{i}" for i in range(models)]
     ends = []
     for i, place in enumerate(folders):
@@ -128,7 +140,7 @@ def demo(
             found = onebasin.match(
                 folders[1], folders[0], output=target, symmetry=level, rescale="joint", overwrite=True
             )
-            # A level that moves the residual stream gives the anchor a normal form: the line starts there.
+            # A level that moves the residual stream rewrites the anchor in canonical form: the line starts there.
             anchor, matched = found.get("anchor_output", anchor), found["output"]
         results["curves"][level] = curve(anchor, matched, task, POINTS)
         results["pair"][level]["barrier"] = results["curves"][level]["barrier"]
@@ -155,7 +167,7 @@ def demo(
 
 @one_core_each()
 def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageClassification:
-    """A ViT of 3 layers, trained on the digits; initial weights and data order from `seed`."""
+    """Train a ViT of 3 layers on the digits; initial weights and data order depend on `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = ViTConfig(  # type: ignore[call-arg, unused-ignore]
@@ -187,7 +199,7 @@ def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageCla
 
 
 def _merged(folders: Sequence[Path], output: Path, level: str, task: Task) -> dict[str, Any]:
-    """Merge at a level, or, as `BEST`, in the best way that is found with training images, without labels."""
+    """Merge at a level, or, for `BEST`, in the best way by training images without labels."""
     how: dict[str, Any] = CHOOSING if level == BEST else {"match": level, "verdict": False}
     found = onebasin.merge(folders, output, anchor=0, overwrite=True, **how)
     keys = (

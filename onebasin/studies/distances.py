@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near each way of matching brings two models (Figure 4 of Zhang et al., 2025)."""
+"""The distance between two models after each way of matching (Figure 4 of Zhang et al., 2025)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .measurement_cache import Once
 from .results import Chart, Results, Table, spread
 from .settings import matched, paired, pairs
 
-# The two baselines as presets of the same machinery: Git Re-Basin's weight matching permutes every space, OT-Fusion's
-# hard matching, as that figure applies it, the neurons of the FFNs alone.
+# The two baselines as presets: Git Re-Basin's weight matching permutes every space, OT-Fusion's hard matching, as that
+# figure applies it, only the neurons of FFNs.
 MATCHINGS: dict[str, Any] = {
     "no match": None,
     "Git Re-Basin": {"symmetry": "permutation", "rescale": "none"},
@@ -26,10 +26,10 @@ MATCHINGS: dict[str, Any] = {
 
 
 def distances(config: Config, once: Once) -> Results:
-    """Euclidean distance over the shared parameters after each matching, and as a share of the distance before it.
+    """Measure the Euclidean distance over the shared parameters after each matching, also relative to that before it.
 
     Levels that rotate the residual stream measure both distances between canonical forms, so their distance before is
-    another; the share is what compares them with the rest.
+    different; compare them with the others by the ratio.
     """
     rows, shares = [], {}
     for name, matching in config.matchings.items():
@@ -42,11 +42,11 @@ def distances(config: Config, once: Once) -> Results:
                   ["matching", "before", "after", "after / before"], rows)  # fmt: skip
     chart = Chart("share", "Distance after matching, as a share of the distance before", "bars", list(shares),
                   {"after / before": list(shares.values())}, ylabel="share")  # fmt: skip
-    text = "Euclidean distance over all shared parameters. Smaller is nearer; the function is the same in every row."
-    return Results("distance", "How near matching brings two models", text, config.model_dump(), [table], [chart])
+    text = "Euclidean distance over all shared parameters. The functions of the models are the same in every row."
+    return Results("distance", "Distance after matching", text, config.model_dump(), [table], [chart])
 
 
 def _gaps(pair: list[str], matching: Matching) -> tuple[float, float]:
-    """Distance before and after."""
+    """Return the distance before and after."""
     with matched(pair, matching) as found:
         return found.before[0], found.after[0]

@@ -33,10 +33,10 @@ ABLATIONS: dict[str, Any] = {
 
 
 def fusion_table(config: Config, once: Once) -> Results:
-    """Tables 1 and 2 of Zhang et al. (2025): every method under every matching, beside the end models' own scores.
+    """Tables 1 and 2 of Zhang et al. (2025): every method after every matching, and the scores of the end models.
 
-    In-domain: every pair of models, scored on each one's corpus under its own head. Out of domain, where the study
-    names such a corpus: all models merged, scored on data that none was trained on.
+    In-domain: every pair of models, scored on the corpus of each with its own head. Out of domain, if the study has
+    such a corpus: all models merged, scored on data on which none was trained.
     """
     beyond = config.out_of_domain if len(config.models) == 2 else None  # the only pair is all models: merged once
     results = _grid(config, once, "fusion-table", "Fusion with and without matching", beyond)
@@ -47,7 +47,7 @@ def fusion_table(config: Config, once: Once) -> Results:
 
 def ablation(config: Config, once: Once) -> Results:
     """Figure 3 of Zhang et al. (2025): matching without attention, without FFN, without rescaling."""
-    return _grid(config, once, "ablation", "What each part of matching adds")
+    return _grid(config, once, "ablation", "The effect of each part of matching")
 
 
 def _grid(config: Config, once: Once, study: str, title: str, beyond: Corpus | None = None) -> Results:
@@ -80,7 +80,7 @@ def _grid(config: Config, once: Once, study: str, title: str, beyond: Corpus | N
                   {name: [cells[name][method] for method in config.methods] for name in config.matchings},
                   ylabel=config.metric)  # fmt: skip
     text = (f"{len(config.models)} models, {len(runs)} seeds. Pairs are merged with equal weights and scored on the "
-            f"test data of both, each under its own head. The end models alone score {ends[0]:.3f}.")  # fmt: skip
+            f"test data of both, each with its own head. The end models alone score {ends[0]:.3f}.")  # fmt: skip
     return Results(study, title, text, config.model_dump(), tables, [chart])
 
 
@@ -106,7 +106,7 @@ def _score_of(config: Config, model: str, corpus: Corpus) -> float:
 
 
 def _all(config: Config, run: Sequence[str], matching: Matching, corpus: Corpus) -> dict[str, float]:
-    """Method -> score of three or more models merged. Layers chosen by pairs (auto) have no meaning: all take part."""
+    """Return method -> score of a merge of three or more models. `auto`, which chooses layers for a pair, means all."""
     whole = None if matching is None else {key: value for key, value in matching.items() if value != "auto"}
     corpora = [config.corpus(i) for i in range(len(run))]
     with matched_to_first(run, whole) as at:
@@ -115,7 +115,7 @@ def _all(config: Config, run: Sequence[str], matching: Matching, corpus: Corpus)
 
 
 def _out_of_domain(config: Config, once: Once) -> Table:
-    """All models merged, on data that none was trained on; and the end models there."""
+    """Return the scores of all models merged, and of the end models, on data on which none was trained."""
     corpus = config.out_of_domain
     assert corpus is not None
     rows: dict[str, list[Any]] = {method: [] for method in config.methods}
@@ -132,7 +132,7 @@ def _out_of_domain(config: Config, once: Once) -> Table:
     ends = [mean(once(f"on {corpus.name}", [model], partial(_score_of, config, model, corpus)) for model in run)
             for run in config.runs()]  # fmt: skip
     return Table(
-        f"All models merged, on {corpus.name}, which none was trained on: {config.metric}",
+        f"All models merged, on {corpus.name}, on which none was trained: {config.metric}",
         ["method", *config.matchings],
         [[method, *cells] for method, cells in rows.items()]
         + [["the end models, mean", *([spread(ends)] * len(config.matchings))]],

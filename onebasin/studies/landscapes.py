@@ -21,10 +21,11 @@ MATCHINGS = {name: how for name, how in ABLATIONS.items() if name != "w/o rescal
 
 
 def landscape(config: Config, once: Once) -> Results:
-    """Loss along the line and its barrier for every matching, over all seeds and pairs; the plane through A, B and
-    matched B of the first pair; and with three models the plane through them, as they are and matched to the first.
+    """Measure the loss along the line and its barrier for every matching, over all seeds and pairs; over the plane
+    through A, B and matched B of the first pair; and for three models over the plane through them, unmatched and
+    matched to the first.
 
-    A plane shows the last matching of the study. There is none of two models where it rewrites their anchor, too.
+    Planes are for the last matching of the study. There is none of two models if it also rewrites their anchor.
     """
     curves = {
         name: [once(f"{name}, the line", [run[i], run[j]], partial(_line, config, run, (i, j), matching))
@@ -44,7 +45,7 @@ def landscape(config: Config, once: Once) -> Results:
     if planes:
         title = "Loss over the plane through three models"
         charts.append(Chart("planes", title, "contours", [], planes, "distance", "loss"))
-    text = "The barrier is the largest rise of the loss over the straight line between the two end losses."
+    text = "The barrier is the largest excess of the loss over the straight line between the two end losses."
     return Results("landscape", "The loss between the models", text, config.model_dump(), tables, charts)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers matter: matching a single layer, the last ones, or the first ones (Figure 6 of Zhang et al., 2025)."""
+"""The influence of layers: matching a single one, the last, or the first ones (Figure 6 of Zhang et al., 2025)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MATCHINGS = {"attention": {"symmetry": "paper", "rescale": "after", "parts": ["a
 
 
 def layers(config: Config, once: Once) -> Results:
-    """The merged models' score when only some layers are matched, for every matching of the study.
+    """Score merged models of which only some layers were matched, for every matching of the study.
 
     Single: layer l alone. Tail: the last n. Head: the first n. Zero layers is no match.
     """
@@ -47,7 +47,7 @@ def layers(config: Config, once: Once) -> Results:
 
 
 def _scores(config: Config, what: str, matching: Matching, once: Once) -> dict[str, tuple[float, float]]:
-    """Method -> mean over pairs, with the spread over seeds."""
+    """Return method -> mean over pairs, with the spread over seeds."""
     found = [[once(what, [run[i] for i in pair], partial(fused, config, run, pair, matching))
               for pair in pairs(config)] for run in config.runs()]  # fmt: skip
     return {method: spread([mean(mean(pair[method]) for pair in run) for run in found]) for method in config.methods}

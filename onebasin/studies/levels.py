@@ -39,11 +39,11 @@ SETTINGS = ("none", "permutation", "paper", "full", "invertible")
 
 @dataclass(frozen=True)
 class Compared:
-    """What the study compares.
+    """The levels and methods to compare.
 
     levels: "none" or levels of symmetry. methods: see `onebasin.METHODS`. points: models on a line, both ends included;
-    that at lambda is merged with the weights (1 - lambda, lambda). rescale, device: as `onebasin.match` takes them.
-    title: of the picture. Raises ValueError for an unknown level or method, and fewer than 2 points.
+    the one at lambda is merged with the weights (1 - lambda, lambda). rescale, device: as in `onebasin.match`. title:
+    of the picture. Raises ValueError for an unknown level or method, and fewer than 2 points.
     """
 
     levels: Sequence[str] = SETTINGS
@@ -71,14 +71,26 @@ def study_levels(
 ) -> dict[str, Any]:
     """Match `b` to `a` once per level, then measure the merged models between them with every method.
 
-    a, b: model folders; `a` is the anchor, at lambda 0. tell: called with a line about what happens now.
+    Writes levels.json, levels.md and levels.png to `output`.
 
-    Writes levels.json, levels.md and levels.png under `output`. Returns the object of levels.json: `models`, `task`,
-    `points`, `rescale` and `levels`: level -> `distance_before`, `distance_after`, `seconds` (to match and verify)
-    and `methods`: method -> a curve as `landscape.curve` returns, with `seconds` (to merge and evaluate).
-    Levels that rotate the residual stream measure both distances between canonical forms.
-    Raises ValueError for an output that exists, models that cannot be matched or merged whole, and where matplotlib is
-    not installed.
+    Args:
+        a: A model folder: the anchor, at lambda 0.
+        b: Another, at lambda 1.
+        task: The task on which to measure them.
+        output: The folder.
+        how: The levels and methods (default: those of `Compared()`).
+        overwrite: Whether to replace results that exist.
+        tell: Called with a line about each step.
+
+    Returns:
+        The object in levels.json: `models`, `task`, `points`, `rescale` and `levels`: level -> `distance_before`,
+        `distance_after`, `seconds` (to match and verify) and `methods`: method -> a curve as in `landscape.curve`, with
+        `seconds` (to merge and evaluate). Levels that rotate the residual stream measure both distances between
+        canonical forms.
+
+    Raises:
+        ValueError: The output exists, the models cannot be matched or completely merged, or matplotlib is not
+            installed.
     """
     how, folder = how or Compared(), Path(output)
     refuse_results(output, FILES, [a, b], overwrite)
@@ -112,7 +124,7 @@ def study_levels(
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """The study as a Markdown table: one row per level, the barrier of every method, distances and seconds."""
+    """Return the study as a Markdown table: a row per level with the barrier of every method, distances and seconds."""
     entries = results["levels"]
     methods = list(next(iter(entries.values()))["methods"])
     lines = [
@@ -129,14 +141,14 @@ def table(results: Mapping[str, Any]) -> str:
 def _matched(
     a: str | Path, b: str | Path, level: str, temporary: Path, how: Compared, tell: Tell | None
 ) -> tuple[tuple[str, str], dict[str, Any]]:
-    """The folders of the two ends at a level, and how far apart they are."""
+    """Return the folders of the two ends at a level, and their distances."""
     if level == "none":
         distance = onebasin.distance(a, b).distance
         return (str(a), str(b)), {"distance_before": distance, "distance_after": distance, "seconds": 0.0}
     found = onebasin.match(
         b, a, temporary / "matched", symmetry=level, rescale=how.rescale, device=how.device, tell=tell
     )
-    # A level that moves the residual stream gives the anchor a canonical form too: the line starts there.
+    # A level that moves the residual stream rewrites the anchor in canonical form: the line starts there.
     ends = (str(found.get("anchor_output", a)), str(found["output"]))
     return ends, {key: found[key] for key in ("distance_before", "distance_after", "seconds")}
 
@@ -152,7 +164,7 @@ def _curve(
 
 
 def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) -> Iterator[dict[str, Tensor]]:
-    """Name -> tensor of the merged model at every lambda. Its ends are the models themselves, which must fit."""
+    """Yield name -> tensor of the merged model at every lambda; the ends are the models themselves."""
     models = [Folder(a), Folder(b)]
     try:
         shared = shared_roles(*models)
@@ -170,7 +182,7 @@ def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) 
 
 
 def _filled(frame: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:
-    """A model like `frame` with the tensors of a model folder, under the names that stand there."""
+    """Return a model like `frame` with tensors by their names on disk."""
     load: Any = type(frame).from_pretrained
     with quiet():
         model, info = load(None, config=frame.config, state_dict=tensors, dtype=torch.float32, output_loading_info=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements that are kept as they are made, so that a study which was stopped goes on where it was."""
+"""A cache of measurements, with which a study that was stopped continues."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 
 class Once:
-    """Measures what was not measured yet. seconds: of all measurements, those that were found too."""
+    """Makes measurements that are not in the cache. seconds: of all measurements, including those in the cache."""
 
     def __init__(self, store: Store, tell: Tell) -> None:
         self.store, self.tell, self.seconds = store, tell, 0.0
 
     def __call__(self, what: str, models: Sequence[str], measure: Callable[[], T]) -> T:
-        """Return the result of `measure`, as JSON holds it: measured now, or found where an earlier run has kept it.
+        """Return the result of `measure`, as JSON values, from the cache if it is there.
 
-        what: one line, another for every measurement of a study on `models`; the user is told both.
+        what: one line, which is different for every measurement of a study on `models`; progress shows both.
         """
         unit = json.dumps([what, *map(_files, models)])
         file = self.store.find(unit)
@@ -48,11 +48,12 @@ class Once:
 
 @contextmanager
 def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Tell) -> Iterator[Once]:
-    """A `Once` that keeps its results in a hidden folder under `folder` until the study is complete.
+    """Yield a `Once` that stores its results in a hidden folder in `folder` until the study is complete.
 
-    resume: use what is there. Results of other settings or other models are never found. A study that is killed and one
-    that ends in an error leave what they measured: hours may lie in it, and the mistake in one of many models. Such an
-    error (ValueError) says so.
+    A study that is killed or ends in an error keeps its measurements, which may have taken hours, while the error may
+    concern one of many models; the error (ValueError) then mentions this.
+
+    resume: use stored results. Those of other settings or other models are never used.
     """
     settings = config.model_dump(exclude={"models", "seeds"})
     with kept(folder / f".{study}.units", resume, through_errors=True) as place:
@@ -62,10 +63,10 @@ def measuring(study: str, config: Config, folder: Path, resume: bool, tell: Tell
         except (ValueError, OSError) as error:
             if not once.seconds:
                 raise
-            raise ValueError(f"{error} (what was measured before is kept: go on with --resume)") from error
+            raise ValueError(f"{error} (earlier measurements are kept: continue with --resume)") from error
 
 
 def _files(model: str) -> list[Any]:
-    """A model's files as they stand now."""
+    """Return a model's files with their sizes and times of change."""
     found = ((str(file), file.stat()) for file in sorted(Path(model).glob("*.*")))
     return [model, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in found)]

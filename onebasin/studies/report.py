@@ -25,7 +25,7 @@ th[aria-sort=ascending] button::after { content: " \\2191"; }
 th[aria-sort=descending] button::after { content: " \\2193"; }
 """
 
-# A click on a heading sorts its table by that column, numbers by value; a second click turns the order round.
+# A click on a heading sorts its table by that column, numbers by value; a second click reverses the order.
 _SCRIPT = """
 for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
   const head = button.parentElement, table = head.closest("table"), body = table.tBodies[0];
@@ -41,7 +41,7 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
 
 
 def write(results: Results, folder: Path) -> None:
-    """NAME.json, a PNG per chart, and the report over every study in the folder. Raises OSError where it cannot."""
+    """Write NAME.json, a PNG per chart, and the report on all studies in the folder. Raises OSError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     for chart in results.charts:
         save(draw(chart), folder / f"{results.study}-{chart.name}.png")
@@ -50,9 +50,9 @@ def write(results: Results, folder: Path) -> None:
 
 
 def report(studies: Sequence[Results]) -> str:
-    """One HTML page: a part per study with its words, tables (sortable), charts, settings and command.
+    """Return an HTML page: a part per study with its text, tables (sortable), charts, settings and command.
 
-    It holds its style, script and pictures itself, and follows the reader's light or dark setting.
+    It contains its style, script and pictures, and follows the reader's light or dark mode.
     """
     links = "".join(f'<a href="#{_anchor(s)}">{_text(s.title)}</a>' for s in studies)
     parts = "".join(map(_shown, studies))
@@ -61,7 +61,7 @@ def report(studies: Sequence[Results]) -> str:
 
 
 def _text(value: object) -> str:
-    """Foreign words, in text and in attributes."""
+    """Escape text, for use in text and in attributes."""
     return escape(str(value))
 
 
@@ -70,7 +70,7 @@ def _anchor(study: Results) -> str:
 
 
 def _shown(study: Results) -> str:
-    """The part of a study; a word instead where somebody's file holds what no study writes."""
+    """Return the part of a study, or a note if its file does not have the contents of a study."""
     if study.charts:
         require_matplotlib()
     try:

@@ -17,7 +17,7 @@ from onebasin.models.published import prose
 
 @dataclass(frozen=True)
 class Table:
-    """rows: one list of cells per row, as many as there are columns. A cell may be (mean, spread)."""
+    """rows: a list of cells for each, one per column. A cell may be (mean, spread)."""
 
     caption: str
     columns: list[str]
@@ -26,7 +26,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """kind: bars, lines or contours; the rest is what `charts.draw` needs for it.
+    """kind: bars, lines or contours; the other fields are for `charts.draw`.
 
     bars: series name -> [(mean, spread), ...], one per label of `x`. lines: series name -> values over the numbers of
     `x`. contours: name -> {"x", "y", "z" (rows along y), "marks": name -> (x, y)}, one panel each.
@@ -43,7 +43,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Results:
-    """study: the command's name. title, text: for the report. config: what was asked. seconds: of all
+    """study: the command's name. title, text: for the report. config: the study's file. seconds: of all
     measurements."""
 
     study: str
@@ -58,15 +58,15 @@ class Results:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (0 for a single value)."""
+    """Return the mean and the sample standard deviation (0 for a single value)."""
     return mean(values), stdev(values) if len(values) > 1 else 0.0
 
 
 def refuse_results(output: str | Path, files: Sequence[str], inputs: Iterable[str | Path], overwrite: bool) -> None:
-    """The rule of all studies, see `refuse_outputs`: they replace their own results only where they are told to.
+    """Check the outputs of a study as `refuse_outputs` does: results are only replaced if `overwrite` is given.
 
-    output: the folder. files: that they write in it. inputs: that they read; ids on the hub and names of datasets are
-    passed over. Raises ValueError.
+    output: the folder. files: those that the study writes to it. inputs: those that it reads; hub ids and names of
+    datasets are ignored. Raises ValueError.
     """
     if not str(output).strip():
         raise ValueError("the path of the output is empty")
@@ -75,13 +75,13 @@ def refuse_results(output: str | Path, files: Sequence[str], inputs: Iterable[st
 
 
 def read_all(folder: Path) -> list[Results]:
-    """Every study that was written into a folder, in the order of their names; other files are passed over."""
+    """Return all studies in a folder, in the order of their names; other files are ignored."""
     found = []
     for file in sorted(folder.glob("*.json")):
         try:
             facts = json.loads(file.read_text("utf-8"))
             if isinstance(facts, dict) and {"study", "tables", "charts"} <= facts.keys():
-                # Half a character of two (a lone surrogate), which JSON can hold and a page cannot, becomes "?".
+                # A lone surrogate, which JSON allows and a page does not, becomes "?".
                 facts = json.loads(json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace"))
                 facts["tables"] = [Table(**table) for table in facts["tables"]]
                 facts["charts"] = [Chart(**chart) for chart in facts["charts"]]
@@ -92,14 +92,14 @@ def read_all(folder: Path) -> list[Results]:
 
 
 def markdown(table: Table) -> str:
-    """The table in Markdown, numbers with three significant decimals."""
+    """Return the table in Markdown, with three decimals for numbers below 100."""
     lines = ["| " + " | ".join(map(prose, table.columns)) + " |", "|---" + "|---:" * (len(table.columns) - 1) + "|"]
     lines += ["| " + " | ".join(prose(shown(cell)) for cell in row) + " |" for row in table.rows]
     return "\n".join(lines) + "\n"
 
 
 def shown(cell: Any) -> str:
-    """A cell as text: 0.123, 0.123 ± 0.045, or a dash for what was not measured."""
+    """Return a cell as text: 0.123, 0.123 ± 0.045, or a dash if it was not measured."""
     if cell is None:
         return "-"
     if isinstance(cell, list | tuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running a study by name: read its file, measure, write its part of the report."""
+"""Running a study by name: read its file, measure, and write its part of the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .measurement_cache import Once, measuring
 from .report import write
 from .results import Results, refuse_results
 
-# name -> what measures it, and what its file need not say
+# name -> its function, and defaults for its file
 STUDIES: dict[str, tuple[Callable[[Config, Once], Results], dict[str, Any]]] = {
     "fusion-table": (fusion.fusion_table, {"matchings": fusion.MATCHINGS, "methods": fusion.METHODS}),
     "ablation": (fusion.ablation, {"matchings": fusion.ABLATIONS, "methods": fusion.METHODS}),
@@ -31,7 +31,7 @@ STUDIES: dict[str, tuple[Callable[[Config, Once], Results], dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Study:
-    """A study by its name, and what its file asks for."""
+    """A study by its name, and the contents of its file."""
 
     name: str
     file: Path
@@ -41,7 +41,7 @@ class Study:
     def read(
         cls, name: str, file: str | Path, methods: Collection[str] | None = None, metric: str | None = None
     ) -> Study:
-        """Read the file. methods, metric: only these methods of the file, and another metric than its own.
+        """Read the file. methods: only these of its methods. metric: instead of its own.
 
         Raises ValueError for a name, key or method that is unknown.
         """
@@ -59,12 +59,21 @@ def run_study(
     tell: Tell | None = None,
     command: str = "",
 ) -> Results:
-    """Run a study; writes NAME.json, its pictures and report.html under `output`.
+    """Run a study; write NAME.json, its pictures and report.html to `output`.
 
-    A folder may hold several studies: the report shows all of them. Nothing is written before all is measured, but for
-    single measurements, which are kept in a hidden folder until then. resume: go on where a run was stopped, or failed.
-    Raises ValueError for a model or dataset that cannot be used, for a NAME.json that exists (unless `overwrite`), and
-    where matplotlib is not installed.
+    A folder may have several studies, and the report shows all of them. Nothing is written before all measurements are
+    complete, except for the measurements themselves, which are kept in a hidden folder until then.
+
+    Args:
+        study: The study.
+        output: The folder.
+        overwrite: Whether to replace a NAME.json that exists.
+        resume: Whether to continue a run that was stopped, or failed.
+        tell: Called with a line about each measurement.
+        command: The command line, for the report.
+
+    Raises:
+        ValueError: A model or dataset cannot be used, NAME.json exists, or matplotlib is not installed.
     """
     require_matplotlib()
     name, config, folder = study.name, study.config, Path(output)

@@ -19,10 +19,11 @@ MATCHINGS = {"paper": {"symmetry": "paper", "rescale": "after"}, "full": {"symme
 
 
 def runtime(config: Config, once: Once) -> Results:
-    """Seconds per model of fine-tuning (from `training.json` beside the weights), per pair of matching and merging.
+    """Measure seconds per model for fine-tuning (from `training.json` beside the weights), per pair for matching and
+    merging.
 
-    The overhead is the seconds of a matching over those of a merge, per method, without fine-tuning: the paper's claim
-    is under 5 % of Fisher and RegMean. Merges are timed after the first of the matchings.
+    The overhead is the ratio of the seconds of a matching to those of a merge, per method, without fine-tuning: the
+    paper's claim is under 5 % of Fisher and RegMean. Merges are timed after the first of the matchings.
     """
     tuned = [float(json.loads(file.read_text("utf-8"))["seconds"]) for run in config.runs() for model in run
              if (file := Path(model) / "training.json").is_file()]  # fmt: skip
@@ -47,13 +48,13 @@ def runtime(config: Config, once: Once) -> Results:
     chart = Chart("seconds", "Seconds per stage", "bars", list(measured), {"seconds": list(measured.values())},
                   ylabel="seconds")  # fmt: skip
     text = "Matching and merging read and write model folders; merging includes measuring on calibration data."
-    return Results("runtime", "What matching costs", text, config.model_dump(), tables, [chart])
+    return Results("runtime", "The cost of matching", text, config.model_dump(), tables, [chart])
 
 
 def _seconds(
     config: Config, run: Sequence[str], pair: tuple[int, int], matching: Matching, merging: bool
 ) -> dict[str, float]:
-    """Of matching, and where asked for of every way to merge."""
+    """Return the seconds of matching, and, if `merging`, those of every way to merge."""
     with matched([run[i] for i in pair], matching) as found:
         seconds = {"matching": found.seconds}
         for name, how in config.methods.items() if merging else ():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that every study of fusion takes: match folders, merge them, score what came out."""
+"""The steps that all studies of fusion have in common: match folders, merge them, score the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Matched:
 
 @contextmanager
 def matched(models: Sequence[str], matching: Matching) -> Iterator[Matched]:
-    """The models after each was matched to the first; the folders live as long as the block."""
+    """Match all models to the first; the folders exist for the duration of the block."""
     if matching is None:
         gaps = [onebasin.distance(model, models[0]).distance for model in models[1:]]
         yield Matched(list(models), gaps, gaps, 0.0)
@@ -45,7 +45,7 @@ def matched(models: Sequence[str], matching: Matching) -> Iterator[Matched]:
         folders, before, after, seconds = [models[0]], [], [], 0.0
         for number, model in enumerate(models[1:], 1):
             found = onebasin.match(model, models[0], Path(temporary) / str(number), verify=False, **matching)
-            # A level that moves the residual stream gives the anchor a canonical form, the same for every source.
+            # A level that moves the residual stream rewrites the anchor in canonical form, the same for every source.
             folders[0] = found.get("anchor_output", models[0])
             folders.append(found["output"])
             before.append(found["distance_before"])
@@ -57,9 +57,7 @@ def matched(models: Sequence[str], matching: Matching) -> Iterator[Matched]:
 def merged(
     folders: Sequence[str], how: Mapping[str, Any], config: Config, corpora: Sequence[Corpus]
 ) -> PreTrainedModel:
-    """Matched folders merged as `how` says, one of the study's `methods`; what measures on data does so on the
-    corpora's calibration files.
-    """
+    """Merge matched folders by `how`, one of the study's `methods`, with the corpora's calibration files as data."""
     data = [split_off(corpus.calibration)[0] for corpus in corpora if corpus.calibration]
     options: dict[str, Any] = {"data": data[0] if len(data) == 1 else data} if data else {}
     found = onebasin.merge(
@@ -71,13 +69,13 @@ def merged(
 
 
 def score(model: PreTrainedModel, task: Task, config: Config) -> float:
-    """The study's metric: accuracy, loss, or another that the task has."""
+    """Return the study's metric: accuracy, loss, or another one of the task."""
     found: float = getattr(evaluate(model, task), config.metric.replace("-", "_"))
     return found
 
 
 def under_head_of(folder: str, body: PreTrainedModel, config: Config) -> PreTrainedModel:
-    """The merged body under the head that `folder` brings: "the classifier module is directly copied from the model
+    """Return the merged body with the head of `folder`: "the classifier module is directly copied from the model
     fine-tuned on the corresponding downstream task" (Zhang et al., 2025, section 5.1)."""
     model = load_model(folder, config.task)
     model.base_model.load_state_dict(body.base_model.state_dict())
@@ -85,33 +83,33 @@ def under_head_of(folder: str, body: PreTrainedModel, config: Config) -> PreTrai
 
 
 def test_of(corpus: Corpus, model: str, config: Config) -> Task:
-    """Return the data that a corpus's scores are measured on, as `model` reads it."""
+    """Return the test data of a corpus, for `model`."""
     return _task(corpus.test, model, config)
 
 
 def validation_of(corpus: Corpus, model: str, config: Config) -> Task:
-    """Return the data that choices are made on. Raises ValueError where the corpus names none."""
+    """Return the validation data of a corpus, for `model`. Raises ValueError if it has none."""
     if corpus.validation is None:
-        raise ValueError(f"corpus '{corpus.name}' names no validation data, which layers: auto chooses by")
+        raise ValueError(f"corpus '{corpus.name}' has no validation data, which layers: auto needs")
     return _task(corpus.validation, model, config)
 
 
 def pairs(config: Config) -> list[tuple[int, int]]:
-    """Every two models, counted from 0."""
+    """Return all pairs of models, counted from 0."""
     return list(combinations(range(len(config.models)), 2))
 
 
 def paired(config: Config) -> list[list[str]]:
-    """Every two models of every seed."""
+    """Return all pairs of models of every seed."""
     return [[run[i], run[j]] for run in config.runs() for i, j in pairs(config)]
 
 
 def fused(
     config: Config, run: Sequence[str], members: Sequence[int], matching: Matching, beyond: Corpus | None = None
 ) -> dict[str, list[float]]:
-    """Method -> the merged members' score on each member's corpus, and last, where one is given, on a corpus `beyond`.
+    """Return method -> the scores of the merged members on each member's corpus, and finally on `beyond`, if given.
 
-    `layers: auto` keeps, per method, the layers that score best on validation data, see `onebasin.jobs.layers`.
+    `layers: auto` chooses, per method, the layers that score best on validation data, see `onebasin.jobs.layers`.
     """
     models, corpora = [run[i] for i in members], [config.corpus(i) for i in members]
 
@@ -147,7 +145,7 @@ def fused(
 
 
 def layers_of(model: str) -> list[int]:
-    """The numbers of a model's layers."""
+    """Return the numbers of a model's layers."""
     checkpoint = Folder(model)
     try:
         return checkpoint.signature.layers
@@ -162,5 +160,5 @@ def _task(data: str, model: str, config: Config) -> Task:
 
 @cache
 def _loaded(task: str, data: str, model: str, split: str | None, limit: int | None, options: Any) -> Task:
-    """Reading and tokenising once: many settings are scored on the same examples."""
+    """Read and tokenise examples once, for many settings that are scored on them."""
     return load_task(task, data, model, split=split, limit=limit, **dict(options))

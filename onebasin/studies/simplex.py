@@ -27,9 +27,21 @@ def study_simplex(
     overwrite: bool = False,
     tell: Tell | None = None,
 ) -> dict[str, Any]:
-    """Return what `landscape.simplex` returns, with `models`, and write simplex.json and simplex.png under `output`.
+    """Measure and draw the loss over all averages of three models; write simplex.json and simplex.png to `output`.
 
-    Raises ValueError as it does, for an output that exists, and where matplotlib is not installed.
+    Args:
+        models: Three folders, matched to one another.
+        task: The task on which to measure them.
+        output: The folder.
+        points: Models on an edge, both ends included.
+        overwrite: Whether to replace results that exist.
+        tell: Called with a line about each step.
+
+    Returns:
+        The result of `landscape.simplex`, with `models`.
+
+    Raises:
+        ValueError: As in `landscape.simplex`; the output exists; or matplotlib is not installed.
     """
     require_matplotlib()
     folder = Path(output)

@@ -37,7 +37,7 @@ def test_a_small_model(ask: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("lama",), "'lama' is no model folder, and no family or model type"),
+        (("lama",), "'lama' is not a model folder, a family or a model type"),
         (("bert", "--set", "hidden_size"), "write NAME=VALUE"),
         (("bert", "--set", "hidden_size=7"), "cannot be built"),
         (("bert", "--set", "hidden_size=64"), "at most 7,000"),

@@ -413,7 +413,7 @@ def test_a_full_disk(run: Any, a: Path, b: Path, tmp_path: Path, monkeypatch: py
         if command[0] == "canonical":
             assert not new.exists()
             continue
-        assert "go on with --resume" in failed.stderr
+        assert "continue with --resume" in failed.stderr
         assert [path.name for path in new.iterdir()] == [".out.units"]
         assert run(*command, "-o", new / "out", "--resume").exit_code == 0
         assert [path.name for path in new.iterdir()] == ["out"]

@@ -133,7 +133,7 @@ def test_a_study_that_ends_in_an_error_goes_on_where_it_was(tmp_path: Path, vits
     damaged = models / "2" / "model.safetensors"
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:-4] + bytes.fromhex("0000c07f"))  # NaN, which only reading the numbers shows
-    with pytest.raises(ValueError, match=r"NaN.* is kept: go on with --resume") as error:
+    with pytest.raises(ValueError, match=r"NaN.* are kept: continue with --resume") as error:
         run_study(Study.read("distance", file), tmp_path / "out")
     assert "\n" not in str(error.value) and not (tmp_path / "out" / "distance.json").exists()
     damaged.write_bytes(whole)

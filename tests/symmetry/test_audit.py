@@ -152,7 +152,7 @@ def test_a_twin_is_audited_in_the_precision_that_it_was_proven_in(monkeypatch: p
 
 
 def test_a_type_without_a_table_takes_no_settings() -> None:
-    with pytest.raises(ValueError, match="'granite' has no table by hand"):
+    with pytest.raises(ValueError, match="the table of 'granite' is inferred"):
         audit("granite", num_hidden_layers=1)
 
 

@@ -52,7 +52,7 @@ def test_an_element_that_left_the_group_is_seen(group: Group) -> None:
         wrong: Element = Monomial(element.index, factors * torch.where(torch.arange(N) == 1, -0.5, 1.0))
         twice = element.index.clone()
         twice[..., 0] = twice[..., 1]
-        with pytest.raises(ValueError, match="no permutation"):
+        with pytest.raises(ValueError, match="not a permutation"):
             departure(group, Monomial(twice))
         if {"sign", "scale"} <= group.moves:
             wrong = Monomial(element.index, factors * torch.tensor([0.0] + [1.0] * (N - 1)))

@@ -57,8 +57,8 @@ def test_the_whole_table_fits() -> None:
         ("(head vo) normed'", "(" * 5000 + "head vo) normed'", "brackets are nested more than 20 deep"),
         ("per layer, head  ; when", "per layer, heads  ; when", "'vo' is per 'heads', which is not a space"),
         ("v.weight ", "v.{}.weight ", "has a layer index"),
-        ("experts.{expert}.up", "experts.{head}.up", "one space of its axes may be an index"),
-        ("experts.{expert}.up", "{expert}.{expert}.up", "one space of its axes may be an index"),
+        ("experts.{expert}.up", "experts.{head}.up", "only one space, of its axes, may be an index"),
+        ("experts.{expert}.up", "{expert}.{expert}.up", "only one space, of its axes, may be an index"),
     ],
 )
 def test_a_line_that_says_nothing_possible_is_named(old: str, new: str, message: str) -> None:
@@ -77,7 +77,7 @@ def test_a_line_that_says_nothing_possible_is_named(old: str, new: str, message:
         (
             "lm_head.weight?     vocab stream'",
             "lm_head.weight?     ffn stream'",
-            "'lm_head.weight' is in 'ffn', which no",
+            "'lm_head.weight' has an axis in 'ffn', which no",
         ),
     ],
 )

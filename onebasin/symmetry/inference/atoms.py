@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Axes as unknowns: what lives on an axis, and what may act there, are found by unification.
+"""Axes as unknowns: the space of an axis, and the maps that may act on it, are found by unification.
 
-Every axis begins as an unknown on which any invertible map may act. Two axes that meet in an operation become one;
-an axis that is cut or flattened gets a structure; an operation that commutes with some maps only lowers what may act,
-and nothing ever raises it again. So the order of the operations does not matter, and what is found is never too much.
+Every axis begins as an unknown on which any invertible map may act. Two axes that meet in an operation become one; an
+axis that is cut or flattened gets a structure; an operation that commutes only with some maps restricts those that may
+act, and restrictions are never lifted. So the order of operations does not matter, and no map is allowed wrongly.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PAIRED = frozenset(move for move in LINEAR if move.startswith(("pair", "next"))
 class Atom:
     """An unknown axis.
 
-    own: what may act, as in `MOVES`, but for norms. normed: what norms leave of it. link: the axis that it turned out
-    to be, and whether as its dual. parts: what it consists of, as a product (`flat`) or side by side. written: whether
-    something computes what lives here (an axis that parameters only read is not). data: batch, time, pixels: no
-    parameter has it. evens: the axis whose entries these are, first those at even places; that one knows what may act.
+    own: the maps that may act, as in `MOVES`, not counting norms. normed: those that norms allow. link: the axis (or
+    its dual) with which it was unified. parts: its structure, as a product (`flat`) or side by side. written: whether
+    an operation writes it, rather than parameters only reading it. data: batch, time, pixels: no parameter has it.
+    evens: the axis of which these are the entries, first those at even places; it determines what may act.
     """
 
     size: int
@@ -62,12 +62,12 @@ class Axis:
 
     @property
     def top(self) -> Axis:
-        """Return the axis that this one turned out to be."""
+        """Return the axis with which this one was unified, in the end."""
         link = self.atom.link
         if link is None:
             return self
         if link.atom.link is not None:
-            self.atom.link = link = link.top  # a shorter way for next time
+            self.atom.link = link = link.top  # a shorter path for the next time
         return Axis(link.atom, link.dual != self.dual)
 
     @property
@@ -89,7 +89,7 @@ class Axis:
 
     @property
     def home(self) -> Axis:
-        """Return the axis whose entries these are, in whatever order."""
+        """Return the axis of which these are the entries, in any order."""
         top = self.top
         if top.atom.evens is None:
             return top
@@ -98,7 +98,7 @@ class Axis:
 
     @property
     def leaves(self) -> Iterator[Axis]:
-        """Yield what it consists of in the end, left to right."""
+        """Yield the parts without structure of which it consists, left to right."""
         top = self.top
         if not top.atom.parts:
             yield top
@@ -111,7 +111,7 @@ def new(size: int, moves: frozenset[str] = LINEAR) -> Axis:
 
 
 def index(size: int) -> Axis:
-    """Return an axis whose entries are only told apart by their place."""
+    """Return an axis whose entries are only distinguished by their place."""
     return new(size, PERMUTE)
 
 
@@ -139,19 +139,19 @@ def joined(parts: Sequence[Axis]) -> Axis:
 
 
 def evens_first(axis: Axis) -> Axis:
-    """Return an axis without structure in another order: first its entries at even places, then the others."""
+    """Return an axis without structure, reordered: first its entries at even places, then the others."""
     return Axis(Atom(axis.size, written=axis.top.atom.written, evens=axis))
 
 
 def _across(moves: frozenset[str]) -> frozenset[str]:
-    """Return what acts on an axis whose pairs (2 i, 2 i + 1) are the pairs (i, i + n / 2) of one on which this acts, or
-    the other way round."""
+    """Return the moves of an axis whose pairs (2 i, 2 i + 1) are the pairs (i, i + n / 2) of an axis with these moves,
+    or vice versa."""
     turned = {"pair": "next", "next": "pair"}
     return frozenset(" ".join([turned.get(words[0], words[0]), *words[1:]]) for words in map(str.split, moves))
 
 
 def restrict(axis: Axis, moves: frozenset[str], why: str, *, norm: bool = False) -> None:
-    """Lower what may act on every part of an axis. norm: since a norm takes it."""
+    """Restrict the moves of every part of an axis. norm: because a norm reads it."""
     for leaf in axis.leaves:
         if leaf.atom.evens is not None:
             restrict(leaf.atom.evens, _across(moves), why, norm=norm)
@@ -169,33 +169,33 @@ def fix(axis: Axis, why: str) -> None:
 
 
 def lower(axes: Iterable[Axis | None], moves: frozenset[str], why: str) -> None:
-    """Lower what may act on all of these axes."""
+    """Restrict the moves of all of these axes."""
     for axis in axes:
         if axis is not None:
             restrict(axis, moves, why)
 
 
 def hold(axes: Iterable[Axis | None], why: str) -> None:
-    """Let nothing act on any of these axes."""
+    """Fix all of these axes."""
     lower(axes, frozenset(), why)
 
 
 def write(axes: Iterable[Axis | None]) -> None:
-    """Note that something was written into these axes."""
+    """Mark these axes as written."""
     for axis in axes:
         for leaf in axis.leaves if axis is not None else ():
             leaf.atom.written = True
 
 
 def _of_parts(moves: frozenset[str]) -> frozenset[str]:
-    """Return what may act on the parts of an axis, if these moves may act on it: its pairs are not theirs."""
+    """Return the moves of the parts of an axis with these moves: its pairs are not theirs."""
     if moves == LINEAR:
         return moves
     return moves - _PAIRED | (MOVES["signs"] if "sign" in moves else frozenset())
 
 
 def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
-    """Give an axis without structure one. Pairs do not survive it, other maps act on the parts."""
+    """Give a structure to an axis without one. Moves of pairs are lost, others then act on the parts."""
     top = axis.top
     if top.atom.evens is not None:
         fix(top, "pairs taken apart")
@@ -208,9 +208,9 @@ def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
 
 
 def split(axis: Axis, sizes: Sequence[int], why: str = "reshape") -> list[Axis]:
-    """Return the factors of an axis, row-major, of these sizes; it gets them as its structure where it has none.
+    """Return the factors of an axis, row-major, of these sizes, which become its structure if it has none.
 
-    Where its structure does not allow it, it is fixed, and so are the factors.
+    If its structure does not allow this, it is fixed, and so are the factors.
     """
     sizes = list(sizes)
     top = axis.top
@@ -245,7 +245,7 @@ def split(axis: Axis, sizes: Sequence[int], why: str = "reshape") -> list[Axis]:
         else:
             return found
     elif sizes[0] and len({part.size for part in top.parts}) == 1 and top.parts[0].size * sizes[0] == top.size:
-        # [q | k | v] seen as (3 q): only where all parts are the same
+        # [q | k | v] viewed as (3 q): only if all parts are the same
         for part in top.parts[1:]:
             unify(top.parts[0], part, why)
         return [new(sizes[0], frozenset()), *split(top.parts[0], sizes[1:], why)]
@@ -256,7 +256,8 @@ def split(axis: Axis, sizes: Sequence[int], why: str = "reshape") -> list[Axis]:
 def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> list[Axis] | None:
     """Return the axes of a selection: entry (i, j, ..) is entry offset + i * stride + j * stride' .. of `axis`.
 
-    dims: (size, stride), strides falling. None where the structure of the axis does not allow the selection.
+    dims: (size, stride), in descending order of strides. None if the structure of the axis does not allow the
+    selection.
     """
     top = axis.top
     if not dims:
@@ -305,7 +306,7 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
         return pick(axis, offset, dims, why)
     start, length = offset // stride * stride, size * stride
     if start + length > top.size:
-        start = offset  # a stretch that begins inside a step
+        start = offset  # a range that begins inside a step
         length = top.size - start
         if length < size * stride - stride + 1:
             return None
@@ -317,7 +318,7 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
 
 
 def _several(axis: Axis, offset: int, length: int) -> list[Axis] | None:
-    """Return a stretch of several parts that stand side by side."""
+    """Return a range over several parts that are side by side."""
     found, start = [], 0
     for part in axis.parts:
         low, high = max(offset, start), min(offset + length, start + part.size)
@@ -331,7 +332,7 @@ def _several(axis: Axis, offset: int, length: int) -> list[Axis] | None:
 
 
 def _at(axis: Axis, place: int, why: str) -> None:
-    """One entry of an axis is used by its number: it stays where it is."""
+    """Fix an axis, since one of its entries is used by its number."""
     if axis.cat:
         for part in axis.parts:
             if place < part.size:
@@ -453,8 +454,8 @@ def _refined(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
 
 
 def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
-    """Return an axis whose entries are multiplied one by one, as (places, factors): where any factor may act, or any
-    positive one, it gets one that another tensor takes back, `(p s)`."""
+    """Return an axis whose entries are multiplied one by one, as (places, factors). If any factor, or any positive one,
+    may act on it, it gets one, `(p s)`, of which another tensor takes the inverse."""
     top = axis.top
     if not top.atom.parts:
         if {"scale", "permute"} <= top.moves:
@@ -481,8 +482,8 @@ def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
 
 
 def product(a: Axis, b: Axis, why: str) -> Axis:
-    """Return the axis of what is multiplied entry by entry."""
-    for one, other in ((a, b), (b, a)):  # an axis without structure takes the other's
+    """Return the axis of an entrywise product."""
+    for one, other in ((a, b), (b, a)):  # an axis without structure gets the other's
         if not one.top.atom.parts and other.flat and not _factored(other):
             split(one, [part.size for part in other.parts])
     (places, mine), (same, theirs) = gated(a, why), gated(b, why)
@@ -491,7 +492,7 @@ def product(a: Axis, b: Axis, why: str) -> Axis:
 
 
 def square(axis: Axis, why: str) -> Axis:
-    """Return the axis of what is multiplied entry by entry by itself: any factor acts twice, `(p s s)`."""
+    """Return the axis of an entrywise square: factors act twice, `(p s s)`."""
     if not axis.top.atom.parts and "scale" not in axis.moves:
         restrict(axis, MOVES["odd"], why)
         return axis

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Constant linear maps along an axis: slices, reshapes, rotations by position.
 
-They are not looked up by name. A map is kept as what the same operations make of the basis vectors of the axis, and
-read off when something else happens to the result: a selection of entries is structure, `(head qk)` or `[q | k | v]`;
-anything else leaves the axis what commutes with it, such as one complex number per pair under rotary embeddings.
+They are not recognised by name. A map is represented by the images of the axis's basis vectors under the same
+operations, and analysed when another operation uses the result: a selection of entries gives structure, `(head qk)` or
+`[q | k | v]`; any other map leaves the maps that commute with it, such as one complex number per pair under rotary
+embeddings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .atoms import Axis, evens_first, fix, flat, joined, pick, restrict, split
 
 @dataclass(frozen=True)
 class Linear:
-    """What stands in the tensor in terms of one axis. images: (entries of it, *this one's shape)."""
+    """The entries of a tensor as linear functions of an axis. images: (entries of the axis, *shape of the tensor)."""
 
     axis: Axis
     images: Tensor
@@ -35,7 +36,7 @@ def basis(axis: Axis, tensor: Tensor, dim: int) -> Linear:
 
 
 def once(images: Tensor) -> Tensor:
-    """Return images without the repetitions that take no memory: one entry along these dimensions."""
+    """Return images without expanded dimensions: they have one entry there."""
     for dim in range(1, images.dim()):
         if images.stride(dim) == 0 and images.shape[dim] > 1:
             images = images.narrow(dim, 0, 1)
@@ -43,7 +44,7 @@ def once(images: Tensor) -> Tensor:
 
 
 def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list[Axis | None]:
-    """Return the axes of the dimensions `dims`, which the images vary along by what the map has done to its axis."""
+    """Return the axes of the dimensions `dims`, along which the images vary because of the map."""
     axis = linear.axis
     every = linear.images.movedim(0, -1)  # (*shape, n)
     order = [dim for dim in range(len(shape)) if dim not in dims]
@@ -74,9 +75,9 @@ def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list
 def peeled(
     linear: Linear, dims: tuple[int, ...], keep: Collection[int]
 ) -> tuple[Linear, tuple[int, ...], dict[int, Axis]]:
-    """Split off the dimensions whose entries the map takes one by one, in the same way: heads, before a rotation.
+    """Split off dimensions on whose entries the map acts separately and equally: heads, before a rotation.
 
-    keep: dimensions that stay. Returns the map of what is left, its dimensions, and the axes of those split off.
+    keep: dimensions that are not split off. Returns the remaining map, its dimensions, and the axes of the others.
     """
     off: dict[int, Axis] = {}
     for dim in dims:
@@ -103,7 +104,7 @@ def peeled(
 
 
 def _narrowed(linear: Linear, why: str) -> Linear | None:
-    """Return the same map of the stretch of its axis that it uses, where it uses a part only."""
+    """Return the same map on the range of its axis that it uses, or None if it uses all of it."""
     used = (once(linear.images) != 0).flatten(1).any(1).nonzero().flatten().tolist()
     if not used or len(used) == len(linear.images) or used[-1] - used[0] + 1 != len(used):
         return None
@@ -112,7 +113,7 @@ def _narrowed(linear: Linear, why: str) -> Linear | None:
 
 
 def _selection(axis: Axis, rows: Tensor, sizes: list[int], why: str) -> list[Axis | None] | None:
-    """Return the axes of a selection of entries, or None where it is none or the structure does not allow it."""
+    """Return the axes of a selection of entries, or None if it is not one or the structure does not allow it."""
     flatly = rows.reshape(-1, rows.shape[-1])
     places = flatly.argmax(-1)
     if not bool((flatly.sum(-1) == 1).all()) or not bool(((flatly == 0) | (flatly == 1)).all()):
@@ -145,7 +146,7 @@ def _selection(axis: Axis, rows: Tensor, sizes: list[int], why: str) -> list[Axi
 
 
 def _blocks(axis: Axis, places: Tensor, why: str) -> list[Axis | None] | None:
-    """A selection that keeps stretches whole, such as a flattened transpose or a rearranged concatenation."""
+    """Return the axes of a selection that keeps ranges together: a flattened transpose, a reordered concatenation."""
     flatly = places.tolist()
     starts = [0, *(i for i in range(1, len(flatly)) if flatly[i] != flatly[i - 1] + 1)]
     lengths = [end - start for start, end in zip(starts, [*starts[1:], len(flatly)], strict=True)]
@@ -161,7 +162,7 @@ def _blocks(axis: Axis, places: Tensor, why: str) -> list[Axis | None] | None:
 
 
 def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
-    """Lower an axis to what commutes with all of these maps (*, n, n), and return it: M g x = g M x."""
+    """Restrict an axis to maps that commute with all of these maps (*, n, n), M g x = g M x, and return it."""
     n = maps.shape[-1]
     here = torch.arange(n)
     diagonal = maps[:, here, here]
@@ -192,7 +193,7 @@ def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
 
 
 def _turns(maps: Tensor, word: str) -> bool:
-    """Whether every map turns and scales the pairs (i, i + n / 2), or (2 i, 2 i + 1), each by itself."""
+    """Whether every map rotates and scales the pairs (i, i + n / 2), or (2 i, 2 i + 1), each by itself."""
     n = maps.shape[-1]
     half = n // 2
     pairs = torch.stack([torch.arange(half), torch.arange(half) + half] if word == "pair" else

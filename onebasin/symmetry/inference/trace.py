@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Axes on tensors, and what every operation of a model makes of them.
+"""Axes on tensors, and the trace of a model's operations on them.
 
-A model's own class runs once on ordinary small tensors. A tensor that depends on parameters carries one axis for each
-of its dimensions (None: batch, time, pixels, and one entry alone); what carries none is the same for all functionally
-equal weights. An operation without a rule fixes every axis that enters it.
+A model's class runs once on ordinary small tensors. A tensor that depends on parameters carries an axis for each of its
+dimensions (None: batch, time, pixels, and dimensions of size 1); a tensor without axes is the same for all functionally
+equal weights. An operation without a rule fixes all axes of its inputs.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ KEY = "_axes"
 
 @dataclass
 class Label:
-    """What is known of a tensor.
+    """Facts about a tensor.
 
-    axes: one per dimension. linear: the map that made the dimensions `dims` out of one axis, not settled yet. within:
-    axes of which this is one entry, chosen by routing. indexes: the axis whose entries these integers name. name: of
-    the parameter that this is. normed: the norm that made this. square: the axis that these are squares of. length: the
-    axis whose vectors have this length, and whether their mean was taken off. plus: what was added, for a norm's 1 + w.
-    rows: the tables whose rows these are, summed. biases: tables (and their second axis) of which every number here has
-    one as a summand. vectors: parameters that are summands of every vector here. side: what stands one after another,
-    (how many vectors, what is a summand of them all). whole: the table of whose rows the first ones stand here. by: the
-    matrix, and the bias, that made this of something.
+    axes: one per dimension. linear: the map that made the dimensions `dims` out of one axis, not yet analysed. within:
+    axes of which this is one entry, chosen by routing. indexes: the axis of these indices. name: of the parameter that
+    this is. normed: the norm with this output. square: the axis of which these are squares. length: the axis whose
+    vectors have this length, and whether their mean was subtracted. plus: the number that was added, for a norm's 1 +
+    w. rows: the tables whose rows these are, or are sums of. biases: tables (with their second axis), an entry of which
+    is a summand of every number here. vectors: parameters that are summands of every vector here. side: concatenated
+    vectors, as (how many, the summands of them all). whole: the table whose first rows these are. by: the matrix, and
+    the bias, with this output.
     """
 
     axes: list[Axis | None]
@@ -54,13 +54,13 @@ class Label:
     side: tuple[tuple[int, tuple[str, ...]], ...] = ()
     whole: str = ""
     by: tuple[str, ...] = ()
-    made: bool = True  # of inputs, not of parameters alone
+    made: bool = True  # depends on inputs, not only on parameters
 
 
 @dataclass
 class Normed:
-    """A vector of which only the direction counts, and what multiplied it since. kind: layernorm or rmsnorm. plus:
-    whether that was one more than the weight."""
+    """A normalized vector, and the weight that multiplied it. kind: layernorm or rmsnorm. plus: whether it was
+    multiplied by one plus the weight."""
 
     kind: str
     source: Axis
@@ -72,7 +72,7 @@ class Normed:
 
 @dataclass
 class Gain:
-    """A vector, in `target`, that multiplies channel by channel what a matrix and its bias (`of`) made in `source`."""
+    """A vector, in `target`, that multiplies the output of a matrix and its bias (`of`), in `source`, by channels."""
 
     source: Axis
     target: Axis
@@ -82,16 +82,16 @@ class Gain:
 
 @dataclass
 class Trace(TorchFunctionMode):
-    """What was seen.
+    """The record of a run.
 
-    silent: functions that leave numbers as they are, of whose use no count is kept. norms: those with weights, in the
-    order of execution; normed: their weights whenever one was taken, "" between two runs. seen: parameters in that
-    order. occurrences: axes that stood side by side. apart: (axes, others), none of the first has a map for each entry
-    of the others. rows: how often rows of these tables were looked up and summed. placed: a table of places -> what
-    its rows were added to, see `Label.side`. softmaxed: what makes the entries that a softmax runs over. biases: a
-    vector -> the matrix to whose product it is added first. together: a norm's weight -> that of an
-    earlier norm of the same vectors. gains: vectors that multiply what a matrix has made. uses:
-    how often a parameter, `("", name)`, and what a matrix and its bias made, were used.
+    silent: functions that do not change numbers, whose uses are not counted. norms: those with weights, in the order of
+    execution; normed: their weights at every use, "" between two runs. seen: parameters in that order. occurrences:
+    axes that a tensor has together. apart: (axes, others) such that the first have no maps for each entry of the
+    others. rows: how often rows of these tables were looked up and summed. placed: a table of positions -> the vectors
+    to which its rows were added, see `Label.side`. softmaxed: parameters of the entries over which a softmax runs.
+    biases: a vector -> the matrix to whose product it is added first. together: a norm's weight -> that of an earlier
+    norm of the same vectors. gains: vectors that multiply the output of a matrix. uses: how often a parameter,
+    `("", name)`, and the output of a matrix and its bias, were used.
     """
 
     rules: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Trace(TorchFunctionMode):
     together: dict[str, str] = field(default_factory=dict)
     gains: dict[str, Gain] = field(default_factory=dict)
     uses: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    padded: list[Axis] = field(default_factory=list)  # beside what lives there, zeros may stand
+    padded: list[Axis] = field(default_factory=list)  # channels next to padding with zeros
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Trace(TorchFunctionMode):
             if label is not None and name not in self.silent:
                 self.uses[label.by or ("", label.name)] += 1
         out_given = kwargs.get("out")
-        if name in BLANK:  # what stands there before anything is stored is no constant
+        if name in BLANK:  # uninitialised entries are not constants
             return func(*args, **kwargs).zero_()
         if not any(hasattr(tensor, KEY) for tensor in given):
             return func(*args, **kwargs)
@@ -148,7 +148,7 @@ class Trace(TorchFunctionMode):
             return self.unruled(call)  # a use of the function that the rule does not know
 
     def unruled(self, call: Call) -> Any:
-        """Run a call, and let nothing act on any axis that enters it."""
+        """Run a call, and fix all axes of its inputs."""
         out = call.run()
         if any(isinstance(each, Tensor) for each in flattened(out)) or call.name in READS:
             for tensor in call.tensors:
@@ -157,13 +157,13 @@ class Trace(TorchFunctionMode):
                     hold((*self.axes(tensor), label.indexes), f"{call.name} has no rule")
         return out
 
-    # What rules use.
+    # For rules.
 
     def label(self, tensor: Any) -> Label | None:
         return getattr(tensor, KEY, None) if isinstance(tensor, Tensor) else None
 
     def axes(self, tensor: Any, why: str = "use") -> list[Axis | None]:
-        """Return the axes of a tensor, its pending map settled; None each for what carries none."""
+        """Return the axes of a tensor, after settling a pending map; a None for each dimension if it has none."""
         label = self.label(tensor)
         if label is None:
             return [None] * (tensor.dim() if isinstance(tensor, Tensor) else 0)
@@ -182,11 +182,11 @@ class Trace(TorchFunctionMode):
         return label.axes
 
     def within(self, *given: Any) -> tuple[Axis, ...]:
-        """Return the routed axes that any of these is one entry of."""
+        """Return the routed axes of which any of these is one entry."""
         return tuple(dict.fromkeys(axis for one in given if (label := self.label(one)) for axis in label.within))
 
     def put(self, tensor: Any, axes: Sequence[Axis | None], *sources: Any, **known: Any) -> Any:
-        """Give a tensor its axes, and what is `known` of it besides; entries alone and data carry none."""
+        """Label a tensor with its axes, and with other `known` facts. Dimensions of size 1 and data get no axis."""
         if not isinstance(tensor, Tensor):
             return tensor
         if len(axes) != tensor.dim():
@@ -212,13 +212,13 @@ class Trace(TorchFunctionMode):
                 self.occurrences.append(beside)
 
     def mixed(self, kept: Sequence[Axis | None], gone: Sequence[Axis | None]) -> None:
-        """Note that the entries of `gone` were mixed while `kept` stood beside them."""
+        """Record that entries of `gone` were mixed in a tensor with the axes `kept`."""
         one, other = tuple(a for a in kept if a is not None), tuple(a for a in gone if a is not None)
         if one and other:
             self.apart.append((one, other))
 
 
-ONES = MOVES["ones"]  # what commutes with a number added
+ONES = MOVES["ones"]  # moves that commute with adding a number
 BLANK = frozenset({"empty", "new_empty", "empty_like"})
 READS = frozenset(
     {"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__", "__setitem__"}
@@ -242,7 +242,7 @@ class Call:
         return self.func(*self.args, **self.kwargs)
 
     def ran(self, out: Any) -> Call:
-        """Return this call as one that has run already, with this result."""
+        """Return this call as one that has already run, with this result."""
         return replace(self, func=lambda *_, **__: out)
 
     def get(self, place: int, word: str, default: Any = None) -> Any:
@@ -250,7 +250,7 @@ class Call:
         return self.args[place] if len(self.args) > place else self.kwargs.get(word, default)
 
     def on(self, replaced: Mapping[int, Any]) -> Any:
-        """Run it with some tensors, known by id, replaced."""
+        """Run it with some tensors, by id, replaced."""
 
         def one(value: Any) -> Any:
             if isinstance(value, Tensor):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was inferred, as a table: spaces with names, layers as one block, norms as lines."""
+"""Writing an inferred table: names for spaces, one block for all layers, lines for norms."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from .trace import Gain, Normed, Trace
 
 @dataclass(frozen=True)
 class Style:
-    """How much a table says of constants. Less is never wrong.
+    """How much a table states about constants. To state less is never wrong.
 
-    sums: whether it says what constants can trade in sums (`into`, `post-norm`) and under a softmax. norms: whether
-    norms of a LayerNorm's kind are written as norms. constants: whether spaces pass constants on. back: whether a
-    LayerNorm that writes back is written as a norm.
+    sums: constants that compensate each other in sums (`into`, `post-norm`) and under a softmax. norms: LayerNorms as
+    norms. constants: spaces that pass constants on. back: LayerNorms that write back as norms.
     """
 
     sums: bool = True
@@ -38,19 +37,19 @@ STYLES = (Style(), Style(False), Style(False, constants=False), Style(False, con
 
 @dataclass
 class Found:
-    """One tensor: its name on disk, its axes, and the parameter that it is (a part of)."""
+    """One tensor: its name on disk, its axes, and the parameter of which it is (a part of) the value."""
 
     name: str
     axes: list[Axis | None]
     parameter: str
     shape: tuple[int, ...]
     tied: str = ""
-    joint: int | None = None  # the dimension along which the file holds it in pieces, numbered at `{@}` in the name
+    joint: int | None = None  # the dimension along which it is split in the file, with the number at `{@}` in the name
 
 
 @dataclass
 class Place:
-    """A space in the making: the atoms of all layers that it is."""
+    """A space of the table: its atoms in all layers."""
 
     atoms: list[Axis]
     heading: str = ""  # of the layers that have one each
@@ -70,16 +69,16 @@ _LAYER = re.compile(r"(.*?)\.(\d+)\.(.*)")
 
 
 def left_by(norm: Normed, free: bool) -> frozenset[str]:
-    """Return what a norm leaves of the space that it reads, if its weight can move on (`free`) or not."""
+    """Return the moves that a norm allows in the space that it reads, if its weight can move (`free`) or not."""
     names = ("ones", "orthogonal") if free else ("permutation", "odd")
     return MOVES[names[norm.kind != "layernorm"]]
 
 
 def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
-    """Decide which norms have an output space of their own: weight -> whether only parameters read what the norm puts
-    out, so that the weight can move on, or that stays (it leaves the model, say), and with it what the norm takes.
+    """Return weight -> whether the norm has an output space of its own: either only parameters read it, so that the
+    weight can move, or it is fixed (as an output of the model, say), and so is the norm's input.
 
-    All others write back into their own space, which leaves it permutations (and signs, under an RMSNorm).
+    All others write back into their own space, which restricts it to permutations (and signs, under an RMSNorm).
     """
     free = {norm.weight: True for norm in norms}
     kin = {norm.weight: re.sub(r"\.\d+\.", ".{}.", norm.weight) for norm in norms}  # the same norm of all layers
@@ -105,8 +104,8 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
 
 
 def settle_gains(trace: Trace, tied: Collection[str], wanted: bool) -> dict[str, Gain]:
-    """Return the vectors that can move into the matrices before them: neither they nor these serve anything else. All
-    others leave permutations of their space."""
+    """Return the vectors that can move into the matrices before them, since neither has another use. All others
+    restrict their space to permutations."""
     kin = {name: re.sub(r"\.\d+\.", ".{}.", name) for name in trace.gains}
     lost = {kin[name] for name, gain in trace.gains.items() if not wanted or {name, *gain.of} & set(tied) or any(
         trace.uses[use] != gain.times for use in (gain.of, ("", name), ("", gain.of[0])))}  # fmt: skip
@@ -117,8 +116,8 @@ def settle_gains(trace: Trace, tied: Collection[str], wanted: bool) -> dict[str,
 
 
 def settle_degrees(found: Sequence[Found]) -> dict[str, tuple[int, Found]]:
-    """Return matrices whose rows may take positive factors that come out to some power, and that one other matrix takes
-    back: name -> (the power, that matrix). No space says this, so the factors stay."""
+    """Return name -> (power, other matrix) for matrices whose rows may be multiplied by positive factors, if another
+    matrix is divided by that power of them. A space cannot express this, so the factors are fixed."""
     uses: dict[Atom, list[tuple[Found, bool, int]]] = defaultdict(list)
     for one in found:
         for axis in one.axes:
@@ -140,7 +139,7 @@ def settle_degrees(found: Sequence[Found]) -> dict[str, tuple[int, Found]]:
 
 
 class Writer:
-    """Turns what a trace found into the text of a table."""
+    """Writes the results of a trace as a table."""
 
     def __init__(self, trace: Trace, found: Sequence[Found], prefix: str, style: Style, by_name: bool = False) -> None:
         self.trace, self.found, self.prefix, self.style = trace, list(found), prefix, style
@@ -166,25 +165,25 @@ class Writer:
         self.places: list[Place] = []
         self.of: dict[int, int] = {}
         self.flattened: set[str] = set()
-        self.kept: list[tuple[str, bool]] = []  # spaces that stay, and whether every layer has its own
+        self.kept: list[tuple[str, bool]] = []  # fixed spaces, and whether every layer has its own
         self.here = ""
-        self.by_name = by_name  # layers that differ stand there by name; else what differs stays
-        self.ragged: set[int] = set()  # atoms that stay, of other sizes in other layers
-        self.loose: set[tuple[str, str]] = set()  # tensors of a block that are not alike, and stay
-        self.labels = 0  # how many classes the configuration counts
-        self.unsized: frozenset[str] = frozenset()  # spaces whose sizes neither shapes nor configurations tell
+        self.by_name = by_name  # list layers that differ by name; otherwise, tensors that differ are fixed
+        self.ragged: set[int] = set()  # fixed atoms whose size depends on the layer
+        self.loose: set[tuple[str, str]] = set()  # fixed tensors of a block that differ between layers
+        self.labels = 0  # the number of classes in the configuration
+        self.unsized: frozenset[str] = frozenset()  # spaces whose sizes neither shapes nor configurations give
 
     def _looked_up(self, one: Found) -> bool:
-        """Whether this is a table whose rows are looked up, as no head's is."""
+        """Whether this is a table whose rows are looked up, unlike a head."""
         return (one.parameter,) in self.trace.rows
 
     def _home(self, one: Found) -> Found:
-        """Return what a tensor is tied to, under whose name a file has its numbers, or itself."""
+        """Return the tensor to which one is tied, under whose name it is stored, or itself."""
         return next((other for other in self.found if other.name == one.tied), one)
 
     def _follow(self, norm: Normed) -> None:
-        """Put a norm in the tables' order: one that writes back right behind what writes the vectors that it takes, and
-        one that takes what an earlier norm does right behind that."""
+        """Put a norm in the order of tables: right after the writers of its input if it writes back, and right after an
+        earlier norm of the same vectors."""
         mine = [one for one in self.found if one.parameter in (norm.weight, norm.bias) and len(one.axes) == 1]
         last = [leaf.top for leaf in norm.source.leaves if leaf.size > 1][-1:]
         first = next((each for each in self.trace.norms if each.weight == self.trace.together.get(norm.weight)), None)
@@ -205,7 +204,7 @@ class Writer:
     # Layers
 
     def parsed(self, one: Found) -> tuple[str, int, str]:
-        """Heading, layer and rest of a name; no heading for what is no part of a block."""
+        """Return heading, layer and rest of a name, with no heading for a tensor outside of blocks."""
         bare = one.name.removeprefix(self.prefix)
         match = _LAYER.match(bare)
         if match is None or match[1] in self.flattened or (self.prefix and bare == one.name):
@@ -213,7 +212,7 @@ class Writer:
         return match[1], int(match[2]), match[3]
 
     def prepare(self) -> None:
-        """Find the spaces: atoms of the same place in all layers of a block are one."""
+        """Find the spaces, each of which has the atoms at the same place in all layers of a block."""
         blocks: dict[str, set[int]] = defaultdict(set)
         for one in self.found:
             heading, layer, _ = self.parsed(one)
@@ -225,7 +224,7 @@ class Writer:
         self._gather()
 
     def _homes(self) -> dict[int, tuple[str, int] | None]:
-        """Where each atom lives: in one layer of one block, or (None) everywhere."""
+        """Return for each atom the block and layer to which it belongs, or None if it belongs to several."""
         homes: dict[int, tuple[str, int] | None] = {}
         for one in self.found:
             heading, layer, _ = self.parsed(one)
@@ -244,8 +243,8 @@ class Writer:
         return axes
 
     def _conflict(self) -> str | None:
-        """Make the layers of all blocks alike; where layers stand by name, return the heading of a block that cannot
-        be."""
+        """Give all layers of a block the same structure. If layers are listed by name, return the heading of a block
+        for which this is impossible."""
         while True:
             self._orient()
             homes = self._homes()
@@ -255,25 +254,27 @@ class Writer:
                 heading, _, rest = self.parsed(one)
                 shape = [n > 1 for n in one.shape]
                 if heading and shapes.setdefault((heading, rest), shape) != shape:
-                    return heading  # no layers, but modules of several kinds in a row
+                    return heading  # not layers, but a list of modules of several kinds
                 if heading and (heading, rest) not in self.loose:
                     rows[heading, rest].append(self._axes(one))
             changed = False
             for row, (first, *others) in rows.items():
                 for axes in others:
-                    alike = (
-                        [_alike(a, b) for a, b in zip(first, axes, strict=True)] if len(axes) == len(first) else [None]
+                    same_as = (
+                        [_matched(a, b) for a, b in zip(first, axes, strict=True)]
+                        if len(axes) == len(first)
+                        else [None]
                     )
-                    if None in alike:
+                    if None in same_as:
                         if self.by_name:
                             return row[0]
                         self._loosen(row, rows[row])
                         changed = True
                         break
-                    changed = changed or False in alike
+                    changed = changed or False in same_as
             if changed:
                 continue
-            # Atoms of one place in several layers are one space, so no layer has two of them.
+            # Atoms at the same place in several layers are one space, so no layer may have two of them.
             same = Classes[Atom]()
             for row, each in rows.items():
                 lists = [[leaf for axis in axes for leaf in _moving(axis)] for axes in each]
@@ -307,7 +308,7 @@ class Writer:
                     if home is not None and other is not atom:
                         moved = bool(other.moves or atom.moves)
                         unify(Axis(other), Axis(atom), "one in another layer")
-                        if Axis(other).top.atom is not Axis(atom).top.atom:  # of other sizes, so they stay
+                        if Axis(other).top.atom is not Axis(atom).top.atom:  # of other sizes, so they are fixed
                             self.ragged |= {id(other), id(atom)}
                             changed = changed or moved
                         else:
@@ -316,7 +317,7 @@ class Writer:
                 return None
 
     def _loosen(self, row: tuple[str, str], each: Sequence[Sequence[Axis]]) -> None:
-        """Leave a tensor of a block as it is, in all layers, since it is not alike in them."""
+        """Fix a tensor of a block in all layers, since it differs between them."""
         self.loose.add(row)
         for axes in each:
             for axis in axes:
@@ -327,7 +328,7 @@ class Writer:
         return {one.parameter for one in self.found if self.parsed(one)[::2] == row}
 
     def _gather(self) -> None:
-        """Make a place of every class of atoms."""
+        """Create a place for every class of atoms."""
         homes = self._homes()
         first: dict[tuple[str, str, int], Atom] = {}
         same = Classes[Atom]()
@@ -348,7 +349,7 @@ class Writer:
                 self.of[id(atom)] = len(self.places) - 1
 
     def _orient(self) -> None:
-        """A space is as its first tensor has it: what comes first writes."""
+        """Orient every space such that its first tensor writes it."""
         self.turned: dict[int, bool] = {}
         for one in self.found:
             for axis in self._axes(one):
@@ -356,12 +357,12 @@ class Writer:
                     self.turned.setdefault(id(leaf.top.atom), leaf.top.dual)
 
     def _queries_plain(self, place: Place, asked: Mapping[int, bool]) -> None:
-        """Turn a space where keys come first: what is invisible is said of the dual, so that has to be the keys'."""
+        """Reverse a space if keys come first: `invisible` applies to the dual, which has to be the keys'."""
         atoms = [id(axis.atom) for axis in place.atoms]
         if any(atom in asked and asked[atom] != self.turned[atom] for atom in atoms):
             self.turned.update({atom: not self.turned[atom] for atom in atoms})
 
-    # Which spaces have a map for each entry of others.
+    # Batches: spaces with a map for each entry of others.
 
     def batches(self) -> None:
         of = self.of
@@ -397,7 +398,7 @@ class Writer:
                     continue
                 found.append(outer)
             space.per = sorted(found, key=lambda p: sum(before.get((q, p), False) for q in found))
-        self.outer = {outer for place in self.places for outer in place.per}  # for each of their entries there is a map
+        self.outer = {outer for place in self.places for outer in place.per}  # they have maps for each of their entries
 
     # Names.
 
@@ -425,7 +426,7 @@ class Writer:
             elif keys & met and not place.moves <= PERMUTE | MOVES["factor"]:
                 holds[number].add("qk")
         attention = {outer for number in holds for outer in self.places[number].per}
-        around: set[int] = set()  # what stands on one axis with heads
+        around: set[int] = set()  # spaces on one axis with heads
         for one in self.found:
             for axis in one.axes:
                 numbers = (
@@ -489,7 +490,7 @@ class Writer:
             self.parts[number] = part
 
     def _counts_labels(self, place: Place) -> bool:
-        """Whether a space is as large as there are classes, and only tensors of a head have it."""
+        """Whether the size of a space is the number of classes, and only tensors of a head have it."""
         keys = {id(axis.atom) for axis in place.atoms}
         having = [one.name for one in self.found if keys & self._touched(one)]
         return place.size == self.labels and bool(self.prefix) and not any(
@@ -498,7 +499,7 @@ class Writer:
     def _in_some_layers(
         self, place: Place, list_of: Callable[[Sequence[str]], tuple[str, Sequence[str]] | None]
     ) -> Iterator[tuple[str, str]]:
-        """Yield what more a space is in layers that a list of the configuration names, and how it names them."""
+        """Yield the other kinds of a space in some layers, with conditions on a list of the configuration."""
         homes = self._homes()
         layers: dict[int, list[Axis]] = defaultdict(list)
         for axis in place.atoms:
@@ -508,24 +509,24 @@ class Writer:
             return
         kinds = [self._declared(Place(layers[number], place.heading)) for number in range(len(layers))]
         if len(set(kinds)) > 1 and (listed := list_of(kinds)) is not None:
-            told = dict(zip(listed[1], kinds, strict=True))
-            yield from ((kind, f"{listed[0]}[layer]={item}") for item, kind in told.items()
+            named = dict(zip(listed[1], kinds, strict=True))
+            yield from ((kind, f"{listed[0]}[layer]={item}") for item, kind in named.items()
                         if kind != self._declared(place))  # fmt: skip
 
     def _declared(self, place: Place) -> str:
-        """Return the kind of a space before the norms that read it lower it, where the lines of these say how far."""
+        """Return the kind of a space without the restrictions by norms, if their lines in the table imply these."""
         if re.fullmatch(r"label\d*", place.name):
             return "labels"
         keys = {id(axis.atom) for axis in place.atoms}
         left = [left_by(norm, self.free[norm.weight]) for norm in self.trace.norms if self._written(norm)
                 and keys & {id(leaf.top.atom) for leaf in norm.source.leaves}]  # fmt: skip
         own = frozenset.intersection(*(axis.top.atom.own for axis in place.atoms))
-        told = kind_of(own.intersection(*left)) == kind_of(place.moves)
-        return kind_of(own if told else place.moves)
+        implied = kind_of(own.intersection(*left)) == kind_of(place.moves)
+        return kind_of(own if implied else place.moves)
 
     def _begins_anew(self, place: Place) -> bool:
-        """Whether the norms of a space write back into it, all of them, or all but one at its end, have biases, and
-        follow one another: not those of an encoder, whose output a decoder reads in all layers."""
+        """Whether all norms of a space, or all but a last one, write back into it, have biases, and follow one another,
+        unlike those of an encoder, whose output a decoder reads in all layers."""
         keys = {id(axis.atom) for axis in place.atoms}
         norms = [norm for norm in self.trace.norms if id(norm.source.top.atom) in keys]
         weights = {norm.weight for norm in norms}
@@ -541,14 +542,14 @@ class Writer:
         return {id(leaf.top.atom) for axis in one.axes if axis is not None for leaf in axis.leaves}
 
     def _runs_again(self, weight: str) -> bool:
-        """Whether a norm that comes earlier follows this one, since layers run again on what it puts out."""
+        """Whether an earlier norm runs after this one, because layers run again on its output."""
         order = {norm.weight: place for place, norm in enumerate(self.trace.norms)}
         source = {norm.weight: norm.source.top for norm in self.trace.norms}
         taken = [other for other in self.trace.normed if not other or source[other] == source[weight]]
         return any(one == weight and other and order[other] <= order[one] for one, other in pairwise(taken))
 
     def _written(self, norm: Normed) -> bool:
-        """Whether a norm is written as one."""
+        """Whether a norm is written as such."""
         if norm.kind == "layernorm" and not (self.style.norms if self.free[norm.weight] else self.style.back):
             return False
         return self.free[norm.weight] or not norm.source.cat
@@ -583,7 +584,7 @@ class Writer:
             return Cat(tuple(parts))
         if self.here and id(axis.top.atom) in self.ragged:
             return Leaf(self._kept(axis.size))
-        if not axis.size:  # no number at all
+        if not axis.size:  # empty
             return Leaf("0")
         place = self.places[self.of[id(axis.top.atom)]]
         outer = self.of[id(axis.top.atom)] in self.outer
@@ -592,12 +593,12 @@ class Writer:
         return Leaf(place.name, axis.top.dual != self.turned[id(axis.top.atom)] and not outer)
 
     def _still(self, axis: Axis) -> bool:
-        """Whether nothing acts on any part of an axis, nor is anything there for each of its entries."""
+        """Whether all parts of an axis are fixed, and no space has a map for each of their entries."""
         numbers = {self.of[id(leaf.top.atom)] for leaf in axis.leaves}
         return all(kind_of(self.places[n].moves) == "fixed" and n not in self.outer for n in numbers)
 
     def _kept(self, size: int) -> str:
-        """Return the name of a new space on which nothing acts."""
+        """Return the name of a new fixed space."""
         name = f"kept{len(self.kept) + 1}"
         self.kept.append((name, bool(self.here)))
         self.sizes[name] = size
@@ -659,7 +660,7 @@ class Writer:
             )
 
     def _notes(self, one: Found) -> Iterator[str]:
-        """Yield the notes of a tensor, but for what its axes tell."""
+        """Yield the notes of a tensor, except those that its axes imply."""
         if one.tied:
             yield f"tied {one.tied.removeprefix(self.prefix)}"
         if copies := self._copies(one):
@@ -684,7 +685,7 @@ class Writer:
             yield f"into {home.name.removeprefix(self.prefix)}"
 
     def _raised(self, one: Found) -> str | None:
-        """Return the note of a matrix whose rows may take factors that another one of its block takes back."""
+        """Return the note of a matrix whose rows may have factors that another one in its block compensates."""
         if one.name not in self.degrees:
             return None
         power, reader = self.degrees[one.name]
@@ -697,7 +698,8 @@ class Writer:
         return f"degree {power} {rest}" if self.parsed(one)[:2] == self.parsed(reader)[:2] else None
 
     def _placed(self, one: Found) -> tuple[list[Found], list[Found]] | None:
-        """Return what takes a first row each of a table of places, and what takes what the rest share."""
+        """Return the tensors that absorb the first rows of a table of positions, and those that absorb the mean of the
+        others."""
         once = self.trace.uses["", one.parameter] == 1 and not one.tied and not self.parsed(one)[0]
         *first, (_, shared) = self.trace.placed.get(one.parameter, ((0, ()),))
         vectors = [[other for other in self.found if other.parameter in names] for names in (
@@ -706,18 +708,18 @@ class Writer:
         return ([each[0] for each in vectors[:-1]], vectors[-1]) if once and alone and vectors[-1] else None
 
     def _biases(self, one: Found, matrix: Found) -> bool:
-        """Whether a vector is the bias of a matrix, and its name does not tell."""
+        """Whether a vector is the bias of a matrix under an unrelated name."""
         alone = sum(n > 1 for n in one.shape) == 1 and not one.tied
         return alone and one.name != matrix.name.removesuffix("weight") + "bias" and matrix.name.endswith("weight")
 
     def _copies(self, one: Found) -> list[Found]:
-        """Return what a file may leave out since it is tied to this, and does not tell by itself: tables looked up, and
-        heads that read what others read."""
+        """Return tensors that a file may omit since they are tied to this one, without a sign that they exist: tables
+        that are looked up, and heads whose inputs others read as well."""
         return [other for other in self.found
                 if other.tied == one.name and (self._looked_up(other) or self._read_by_others(other))]  # fmt: skip
 
     def _read_by_others(self, one: Found) -> bool:
-        """Whether nothing that this tensor reads is read by it alone."""
+        """Whether other tensors read all spaces that this one reads."""
         read = [leaf.top for axis in one.axes if axis is not None for leaf in axis.leaves if self._reads(leaf)]
         others = [leaf.top for other in self.found if other.tied != one.tied
                   for axis in other.axes if axis is not None for leaf in axis.leaves]  # fmt: skip
@@ -727,7 +729,7 @@ class Writer:
         return leaf.top.dual != self.turned[id(leaf.top.atom)]
 
     def _summed_with(self, one: Found) -> Found | None:
-        """Return the first of the tables that are summed with this one wherever its rows are looked up."""
+        """Return the first of the tables that are summed with this one whenever its rows are looked up."""
         known = self.trace.rows
         rows = max((each for each in known if one.parameter in each), key=len, default=())
         if len({known[rows], *(known[name,] for name in rows)}) > 1:
@@ -739,7 +741,7 @@ class Writer:
         return first if first in self._copies(home) else home
 
     def _of(self, axis: Axis) -> set[int]:
-        """Return the spaces that live on an axis."""
+        """Return the spaces on an axis."""
         return {self.of[id(leaf.top.atom)] for leaf in axis.leaves if id(leaf.top.atom) in self.of}
 
     def _primal(self, axis: Written) -> Written:
@@ -775,8 +777,8 @@ class Writer:
     ) -> str:
         """Return the table.
 
-        key_of: name of a space -> what a configuration says of its size. list_of: a kind for each layer -> the list of
-        a configuration whose items tell these apart, and the items. ignored: patterns of buffers.
+        key_of: name of a space -> the expression for its size in configurations. list_of: the kinds of all layers ->
+        the list of a configuration whose items distinguish these, and the items. ignored: patterns of buffers.
         """
         lines = self.spaces()
         needed = self._unsolved()
@@ -832,8 +834,8 @@ class Writer:
         return "\n".join(out) + "\n"
 
     def _ranks(self) -> dict[int, int]:
-        """Return where the tensors of a block stand in it, by the place of the first: in an order that all layers keep,
-        whichever of them they have."""
+        """Return the rank of each tensor in its block, by the place of its first occurrence: an order that is valid for
+        all layers, whichever of the tensors they have."""
         merged: dict[str, list[str]] = defaultdict(list)
         after: dict[tuple[str, int], int] = {}
         first: dict[tuple[str, str], int] = {}
@@ -853,7 +855,7 @@ class Writer:
     def _sizes(
         self, needed: Sequence[str], key_of: Callable[[str], str | None], texts: Sequence[str]
     ) -> Iterator[tuple[str, str]]:
-        """Yield the sizes that shapes cannot tell, as few as will do, and the config keys that have them."""
+        """Yield the sizes that shapes do not determine, as few as possible, with the config keys for them."""
         axes = [
             {leaf.space for leaf in leaves(axis) if not leaf.constant}
             for text in texts
@@ -876,28 +878,28 @@ class Writer:
             self.unsized = frozenset().union(*axes) - known
 
     def hold(self, names: Collection[str]) -> None:
-        """Let nothing act on these spaces."""
+        """Fix these spaces."""
         for place in self.places:
             if place.name in names:
                 for axis in place.atoms:
                     fix(axis, "its size is not told")
 
     def _unsolved(self) -> list[str]:
-        """Spaces that never stand alone on an axis, so that shapes alone may not tell their size."""
+        """Return the spaces that are never alone on an axis, so that shapes may not determine their size."""
         alone: set[int] = set()
         for one in self.found:
             for axis in one.axes:
                 if axis is not None and not axis.top.atom.parts:
                     alone.add(self.of[id(axis.top.atom)])
         found = [n for n, place in enumerate(self.places) if n not in alone and place.size > 1]
-        order = ["head", "expert", "group", "rope", "vo", "qk"]  # those that configurations name first
+        order = ["head", "expert", "group", "rope", "vo", "qk"]  # first those that configurations name
         words = {n: re.sub(r"\d+$", "", self.places[n].name) for n in found}
         found.sort(key=lambda n: order.index(words[n]) if words[n] in order else len(order))
         return [*(self.places[n].name for n in found), *(name for name, _ in self.kept)]
 
 
 def _pieces(axis: Axis) -> Iterator[Axis]:
-    """Yield the parts of a product, products among them taken apart, or what stands side by side in the same way."""
+    """Yield the parts of a product, or of a concatenation, after flattening nested ones."""
     for part in axis.parts:
         if part.top.atom.parts and part.flat == axis.flat:
             yield from _pieces(part)
@@ -906,12 +908,12 @@ def _pieces(axis: Axis) -> Iterator[Axis]:
 
 
 def _different(occurrences: Iterable[Sequence[Axis]]) -> Iterable[Sequence[Axis]]:
-    """Leave out what stands side by side a second time."""
+    """Return the occurrences without repetitions."""
     return {tuple(id(axis.top.atom) for axis in axes): axes for axes in occurrences}.values()
 
 
 def _views(axes: Sequence[Axis]) -> Iterator[list[Axis]]:
-    """Yield what stands side by side in a tensor: what parts of one axis have one after another does not."""
+    """Yield the combinations of axes in a tensor: concatenated parts of one axis are in different ones."""
     parts = [list(_views_of(axis)) for axis in axes]
     return (list(chain.from_iterable(view)) for view in product(*parts))
 
@@ -927,12 +929,12 @@ def _views_of(axis: Axis) -> Iterator[list[Axis]]:
 
 
 def _moving(axis: Axis) -> Iterator[Axis]:
-    """Yield what an axis consists of, without factors that stay."""
+    """Yield the leaves of an axis, without fixed factors."""
     return (leaf for leaf in axis.leaves if leaf.size > 1 or leaf.moves)
 
 
-def _alike(a: Axis, b: Axis) -> bool | None:
-    """Whether two axes have the same structure; False where one was given the other's, None where they cannot."""
+def _matched(a: Axis, b: Axis) -> bool | None:
+    """Give two axes the same structure: True if they have it, False if one was changed, None if it is impossible."""
     for one, other in ((a, b), (b, a)):
         if not other.top.atom.parts and other.size > 1 and not any(True for _ in _moving(one)):  # cut into entries
             one.top.atom.parts, one.top.atom.own = (), frozenset()
@@ -944,8 +946,8 @@ def _alike(a: Axis, b: Axis) -> bool | None:
             if part.size == 1:
                 fix(part, "layers differ")
         return False
-    if len(x) == 1 or len(y) == 1:  # beside factors that stay
-        return _alike(x[0] if len(x) == 1 else a, y[0] if len(y) == 1 else b)
+    if len(x) == 1 or len(y) == 1:  # next to fixed factors
+        return _matched(x[0] if len(x) == 1 else a, y[0] if len(y) == 1 else b)
     if not x and not y:
         return True if a.size == b.size or not (a.moves or b.moves) else None
     if not x or not y:
@@ -960,5 +962,5 @@ def _alike(a: Axis, b: Axis) -> bool | None:
         return False
     if a.flat != b.flat or len(x) != len(y):
         return None
-    results = [_alike(p, q) for p, q in zip(x, y, strict=True)]
+    results = [_matched(p, q) for p, q in zip(x, y, strict=True)]
     return None if None in results else all(results)

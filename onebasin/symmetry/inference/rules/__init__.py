@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rule per kind of operation: which maps of the axes that enter it come out as maps of the axes that leave it."""
+"""One rule per kind of operation: the axes of its outputs, and the maps of its inputs' axes that commute with it."""
 
 from . import (  # noqa: F401 (each registers its rules)
     arithmetic,

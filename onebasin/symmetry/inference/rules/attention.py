@@ -58,7 +58,7 @@ def attention(trace: Trace, call: Call) -> Any:
 
 @rule("multi_head_attention_forward")
 def fused(trace: Trace, call: Call) -> Any:
-    """Projections that one matrix holds, attention, and a projection back, each by its own rule."""
+    """Apply the rules of the projections in one matrix, of attention, and of the output projection."""
     given = inspect.signature(functional.multi_head_attention_forward).bind(*call.args, **call.kwargs).arguments
     apart = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "use_separate_proj_weight", "static_k", "static_v")
     if given["query"].dim() != 3 or given.get("add_zero_attn") or any(given.get(name) is not None and given[name] is not

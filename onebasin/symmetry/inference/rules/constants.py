@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What constants leave of the maps of an axis that they stand beside.
+"""Restrictions of an axis by constants that are combined with it.
 
-A sum with equal constants commutes with the maps that leave the vector of ones, a sum with others with none.
+A sum with equal constants commutes with the maps that preserve the vector of ones; a sum with others, with none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def constant(tensor: Tensor, dim: int) -> bool:
 
 
 def beside(axis: Axis, tensor: Tensor, dim: int, why: str) -> None:
-    """A constant stands beside an axis, in the same sum: the maps keep it where it is."""
+    """Restrict an axis to maps that preserve a constant in the same sum."""
     if not bool(tensor.any()):
         return
     if constant(tensor, dim):
@@ -29,19 +29,19 @@ def beside(axis: Axis, tensor: Tensor, dim: int, why: str) -> None:
 
 
 def is_number(trace: Trace, value: Any) -> bool:
-    """Whether this is one number that depends on no parameter."""
+    """Return whether this is a single number that depends on no parameter."""
     return not isinstance(value, Tensor) or (value.numel() == 1 and trace.label(value) is None)
 
 
 def lined_up(axes: list[Axis | None], dims: int) -> list[Axis | None]:
-    """Return the axes of a tensor beside one of so many dimensions: the last ones stand below each other."""
+    """Return the axes of a tensor broadcast to so many dimensions: the last ones correspond to each other."""
     return [None] * (dims - len(axes)) + axes
 
 
 def entrywise(
     a: Any, b: Any, x: list[Axis | None], y: list[Axis | None], out: Tensor, why: str, sums: bool = True
 ) -> list[Axis | None]:
-    """Return the axes of what combines two tensors entry by entry as a sum does."""
+    """Return the axes of an entrywise combination of two tensors, such as a sum."""
     x, y = lined_up(x, out.dim()), lined_up(y, out.dim())
     axes: list[Axis | None] = []
     for d, (one, other) in enumerate(zip(x, y, strict=True)):
@@ -65,7 +65,7 @@ def entrywise(
 
 
 def through_view(trace: Trace, call: Call) -> bool:
-    """A change through a view of another tensor is not seen there: what enters it stays."""
+    """Return whether a call changes a tensor through a view, which is not tracked; fix the axes of its inputs then."""
     if not call.name.endswith("_") or call.name.startswith("__"):
         return False
     target = call.get(0, "input")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contractions: what is summed over is dual, what stays is an index."""
+"""Contractions: axes that are summed over are dual, the others are indices."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def matmul(trace: Trace, call: Call) -> Any:
     given = []
     for tensor, ends in ((left, "XY"), (right, "YZ")):
         mine = batch[count - (tensor.dim() - 2) :]
-        # A batch of one is the same for all.
+        # A batch of size 1 is broadcast.
         keep = "".join(c for c, n in zip(mine, tensor.shape, strict=False) if n > 1)
         slim = tensor
         if keep != mine:

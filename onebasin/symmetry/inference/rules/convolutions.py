@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions, pools, pads and sums along time or pixels: channels alone move."""
+"""Convolutions, pooling, padding and sums along time or pixels: only channels move."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def convolution(trace: Trace, call: Call) -> Any:
     "logcumsumexp cumprod scaled_modified_bessel fft rfft irfft"
 )
 def along(trace: Trace, call: Call) -> Any:
-    """What works along time or pixels: channels stay as they are, as long as it is linear."""
+    """Operations along time or pixels: linear ones do not restrict channels."""
     source = call.get(0, "input")
     if trace.label(source) is None:
         return trace.unruled(call)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that integers choose.
+"""Entries chosen by integers.
 
-Where they name entries of an axis, as experts that a router picked, the axis may be permuted; an index from outside
+If these are indices into an axis, such as experts chosen by a router, the axis may be permuted; an index from outside
 fixes it.
 """
 
@@ -21,7 +21,7 @@ from .summands import as_biases, note_rows
 
 
 def by_index(trace: Trace, call: Call) -> Any:
-    """Entries that integers or a mask choose; NotImplemented where slices alone do."""
+    """Choose entries by integers or a mask; return NotImplemented if there are only slices."""
     return _by_items(trace, call) if call.name == "__getitem__" else _gathered(trace, call)
 
 
@@ -36,7 +36,7 @@ def _by_items(trace: Trace, call: Call) -> Any:
         return _masked(trace, call, tensor, items)
     if label is None:
         return _looked_up(trace, call)
-    # Which dimension each item takes.
+    # The dimension of each item.
     dims, at = {}, 0
     count = sum(item is not None and item is not Ellipsis for item in items)
     for i, item in enumerate(items):
@@ -56,7 +56,7 @@ def _by_items(trace: Trace, call: Call) -> Any:
             if its.indexes is not None:
                 within.append(axis)
             gone.append(dims[i])
-    # The same without those dimensions' axes: shapes and other dimensions as ever.
+    # Apply the same to a label without the axes of those dimensions.
     bare = Label([None if d in gone else a for d, a in enumerate(trace.axes(tensor))], within=(*label.within, *within))
     setattr(tensor, KEY, bare)
     plain = [item.clone() if isinstance(item, Tensor) else item for item in items]
@@ -106,18 +106,18 @@ def _gathered(trace: Trace, call: Call) -> Any:
 
 
 def _choose(axis: Axis, its: Label | None, why: str, outside: str = "an index from outside") -> None:
-    """Let integers choose entries of an axis: where they name entries of another, both are one."""
+    """Restrict an axis whose entries are chosen by integers: if these are indices into another axis, unify both."""
     if its is None or its.indexes is None:
         return fix(axis, outside)
     named = its.indexes
     if named.cat and named.size > axis.size and named.parts[0].size == axis.size:
-        named = named.parts[0]  # without the class for what is left out
+        named = named.parts[0]  # without the extra class
     unify(axis, named, why)
     restrict(axis, PERMUTE, why)
 
 
 def _masked(trace: Trace, call: Call, tensor: Tensor, items: list[Any]) -> Any:
-    """x[mask]: the mask's dimensions become one, in which nothing is named."""
+    """x[mask]: the mask's dimensions become one, without an axis."""
     if len(items) != 1 or items[0].dtype != torch.bool:
         return trace.unruled(call)
     mask = items[0]
@@ -127,7 +127,7 @@ def _masked(trace: Trace, call: Call, tensor: Tensor, items: list[Any]) -> Any:
 
 
 def _looked_up(trace: Trace, call: Call) -> Any:
-    """Constants looked up by what names entries of an axis: the constants fix them, unless all are alike."""
+    """Constants looked up by indices into an axis: they fix it, unless all are equal."""
     tensor, what = call.args
     items = list(what) if isinstance(what, tuple) else [what]
     out = call.run()

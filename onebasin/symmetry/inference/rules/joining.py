@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors put side by side: their axes become one, and stand in line in all other dimensions."""
+"""Concatenation and stacking: axes are joined along one dimension, and unified in all others."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def together(trace: Trace, call: Call) -> Any:
         here = [each[d] for each in every]
         if d == dim:
             if all(axis is None for axis in here):
-                alike = stacking and any(axis is not None for each in every for axis in each)
-                axes.append(new(out.shape[d], frozenset()) if alike else None)
+                some = stacking and any(axis is not None for each in every for axis in each)
+                axes.append(new(out.shape[d], frozenset()) if some else None)
             else:
                 axes.append(
                     joined([axis or data(g.shape[d]) for axis, g in zip(here, shown, strict=True) if g.shape[d]])
@@ -58,7 +58,7 @@ def together(trace: Trace, call: Call) -> Any:
 
 
 def _together(here: Sequence[Axis | None], given: Sequence[Tensor], dim: int, why: str) -> Axis | None:
-    """Return the axis of a dimension in which several tensors stand in line entry by entry."""
+    """Return the axis of a dimension in which the entries of several tensors correspond."""
     first = next((axis for axis in here if axis is not None), None)
     if first is None:
         return None

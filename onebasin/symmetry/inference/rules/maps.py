@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear images of one axis that are not settled yet: sums, multiples by constants and complex numbers.
+"""Linear images of an axis that are not yet analysed: sums, products with constants, and complex numbers.
 
-A rotation by position (rotary embeddings) is computed in such steps; only when it is used are its maps known.
+A rotation by position (rotary embeddings) is computed in such steps; only the result shows its maps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def remapped(out: Tensor, label: Label, images: Tensor) -> Tensor:
 
 
 def joined_maps(trace: Trace, given: list[Tensor], out: Tensor, dim: int, stacking: bool) -> Any:
-    """Put together several linear images of the same axis."""
+    """Concatenate several linear images of the same axis."""
     labels = [trace.label(g) for g in given]
     first = next(label.linear for label in labels if label is not None and label.linear is not None)
     images, dims = [], None
@@ -89,7 +89,7 @@ def joined_maps(trace: Trace, given: list[Tensor], out: Tensor, dim: int, stacki
 
 
 def sum_of_maps(trace: Trace, a: Tensor, b: Tensor, out: Tensor, call: Call) -> Tensor | None:
-    """Add two linear images of the same axis, or take their difference."""
+    """Add or subtract two linear images of the same axis."""
     la, lb = trace.label(a), trace.label(b)
     if la is None or lb is None or (la.linear is None and lb.linear is None) or a.shape != b.shape:
         return None
@@ -126,7 +126,7 @@ def sum_of_maps(trace: Trace, a: Tensor, b: Tensor, out: Tensor, call: Call) -> 
 
 
 def times_constants(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bool) -> Tensor | None:
-    """Multiply an axis of `a`, or a map of one, by constants that differ along it: rotations by position."""
+    """Multiply an axis of `a`, or a map of one, by constants that vary along it: rotations by position."""
     label = trace.label(a)
     if label is None or trace.label(b) is not None or (out.shape != a.shape and label.linear is None):
         return None
@@ -140,7 +140,7 @@ def times_constants(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bo
     mine = [d for d in varied if axes[d] is not None]
     if linear is None and (not mine or b.is_complex()):
         return None
-    for d in mine if linear is not None else mine[:-1]:  # places, told apart
+    for d in mine if linear is not None else mine[:-1]:  # positions with different constants
         hold([axes[d]], "constants along it")
         axes[d] = None
     if linear is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tensor or another, entry by entry, as a mask says."""
+"""The choice between two tensors, entry by entry, by a mask."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def filled(trace: Trace, call: Call) -> Any:
 
 @rule("masked_scatter masked_scatter_")
 def filled_in(trace: Trace, call: Call) -> Any:
-    """Vectors put in the places of others, whole: images among tokens."""
+    """Replace whole vectors by others: images among tokens."""
     x, mask, source = call.get(0, "input"), call.get(1, "mask"), call.get(2, "source")
     shown = mask.expand(x.shape)
     whole = bool((shown == shown[..., :1]).all()) and source.shape[-1] == x.shape[-1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, whole or computed step by step: a vector times one over its own length, a weight, a bias.
+"""Norms, as one operation or step by step: a vector divided by its length, a weight, a bias.
 
-The length is the same for all orthogonal maps, and without the mean for those that leave the vector of ones.
+Orthogonal maps preserve the length, and also that without the mean if they preserve the vector of ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def normalized(trace: Trace, call: Call) -> Any:
 
 
 def norm(trace: Trace, kind: str, source: Axis, weight: str, along: Axis, bias: str, plus: bool) -> Normed:
-    """Note a norm with a weight, or one more than it. One module that is used twice has one source and one target."""
+    """Record a norm with a weight, or with one plus a weight. A module that is used twice has one source and target."""
     trace.normed.append(weight)
     for known in trace.norms:
         if known.weight == weight:
@@ -125,7 +125,7 @@ def squared(trace: Trace, source: Tensor, out: Tensor) -> Tensor:
 
 
 def over_length(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bool) -> Tensor | None:
-    """A vector times one over its own length."""
+    """Return the quotient of a vector and its length as a norm, if it is one."""
     for x, scale in ((a, b), (b, a)):
         label, length = trace.label(x), trace.label(scale)
         if length is None or length.length is None or (divides and scale is a):
@@ -142,7 +142,7 @@ def over_length(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bool) 
 
 
 def weight_of_norm(trace: Trace, a: Tensor, b: Tensor, out: Tensor) -> Tensor | None:
-    """The weight of a norm multiplies what the norm puts out."""
+    """Return the product of a norm's output and its weight, if it is one."""
     for x, weight in ((a, b), (b, a)):
         label, its = trace.label(x), trace.label(weight)
         if label is None or its is None or not its.name or label.normed is None or weight.dim() != 1:
@@ -169,7 +169,8 @@ def bias_of_norm(trace: Trace, a: Any, b: Any, out: Tensor) -> Tensor | None:
 
 
 def gain_of(trace: Trace, a: Tensor, b: Tensor, out: Tensor) -> Tensor | None:
-    """A vector of parameters multiplies what a matrix has made, channel by channel (LayerScale)."""
+    """Return the product of a matrix's output and a vector of parameters, channel by channel (LayerScale), if it is
+    one."""
     for x, vector in ((a, b), (b, a)):
         label, its = trace.label(x), trace.label(vector)
         if label is None or its is None or not its.name or not label.by or vector.dim() != 1 or its.plus:

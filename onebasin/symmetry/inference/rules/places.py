@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only moves numbers: the axes that come out are read off from where each number goes."""
+"""Operations that only move numbers: the axes of the result follow from the place of each number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .summands import as_biases, vectors_of
 
 
 def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) -> None:
-    """Give `out`, whose entry i is entry where[i] of `source`, its axes."""
+    """Label `out`, whose entry i is entry where[i] of `source`."""
     label = trace.label(source)
     assert label is not None
     why = call.name
@@ -51,7 +51,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         mine = depends[d]
         others = [e for e in range(source.dim()) if e != d and depends[e] & mine and source.shape[e] > 1]
         whole = len(mine) == 1 and out.shape[next(iter(mine))] == axis.size
-        if not mine and axis.size > 1 and linear is None:  # one entry, which counts only where it is used
+        if not mine and axis.size > 1 and linear is None:  # one entry, which matters only if it is used
             linear = Linear(axis, _entries(places[d], mine, axis.size))
             dims = (d,) if out.dim() == source.dim() and out.shape[d] == 1 else ()
         elif not mine:
@@ -88,7 +88,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
                 linear, dims = chosen, tuple(sorted(mine))
     labelled = linear is not None or any(axis is not None for axis in label.axes)
     if labelled:
-        for j in range(out.dim()):  # what was repeated is told apart by its place alone
+        for j in range(out.dim()):  # repeated entries are only distinguished by their place
             if out.shape[j] > 1 and axes[j] is None and j not in dims and not any(j in mine for mine in depends):
                 axes[j] = index(out.shape[j])
     maps = {} if linear is None else {"linear": linear, "dims": dims}
@@ -106,7 +106,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
 
 
 def _moved(images: Tensor, places: list[Tensor], depends: list[set[int]], shape: torch.Size) -> Tensor:
-    """Return images whose entry i is the one at places[i]; what is repeated takes no memory before nor after."""
+    """Return images whose entry i is the one at places[i]; expanded dimensions remain expanded."""
     images = once(images)
     varied = [d for d, size in enumerate(images.shape[1:]) if size > 1]
     still = set(range(len(shape))) - set().union(*(depends[d] for d in varied))
@@ -120,7 +120,7 @@ def _moved(images: Tensor, places: list[Tensor], depends: list[set[int]], shape:
 
 
 def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
-    """Return the images of the entries of an axis of which these are chosen; places vary along some dimensions."""
+    """Return the images of a choice of entries of an axis; places vary along some dimensions."""
     shape = places.shape
     for dim in set(range(places.dim())) - varied:
         places = places.narrow(dim, 0, 1)
@@ -128,7 +128,7 @@ def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
 
 
 def coordinates(where: Tensor, shape: torch.Size) -> list[Tensor]:
-    """Return where the entries of these numbers stand in a tensor, one coordinate per dimension."""
+    """Return the coordinates of the entries with these numbers in a tensor, one for each dimension."""
     places: list[Tensor] = []
     for size in reversed(shape):
         places.insert(0, where % size)
@@ -144,7 +144,7 @@ def line_of(places: Tensor, dim: int) -> Tensor:
 def _merged(
     source: Tensor, label: Label, group: list[int], places: list[Tensor], out_dims: set[int], out: Tensor
 ) -> Axis | None:
-    """Return the axis of one dimension that several were flattened into, in whatever order."""
+    """Return the axis of a dimension into which several were flattened, in any order."""
     if len(out_dims) != 1:
         return None
     (j,) = out_dims
@@ -152,7 +152,7 @@ def _merged(
         return None
     lines = {e: line_of(places[e], j) for e in group}
 
-    def run(e: int) -> int:  # how many entries pass before its number changes
+    def run(e: int) -> int:  # the number of entries before its coordinate changes
         line = lines[e]
         changed = (line[1:] != line[:-1]).nonzero()
         return int(changed[0]) + 1 if len(changed) else len(line)
@@ -167,7 +167,7 @@ def _merged(
 
 
 def _stretched(axis: Axis, places: Tensor, mine: set[int], out: Tensor) -> Axis | None:
-    """Return the axis of entries that are repeated, each by itself or all in turn."""
+    """Return the axis of repeated entries, each by itself or all in turn."""
     (j,) = mine
     line, n = line_of(places, j), axis.size
     times, rest = divmod(out.shape[j], n)

@@ -32,8 +32,8 @@ def _point(trace: Trace, call: Call, moves: frozenset[str]) -> Any:
     label = trace.label(first)
     assert label is not None
     if label.indexes is not None and len(given) == 1:
-        alike = isinstance(out, Tensor) and out.dtype == torch.bool and (bool(out.all()) or not bool(out.any()))
-        if not alike:
+        equal = isinstance(out, Tensor) and out.dtype == torch.bool and (bool(out.all()) or not bool(out.any()))
+        if not equal:
             fix(label.indexes, call.name)
     return trace.put(out, axes, *given, length=label.length)
 

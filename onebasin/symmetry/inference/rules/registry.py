@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules, by the names of the functions of torch that they are for."""
+"""The rules, by the names of torch's functions."""
 
 from __future__ import annotations
 

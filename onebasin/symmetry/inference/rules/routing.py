@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integers that name entries of an axis: the largest ones, and those that are not zero."""
+"""Indices into an axis: of the largest entries, and of nonzero ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def ranked(trace: Trace, call: Call) -> Any:
     values, places = (None, made) if call.name == "argsort" else made
     if values is not None:
         label = trace.label(source)
-        by = label.by if label is not None and place == source.dim() - 1 else ()  # one number more chooses the same
+        by = (
+            label.by if label is not None and place == source.dim() - 1 else ()
+        )  # a constant does not change the choice
         trace.put(values, left, source, by=by or None)
     trace.put(places, left, source, indexes=axes[place])
     return made
@@ -35,7 +37,7 @@ def one_hot(trace: Trace, call: Call) -> Any:
     out = call.run()
     assert label is not None
     axis = label.indexes
-    if axis is not None and axis.size < out.shape[-1]:  # one class more, for what is left out
+    if axis is not None and axis.size < out.shape[-1]:  # an extra class
         axis = joined([axis, new(out.shape[-1] - axis.size, frozenset())])
     elif axis is not None and axis.size > out.shape[-1]:
         fix(axis, call.name)
@@ -45,7 +47,7 @@ def one_hot(trace: Trace, call: Call) -> Any:
 
 @rule("nonzero argwhere")
 def named(trace: Trace, call: Call) -> Any:
-    """Places of what is not zero, one column per dimension."""
+    """Return the places of nonzero entries, one column per dimension."""
     source = call.get(0, "input", call.kwargs.get("condition"))
     axes = trace.axes(source, call.name)
     made = call.run()

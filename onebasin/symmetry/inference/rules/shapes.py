@@ -31,7 +31,7 @@ def rearranged(trace: Trace, call: Call) -> Any:
         chosen = by_index(trace, call)
         if chosen is not NotImplemented:
             return chosen
-    if label is None and call.name in ("expand_as", "view_as", "reshape_as"):  # the other's shape alone counts
+    if label is None and call.name in ("expand_as", "view_as", "reshape_as"):  # only the other's shape matters
         return call.run()
     if label is None or call.name == "broadcast_tensors":
         return trace.unruled(call)

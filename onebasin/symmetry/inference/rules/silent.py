@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps every number where it is, and what looks at shapes alone."""
+"""Operations that keep every number in its place, and those that only use shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def same(trace: Trace, call: Call) -> Any:
 
 
 def as_it_was(trace: Trace, call: Call, source: Any) -> Any:
-    """Run a call whose output is a tensor that went in, or a copy of it."""
+    """Run a call whose output is one of its inputs, or a copy of it."""
     out = call.run()
     label = trace.label(source)
     if not isinstance(out, Tensor) or label is None or out is source:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written into another tensor, by an index or a slice."""
+"""Writing into another tensor, by an index or a slice."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def scattered(trace: Trace, call: Call) -> Any:
 
 @rule("__setitem__ copy_ fill_")
 def stored(trace: Trace, call: Call) -> Any:
-    """What is put into a tensor, or into a part of one, is what stands there from then on: of the whole, too."""
+    """Store into a tensor, or into a part of one, which changes the axes of the whole."""
     target, value = call.args[0], call.args[-1]
     view = target._is_view()
     whole = target._base if view else target
@@ -126,8 +126,8 @@ def stored(trace: Trace, call: Call) -> Any:
 
 
 def _beside(axis: Axis | None, line: Tensor, size: int) -> tuple[list[Axis], Axis, list[Axis]] | None:
-    """Return the parts of an axis before these entries, they themselves, and those after, if they are a stretch of it.
-    Where nothing was stored yet there is data."""
+    """Return the parts of an axis before these entries, the entries, and those after, if they are a range of it. Parts
+    into which nothing was stored yet are data."""
     start, end = int(line[0]), int(line[0]) + len(line)
     if not bool((line == torch.arange(start, end)).all()):
         return None

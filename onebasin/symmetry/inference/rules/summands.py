@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters are summands of what a tensor holds: rows of tables, tables of biases, and vectors."""
+"""The parameters that are summands of a tensor: rows of tables, tables of biases, and vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..trace import KEY, Label, Trace
 
 
 def vectors_of(tensor: Any) -> tuple[str, ...]:
-    """Return the parameters that are summands of every vector of a tensor (along its last axis), or its own."""
+    """Return the parameters that are summands of every vector of a tensor (along its last axis), or the tensor's own
+    name if it is such a parameter."""
     label: Label | None = getattr(tensor, KEY, None)
     if label is None:
         return ()
@@ -20,7 +21,7 @@ def vectors_of(tensor: Any) -> tuple[str, ...]:
 
 
 def whole_of(tensor: Any) -> str:
-    """Return the name of the table of whose rows the first ones stand in a tensor, one after another."""
+    """Return the name of the table whose first rows are the rows of a tensor."""
     label: Label | None = getattr(tensor, KEY, None)
     if label is None or tensor.dim() < 2:
         return ""
@@ -35,14 +36,14 @@ def as_biases(label: Label) -> tuple[tuple[str, Axis], ...]:
 
 
 def note_rows(trace: Trace, *tables: tuple[str, ...]) -> tuple[str, ...]:
-    """Note that rows of tables were looked up, or summed, and return the tables."""
+    """Record that rows of tables were looked up, or summed, and return the tables."""
     rows = tuple(sorted(name for each in tables for name in each))
     trace.rows[rows] += 1
     return rows
 
 
 def note_places(trace: Trace, a: Any, b: Any, out: Tensor) -> tuple[str, ...] | None:
-    """Note a table of places whose rows are added to what stands there, and return what is a summand of all vectors."""
+    """Record a table of positions whose rows are added to the vectors there, and return the summands of all vectors."""
     for one, other in ((a, b), (b, a)):
         label, table = trace.label(one), whole_of(other)
         if table and label is not None and one.dim() > 1 and out.shape == one.shape:
