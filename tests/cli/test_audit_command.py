@@ -50,4 +50,4 @@ def test_bad_input(refused: Any, words: tuple[str, ...], sentence: str) -> None:
 def test_a_large_model_is_refused(refused: Any, tmp_path: Path) -> None:
     folder = save(build("GPT2LMHeadModel", vocab_size=1400, **GPT2), tmp_path / "model")
     assert "parameters; an audit takes the Jacobian" in refused("audit", folder)
-    assert "config.json says" in refused("audit", folder, "--set", "n_layer=1")
+    assert "in its config.json" in refused("audit", folder, "--set", "n_layer=1")
