@@ -32,7 +32,7 @@ def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
 
 
 def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) -> Iterator[Tensor]:
-    entry = signature.tensors[role]
+    entry, order = signature.tensors[role], list(signature.tensors)
     if max(tensor.shape) == tensor.numel():  # a vector, also one with further dimensions of 1
         yield from units(tensor.shape)
         return
@@ -48,7 +48,8 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
         if norm.kind != "layernorm" or norm.copies > 1 or weight not in tensors:
             continue
         ones, constant = torch.ones_like(tensors[weight]), 1 / gain(tensors, weight, norm)
-        near = not norm.writes_back or entry.layer is None or _follows(signature, weight, role)
+        first = entry.layer is None and order.index(role) < order.index(weight)
+        near = not norm.writes_back or first or _follows(signature, weight, role)
         for leaf in leaves:
             unseen.setdefault(leaf, [ones])
             unseen[leaf] += [constant] if near else []
@@ -70,4 +71,5 @@ def _follows(signature: Signature, weight: str, role: str) -> bool:
     stop = next((i for i in range(start + 1, len(order)) if (other := signature.tensors[order[i]].norm) is not None
                  and norm is not None and other.source == norm.source), len(order))  # fmt: skip
     before, after = (re.sub(r"\d+.*", "", one) for one in (weight, order[stop] if stop < len(order) else ""))
-    return start < order.index(role) and (order.index(role) < stop or before != after)
+    last = before not in (weight, after)  # of its layers
+    return start < order.index(role) and (order.index(role) < stop or last)

@@ -132,6 +132,19 @@ def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield found
 
 
+def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """What the rows of a table share. What is summed with it may take that, whatever either is multiplied by."""
+    for role, entry in signature.tensors.items():
+        moving = [leaf for leaf in signature.leaves(entry) if MOVES[signature.spaces[leaf.space].kind]]
+        if len(entry.axes) != 2 or entry.norm or len(moving) != 1 or moving[0].dual:
+            continue
+        for unit in units((signature.sizes[moving[0].space],)):
+            found = torch.zeros_like(tensors[role])
+            for view in along(signature, role, found, moving[0]):
+                view += unit
+            yield {role: found}
+
+
 def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """All writers of a sum that only norms read can be scaled together. In post-LN, the sum begins with a norm's
     output, which is scaled as well, and its other readers inversely."""

@@ -33,7 +33,7 @@ from .special import (
     twice_normed,
     unscaled,
 )
-from .sums import apart, branches, first_read, gains, passed_as_ones, scales, shifts, starts
+from .sums import apart, branches, first_read, gains, passed_as_ones, scales, shared_rows, shifts, starts
 
 
 def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> Iterator[Tangent]:
@@ -55,7 +55,7 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> It
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
     noted_so = (_unseen, unscaled, idle, constants, batch_norms, gated_convolutions, between_zeros)
-    sums = (passed_as_ones, circles, apart, lone_rows, shifts)
+    sums = (passed_as_ones, circles, apart, lone_rows, shared_rows, shifts)
     norms = (first_read, constant_ones, twice_normed)
     guessed = () if stated else (*norms, *sums, scales, starts, branches, gains)
     for generate in (_groups, _gauge, *noted_so, *guessed):
