@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -28,8 +27,6 @@ from .tracing import Traced, as_before, free_share, held_by, kinds, traced, unti
 LOSS = 0.9  # the least share of the free matrices that must stay free when layers that differ a little form one block
 WIDE = 32  # size of a head, if some size is 1 in the smallest twin and more in another
 DEEPEST = 8  # most layers of a twin that is deepened until it has every kind of layer
-# Seconds of CPU time after which no other style of table is tried, except for fewer notes on constants.
-PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -75,12 +72,17 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         ModelError: No twin could be built, or no table was found that leaves its outputs unchanged.
     """
     cls = type(twins.build(config, cls)[0]).__name__
-    reason, attempts, start = "", list[tuple[str, Traced, float, Style]](), time.process_time()
+    reason, attempts = "", list[tuple[str, Traced, float, Style]]()
     scale, depth = None, 2  # None: the smallest at which it runs
     larger = _larger(config, cls)
     styles = list(STYLES)
     found, level = None, ""
-    while styles and (not attempts or level == "invertible" or time.process_time() - start < PATIENCE):
+    while styles or attempts:
+        if attempts and not (styles and level == "invertible"):  # less of constants would not help, or all is tried
+            if (exact := _blamed(attempts, larger)) is not None:
+                return exact
+            attempts = []
+            continue
         kept = scale.kept if scale else frozenset[str]()
         try:
             if found is None:
@@ -124,6 +126,11 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         if departure < TOLERANCE:
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
         reason = reason or f"random elements change the outputs by {departure:.2g}"
+    raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
+
+
+def _blamed(attempts: Sequence[tuple[str, Traced, float, Style]], larger: Traced | None) -> Inferred | None:
+    """Return the first of some tables that is exact once the spaces to blame stay, if there is one."""
     for text, found, left, style in attempts:
         try:
             lowered = to_blame(text, found, larger)
@@ -132,9 +139,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
             continue
         if departure < TOLERANCE:
             return Inferred(text, departure, left, found.trace.unknown, style, sorted(lowered))
-        if time.process_time() - start > 2 * PATIENCE:
-            break
-    raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
+    return None
 
 
 def _with_constants(text: str, *found: Traced | None) -> tuple[str, float, str]:
