@@ -176,7 +176,7 @@ def test_vocabularies_that_differ_are_refused(run: Run, refused: Run, tmp_path: 
         (tmp_path / name / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(vocabulary)}))
     line = refused("merge", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "out")
     assert "has 23 tokens" in line and "20 ids agree" in line
-    assert "20 'w20' / 'x', 21 'w21' / 'y', 22 'w22' / 'w20'" in line and "--tokenizer-source union, base" in line
+    assert "20 'w20' / 'x', 21 'w21' / 'y', 22 'w22' / 'w20'" in line and "--tokenizer-source (union, base" in line
 
 
 def test_a_linear_file_refuses_models_that_cannot_be_averaged(refused: Run, tmp_path: Path) -> None:
