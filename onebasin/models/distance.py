@@ -87,7 +87,7 @@ def before_and_after(
 
 
 def _summed(signature: Signature, found: Mapping[str, tuple[float, float, float]]) -> Distances:
-    """found: role -> |a - b|^2, |b|^2, weight."""
+    """Add up squares. found: role -> |a - b|^2, |b|^2, weight."""
     squares, norm = {role: one[0] for role, one in found.items()}, sum(one[1] for one in found.values())
     parts: dict[str, float] = dict.fromkeys(_PARTS, 0.0)
     layers: defaultdict[int, float] = defaultdict(float)

@@ -89,11 +89,6 @@ def kind_of(model: PreTrainedModel) -> str:
     return type(model).__name__
 
 
-def some_of(names: set[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in sorted(names)[:5])
-    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 @contextmanager
 def quietly() -> Iterator[None]:
     """Suppress the loader's progress bars and its report, which callers turn into errors."""

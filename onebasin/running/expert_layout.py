@@ -82,7 +82,7 @@ def _calling_experts(model: nn.Module) -> Iterator[Any]:
 
 
 def one_by_one_where_needed(model: nn.Module) -> None:
-    """Do so if torch's grouped products cannot run the experts: in float64, or with rows of other sizes."""
+    """Call `one_by_one` if torch's grouped products cannot run the experts: in float64, or with rows of other sizes."""
     stacks = [p for m in model.modules() if hasattr(m, "config") for p in m.parameters(recurse=False) if p.dim() == 3]
     if any(p.dtype == torch.float64 or any(s * p.itemsize % ROW for s in p.stride()[:-1]) for p in stacks):
         one_by_one(model)

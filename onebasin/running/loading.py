@@ -19,8 +19,9 @@ from transformers import PretrainedConfig
 from onebasin.models.errors import ModelError, one_line
 from onebasin.models.folder import Folder
 from onebasin.models.lazy_tensors import LazyTensors
+from onebasin.symmetry.tables.locate import some_of
 
-from .classes import class_for, class_of, config_of, kind_of, quietly, runnable, some_of
+from .classes import class_for, class_of, config_of, kind_of, quietly, runnable
 from .expert_layout import one_by_one_where_needed
 from .lazy_weights import await_weights, placed, stand_ins
 
@@ -177,7 +178,7 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
     except Exception as error:  # each model class fails in its own way
         raise ModelError(f"'{folder.name}' does not load: {one_line(error)}") from None
     if info["missing_keys"]:
-        raise ModelError(f"'{folder.name}': {kind_of(model)} needs {some_of(info['missing_keys'])}, "
+        raise ModelError(f"'{folder.name}': {kind_of(model)} needs {some_of(sorted(info['missing_keys']))}, "
                          "which the weights lack")  # fmt: skip
     return model, set(info["unexpected_keys"])
 

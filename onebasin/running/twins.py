@@ -33,12 +33,12 @@ from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
 from .made_inputs import LENGTH, Way, made_inputs, senses
 from .shrinking import ALL, Scale, twin_config
+from .verification import INTERNAL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LARGEST = 30_000_000  # most parameters of a twin, some of whose sizes may not be small
-INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router", "cache")
 SECONDS = 15.0  # to search for a twin that runs
 KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
         "vocabulary", "width")  # fmt: skip

@@ -16,8 +16,10 @@ from onebasin.models.errors import ModelError, one_line
 from onebasin.models.folder import Folder
 from onebasin.models.lazy_tensors import LazyTensors
 from onebasin.models.model import Model
+from onebasin.models.weight_files import name_of
+from onebasin.symmetry.tables.locate import some_of
 
-from .classes import kind_of, some_of, takes_cache
+from .classes import kind_of, takes_cache
 from .expert_layout import running_experts
 from .float64 import throughout
 from .loading import DoesNotRun, Made, held, streamed
@@ -34,7 +36,7 @@ TOLERANCE = {
     torch.bfloat16: 8 * 2.0**-8,
 }
 Side = tuple[Folder, Made | None]
-_INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router")
+INTERNAL = ("hidden_states", "attentions", "past_key_values", "encoder_last_hidden_state", "router", "cache")
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: 
         ready = [prepare(*side, dtype, device) for side in sides]
         for (folder, _), (model, unused), (_, other) in zip(sides, ready, reversed(ready), strict=True):
             if unused - other:
-                raise ModelError(f"'{folder.name}': {kind_of(model)} does not use {some_of(unused - other)}")
+                raise ModelError(f"'{folder.name}': {kind_of(model)} does not use {some_of(sorted(unused - other))}")
         return replace(compare_models(ready[0][0], ready[1][0], **how), unused=tuple(sorted(ready[0][1])))
 
     try:
@@ -186,7 +188,7 @@ def compare_models(
             raise ModelError(f"the models differ in the shape of '{name}': {tuple(x.shape)} and {tuple(y.shape)}")
         x, y = (unpadded(value, given.get("attention_mask")) for value in (x, y))
         if x.isnan().any():
-            raise ModelError(f"'{name}' of the first model is NaN on random inputs in {str(a.dtype)[6:]}, so nothing "
+            raise ModelError(f"'{name}' of the first model is NaN on random inputs in {name_of(a.dtype)}, so nothing "
                              "can be compared with it; its weights may be too large")  # fmt: skip
         difference = _largest(torch.where(x == y, 0.0, x - y))  # equal infinities are equal
         scale, kind = _largest(x[x.isfinite()]), torch.finfo(ours[name].dtype)
@@ -223,7 +225,7 @@ def output_of(model: PreTrainedModel, given: Mapping[str, Tensor]) -> Any:
 def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the outputs to compare: floating-point tensors, without internal ones."""
     # Embeddings of texts and images are only compared with each other (CLIP): they may be rotated together.
-    internal = (*_INTERNAL, "_embeds") if "logits_per_image" in found else _INTERNAL
+    internal = (*INTERNAL, "_embeds") if "logits_per_image" in found else INTERNAL
     return {
         name: value
         for name, value in found.items()

@@ -24,7 +24,7 @@ from onebasin.fusion.method import Sources
 from onebasin.landscape.line import even, measured
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.models import Folder, shared_roles
-from onebasin.settings import Points, check_fields
+from onebasin.settings import Points, check_fields, refuse_unknown
 from onebasin.symmetry import LEVELS
 
 from .results import refuse_results
@@ -54,8 +54,10 @@ class Compared:
     title: str | None = None
 
     def __post_init__(self) -> None:
-        _known("level", self.levels, ("none", *LEVELS))
-        _known("method", self.methods, [*AVERAGES])
+        for what, given, known in (("level", self.levels, ["none", *LEVELS]), ("method", self.methods, [*AVERAGES])):
+            if not given:
+                raise ValueError(f"the study needs at least one {what}; choose from {', '.join(known)}")
+            refuse_unknown(given, known, what)
         check_fields(self)
 
 
@@ -194,11 +196,3 @@ def _filled(frame: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedMod
 
 def _prefixed(tell: Tell, text: str) -> Tell:
     return lambda line: tell(f"{text}: {line}")
-
-
-def _known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
-    if not given:
-        raise ValueError(f"the study needs at least one {what}; choose from {', '.join(known)}")
-    for word in given:
-        if word not in known:
-            raise ValueError(f"unknown {what} '{word}'; choose from {', '.join(known)}")

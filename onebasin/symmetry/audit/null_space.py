@@ -25,6 +25,7 @@ from .tangents import tangents
 
 WRONG = 1e-9  # a direction along which the outputs change by this much is not flat
 STEPS = 50  # of power iteration
+CHUNK, SPARE = 128, 50  # rows of the Jacobian: how many are computed at a time, and how many more than parameters
 CLEAR = 100.0  # least ratio of the smallest singular value that counts and the largest that counts as zero
 NEAR = 1e-6  # accuracy of null vectors, which depends on the width of the gap
 NOISE = 1e-13  # shift for singular values of zero, relative to the largest
@@ -154,13 +155,11 @@ def _largest(matrix: Tensor) -> float:
     return float(vector.norm().sqrt())
 
 
-def jacobian(
-    outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors, chunk: int = 128, spare: int = 50
-) -> Tensor:
+def jacobian(outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors) -> Tensor:
     """Return G J with a random matrix G of a few more rows than there are parameters: it has the null space of J.
 
-    Every row belongs to one of the functions. It is computed in reverse mode, `chunk` rows at a time, and has the shape
-    (parameters + spare or more, parameters), with parameters in the order of `tensors`. Raises ValueError if there are
+    Every row belongs to one of the functions. It is computed in reverse mode, `CHUNK` rows at a time, and has the shape
+    (parameters + SPARE or more, parameters), with parameters in the order of `tensors`. Raises ValueError if there are
     fewer outputs than parameters.
     """
     leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
@@ -170,9 +169,9 @@ def jacobian(
     for function in outputs:
         values = function(leaves).reshape(-1)
         seen += len(values)
-        share = min(-(-(count + spare) // len(outputs)), len(values))
-        for start in range(0, share, chunk):
-            some = torch.randn(min(chunk, share - start), len(values), generator=generator, dtype=values.dtype)
+        share = min(-(-(count + SPARE) // len(outputs)), len(values))
+        for start in range(0, share, CHUNK):
+            some = torch.randn(min(CHUNK, share - start), len(values), generator=generator, dtype=values.dtype)
             gradients = torch.autograd.grad(
                 values, list(leaves.values()), some, retain_graph=True, is_grads_batched=True, allow_unused=True
             )

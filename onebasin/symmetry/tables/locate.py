@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -105,7 +105,7 @@ def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) ->
             raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")
         found[role] = (name, line, where)
     if unknown:
-        raise TableError(f"{table.family}: the table does not know {_some(unknown)}")
+        raise TableError(f"{table.family}: the table does not know {some_of(unknown)}")
     return found
 
 
@@ -140,7 +140,7 @@ def require(
     """Raise TableError unless all required tensors exist, and optional ones exist in all layers or in none."""
     early = [name for name, line, where in found.values() if _lacks(line, where)]
     if early:
-        raise TableError(f"{table.family}: the table has {_some(early)} only in other layers")
+        raise TableError(f"{table.family}: the table has {some_of(early)} only in other layers")
     missing = []
     for line in table.lines:
         if line.head or "bare" in line.notes:
@@ -156,7 +156,7 @@ def require(
         if not line.optional or (len(absent) < len(roles) and not line.scattered):
             missing += absent
     if missing:
-        raise TableError(f"{table.family}: the weights lack {_some(missing)}")
+        raise TableError(f"{table.family}: the weights lack {some_of(missing)}")
 
 
 def _excluded(table: Table, found: Container[str], line: Line, indices: tuple[str, ...]) -> bool:
@@ -189,6 +189,7 @@ def _last(same: Mapping[str, str], space: str) -> str:
     return _last(same, same[space]) if space in same else space
 
 
-def _some(names: list[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
+    """Return up to five names as text, and the number of the others."""
     shown = ", ".join(f"'{name}'" for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
