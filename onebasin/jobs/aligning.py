@@ -40,6 +40,7 @@ from .units import align_weights, groups_of
 
 PER_STEP = 1024  # predictions in a step of learning, as nearly as whole examples allow
 EXAMPLES = (16, 64)  # fewest and most examples in a step
+STARTING = 2048  # examples that learning starts from, or up to twice as many: it corrects what more would tell
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ def align_all(
         batches = batches or ()
         first = opt.match_with if opt.match_with != "learned" else opt.start
         if first != "none":
+            some = batches if opt.match_with != "learned" else spread_over(batches, STARTING)
             with told_beyond(models, opt):
-                alignments, objective, matched = starts(models, centre, first, opt, tell, batches)
+                alignments, objective, matched = starts(models, centre, first, opt, tell, some)
         if opt.match_with == "learned":
             learned = learn(models, centre, alignments, opt, tell, batches, held_out)
     found = []
@@ -161,6 +163,12 @@ def starts(
             groups = groups_of(models[i], opt)
             found[i] = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
     return found, next((one.objective for one in matched.values()), []), matched
+
+
+def spread_over(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
+    """Return every n-th batch, so that at least this many examples are left (or all) and fewer than twice as many."""
+    total = sum(len(next(iter(batch.values()))) for batch in batches)
+    return batches[:: max(1, total // examples)]
 
 
 @contextmanager
