@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -17,5 +19,5 @@ def test_enough_examples_from_all_over(count: int, size: int) -> None:
     assert found >= min(640, count * size)
     assert found < 2 * 640 + size
     places = [int(batch["input_ids"][0, 0]) for batch in kept]
-    assert len({b - a for a, b in zip(places, places[1:], strict=False)}) <= 1  # equally far apart
+    assert len({b - a for a, b in pairwise(places)}) <= 1  # equally far apart
     assert not count or count - places[-1] <= max(1, len(batches) * size // 640)  # up to the end
