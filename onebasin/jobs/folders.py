@@ -172,7 +172,7 @@ def unit_folder(output: str | Path | None, opt: Options) -> Iterator[Options]:
     except OSError as error:
         if not _units(output).exists():
             raise
-        raise CannotWrite(f"{said(error)} (what was matched is kept: go on with --resume)") from error
+        raise CannotWrite(f"{said(error)} (what was matched is kept: continue with --resume)") from error
 
 
 def refuse_places(

@@ -147,7 +147,7 @@ def test_statistics_are_read_back_and_know_their_model(tmp_path: Path) -> None:
     (tmp_path / "junk").write_bytes(b"junk")
     with pytest.raises(ValueError, match="cannot read the statistics"):
         Statistics.load(tmp_path / "junk")
-    with pytest.raises(ValueError, match="holds no statistics"):
+    with pytest.raises(ValueError, match="contains no statistics"):
         Statistics.load(tmp_path / "0" / "model.safetensors")
 
 

@@ -133,16 +133,22 @@ def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """What the rows of a table share. What is summed with it may take that, whatever either is multiplied by."""
+    """Yield what the rows of a table share. Another table that is summed with it may take that, whatever either is
+    multiplied by, which no note says (scaled embeddings, whose factor is the configuration's)."""
+    tables: dict[Leaf, list[str]] = {}
     for role, entry in signature.tensors.items():
         moving = [leaf for leaf in signature.leaves(entry) if MOVES[signature.spaces[leaf.space].kind]]
-        if len(entry.axes) != 2 or entry.norm or len(moving) != 1 or moving[0].dual:
+        if len(entry.axes) == 2 and entry.norm is None and len(moving) == 1 and not moving[0].dual:
+            tables.setdefault(moving[0], []).append(role)
+    for leaf, roles in tables.items():
+        if len(roles) == 1 or any("into" in signature.tensors[role].notes for role in roles):
             continue
-        for unit in units((signature.sizes[moving[0].space],)):
-            found = torch.zeros_like(tensors[role])
-            for view in along(signature, role, found, moving[0]):
-                view += unit
-            yield {role: found}
+        for role in roles:
+            for unit in units((signature.sizes[leaf.space],)):
+                found = torch.zeros_like(tensors[role])
+                for view in along(signature, role, found, leaf):
+                    view += unit
+                yield {role: found}
 
 
 def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
