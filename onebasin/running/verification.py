@@ -142,9 +142,7 @@ def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: 
 
     try:
         verdict = found(streamed)
-    except (
-        DoesNotRun
-    ):  # because a kernel reads memory directly, say; or the error is the models' own, and is raised again
+    except DoesNotRun:  # a kernel reads memory directly, say; an error of the models' own is raised again
         verdict = found(held)
     if verdict.beyond and dtype != torch.float64:
         return _compared(sides, torch.float64, device, **how)
