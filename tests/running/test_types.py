@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/families.json calls exact is: other types every day, so that all have their turn within about three weeks."""
+"""What docs/families.json calls exact is: other types every day, all of them within about three weeks."""
 
 from __future__ import annotations
 
