@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Collection
 from datetime import date
 from math import inf
@@ -450,6 +451,20 @@ def test_what_was_not_proven_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ModelError, match="no exact table could be inferred"):
         inferred_again(saved("granite", tmp_path / "model"))
     assert not (tmp_path / "cache").exists()
+
+
+def test_no_style_is_left_out_for_want_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, tried = search._with_constants, list[str]()
+
+    def fails_at_first(text: str, *found: tracing.Traced | None) -> tuple[str, float, str]:
+        tried.append(text)
+        if len(tried) < 2 * len(STYLES) - 1:  # every style but the last, as it is and with the spaces to blame fixed
+            raise ValueError("not this one")
+        return finish(text, *found)
+
+    monkeypatch.setattr(search, "_with_constants", fails_at_first)
+    monkeypatch.setattr(time, "process_time", lambda: 100.0 * len(tried))  # each takes minutes
+    assert inference.infer("granite").style == STYLES[-1]
 
 
 @pytest.mark.parametrize("stated", [["logging"], ["pipeline"], "GraniteModel", [3], 3, None])
