@@ -123,9 +123,7 @@ def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if None in biases.values() or bias_of(signature, roles[0], (written[0],)):
             continue
         for unit in units((signature.sizes[written[0].space],)):
-            found = {roles[0]: torch.zeros_like(tensors[roles[0]])}
-            for view in along(signature, roles[0], found[roles[0]], written[0]):
-                view += unit
+            found = {roles[0]: _everywhere(signature, tensors, roles[0], written[0], unit)}
             for role, bias in biases.items():
                 found[bias or ""] = torch.zeros_like(tensors[bias or ""])
                 absorb(signature, {**tensors, **found}, role, bias or "", -unit, (Leaf(read[role][0].space),))
@@ -145,10 +143,15 @@ def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             continue
         for role in roles:
             for unit in units((signature.sizes[leaf.space],)):
-                found = torch.zeros_like(tensors[role])
-                for view in along(signature, role, found, leaf):
-                    view += unit
-                yield {role: found}
+                yield {role: _everywhere(signature, tensors, role, leaf, unit)}
+
+
+def _everywhere(signature: Signature, tensors: Tensors, role: str, leaf: Leaf, vector: Tensor) -> Tensor:
+    """Return the vector along an axis of a tensor, the same for every index of the other axes."""
+    found = torch.zeros_like(tensors[role])
+    for view in along(signature, role, found, leaf):
+        view += vector
+    return found
 
 
 def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -231,10 +234,8 @@ def starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if None in biases.values() or not first or not shifting[2]:
             continue
         for unit in units((signature.sizes[space],)):
-            found = {first[0]: torch.zeros_like(tensors[first[0]]), **{role: unit for role in shifting[1]}}
-            found[shifting[2][0]] = -unit
-            for view in along(signature, first[0], found[first[0]], leaf):
-                view += unit
+            found = {first[0]: _everywhere(signature, tensors, first[0], leaf, unit)}
+            found |= {**{role: unit for role in shifting[1]}, shifting[2][0]: -unit}
             for reader, bias in biases.items():
                 found[bias or ""] = torch.zeros_like(tensors[bias or ""])
                 absorb(signature, {**tensors, **found}, reader, bias or "", -unit, (leaf,))
