@@ -29,6 +29,9 @@ WIDE = 32  # size of a head, if some size is 1 in the smallest twin and more in 
 DEEPEST = 8  # most layers of a twin that is deepened until it has every kind of layer
 
 
+Attempt = tuple[str, Traced, float, Style]  # a table, the twin it describes, its free share, how it was written
+
+
 @dataclass(frozen=True)
 class Inferred:
     """A table with its proof. departure: the largest relative change of the twins' outputs by random elements, in
@@ -72,7 +75,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         ModelError: No twin could be built, or no table was found that leaves its outputs unchanged.
     """
     cls = type(twins.build(config, cls)[0]).__name__
-    reason, attempts = "", list[tuple[str, Traced, float, Style]]()
+    reason, attempts = "", list[Attempt]()
     scale, depth = None, 2  # None: the smallest at which it runs
     larger = _larger(config, cls)
     styles = list(STYLES)
@@ -129,7 +132,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
 
 
-def _blamed(attempts: Sequence[tuple[str, Traced, float, Style]], larger: Traced | None) -> Inferred | None:
+def _blamed(attempts: Sequence[Attempt], larger: Traced | None) -> Inferred | None:
     """Return the first of some tables that is exact once the spaces to blame stay, if there is one."""
     for text, found, left, style in attempts:
         try:

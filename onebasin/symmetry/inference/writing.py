@@ -121,9 +121,9 @@ def settle_degrees(found: Sequence[Found]) -> dict[str, tuple[int, Found]]:
     uses: dict[Atom, list[tuple[Found, bool, int]]] = defaultdict(list)
     for one in found:
         for axis in one.axes:
-            leaves = [leaf.top for leaf in axis.leaves if leaf.size == 1] if axis is not None else []
+            leaves = [] if axis is None else [leaf.top for leaf in axis.leaves if leaf.size == 1]
             for leaf in dict.fromkeys(leaves):
-                uses[leaf.atom].append((one, leaf.dual, leaves.count(leaf) if axis is not None and axis.flat else 0))
+                uses[leaf.atom].append((one, leaf.dual, leaves.count(leaf) if axis and axis.flat else 0))
     degrees: dict[str, tuple[int, Found]] = {}
     for atom, each in uses.items():
         if "scale" not in atom.moves or (max(count for *_, count in each) < 2 and "sign" in atom.moves):
