@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from onebasin.engine import Means, Tell
 from onebasin.models import Model, numel
+from onebasin.running.trace import examples_in
 from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, setting
 
 from .batches import IGNORED, Source, pixel_values
@@ -327,7 +328,7 @@ def _inputs(data: str, model: str | Path, task: str, how: Examples) -> Sequence[
 
 def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
     """Return the rows of a batch, without padding."""
-    rows = [{name: tensor[i] for name, tensor in batch.items()} for i in range(len(next(iter(batch.values()))))]
+    rows = [{name: tensor[i] for name, tensor in batch.items()} for i in range(examples_in(batch))]
     for row in rows:
         for mask in {"attention_mask", "decoder_attention_mask"} & row.keys():
             length = int(row[mask].sum())

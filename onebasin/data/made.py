@@ -28,6 +28,7 @@ from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
 from onebasin.running.probes import POSITIONS, probe
+from onebasin.running.trace import examples_in
 from onebasin.settings import Reading
 
 from .batches import IGNORED, TOKENIZER_FILES, masked, padded
@@ -336,7 +337,7 @@ def decoded(model: PreTrainedModel, given: Batch, generator: torch.Generator) ->
     """Return what a decoder writes to a source, (examples, tokens): each token is drawn from its own prediction."""
     source = {name: value for name, value in given.items() if not name.startswith("decoder")}
     config: Any = model.config
-    ids = torch.full((len(next(iter(source.values()))), 1), config.decoder_start_token_id or 0, device=model.device)
+    ids = torch.full((examples_in(source), 1), config.decoder_start_token_id or 0, device=model.device)
     encoded: Any = None
     most = min(getattr(config.get_text_config(decoder=True), name, None) or DECODED for name in POSITIONS)
     for _ in range(min(DECODED, most) - 1):

@@ -19,7 +19,7 @@ from onebasin.engine import bfloat16_is_faster
 from onebasin.running.classes import takes_cache
 from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch
+from onebasin.running.trace import Batch, examples_in
 
 from .batches import IGNORED
 
@@ -280,7 +280,7 @@ def example_losses(
     found = []
     for batch in batches:
         own, theirs = model(batch), answers(batch)
-        for i in range(len(next(iter(batch.values())))):
+        for i in range(examples_in(batch)):
             here = [{name: value[i : i + 1] for name, value in one.items() if value.dim()} for one in (own, *theirs)]
             found.append(loss(here[0], here[1:], weights, {name: value[i : i + 1] for name, value in batch.items()}))
     return torch.stack(found)

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from onebasin.running.trace import Batch
+from onebasin.running.trace import Batch, examples_in
 
 
 def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
@@ -17,7 +17,7 @@ def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
 
     Raises ValueError for an example that is only padding.
     """
-    for row in range(len(next(iter(batch.values())))):
+    for row in range(examples_in(batch)):
         example = {name: tensor[row] for name, tensor in batch.items()}
         mask = example.get("attention_mask")
         if mask is not None and not bool(mask.any()):

@@ -27,7 +27,7 @@ from onebasin.engine import Means, Tell
 from onebasin.models import Model
 from onebasin.running.classes import takes_cache
 from onebasin.running.loaded import LoadedModel, loaded_model
-from onebasin.running.trace import Batch
+from onebasin.running.trace import Batch, examples_in
 from onebasin.settings import Few, Share, checked, setting
 from onebasin.symmetry import Entry, Signature
 
@@ -129,7 +129,7 @@ def fisher_diagonal(
             for _ in range(draws if labels == "sampled" else 1):
                 for role, gradient in gradients(tensors, some).items():
                     squares[role] += gradient.square().sum(0)
-            done += len(next(iter(some.values())))
+            done += examples_in(some)
             if tell:
                 tell(f"Fisher information: example {done} of {len(examples)}")
     count = len(examples) * (draws if labels == "sampled" else 1)
@@ -155,7 +155,7 @@ class _Gradients:
             except RuntimeError:  # data-dependent control flow (a router, say), or an operator without a batching rule
                 self.vectorised = False
         found: dict[str, list[Tensor]] = {}
-        for row in range(len(next(iter(given.values())))):
+        for row in range(examples_in(given)):
             free = {role: tensor.detach().requires_grad_() for role, tensor in tensors.items()}
             value = self._likelihood(free, {name: tensor[row] for name, tensor in given.items()})
             alone = torch.autograd.grad(value, list(free.values()), allow_unused=True, materialize_grads=True)

@@ -23,7 +23,7 @@ from onebasin.data.calibration import Data
 from onebasin.engine import Means, Tell
 from onebasin.models import Model
 from onebasin.running.loaded import LoadedModel, loaded_model
-from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
+from onebasin.running.trace import Batch, examples_in, hooks, linear_layers, run, samples
 from onebasin.settings import Factor, check_fields, setting
 from onebasin.symmetry import Entry, Signature
 
@@ -82,7 +82,7 @@ def input_grams(
     masks = [batch["attention_mask"] for batch in batches if "attention_mask" in batch]
     if any(not bool(mask.flatten(1).any(1).all()) for mask in masks):
         raise ValueError("an example consists of padding alone; leave it out")
-    examples = sum(len(next(iter(batch.values()))) for batch in batches)
+    examples = sum(map(examples_in, batches))
     if stock.parts:  # the rows sent to an expert do not tell whether they were padding
         batches = list(alike([example for batch in batches for example in unpadded(batch)], TOGETHER))
     sums: dict[str, Tensor] = {}

@@ -30,7 +30,7 @@ from onebasin.models import (
 from onebasin.models.pairing import corner
 from onebasin.models.weight_files import name_of
 from onebasin.running import loaded_model, tolerance_of
-from onebasin.running.trace import Batch
+from onebasin.running.trace import Batch, examples_in
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.groups.coupling import Coupling
@@ -167,8 +167,7 @@ def starts(
 
 def spread_over(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
     """Return every n-th batch, so that at least this many examples are left (or all) and fewer than twice as many."""
-    total = sum(len(next(iter(batch.values()))) for batch in batches)
-    return batches[:: max(1, total // examples)]
+    return batches[:: max(1, sum(map(examples_in, batches)) // examples)]
 
 
 @contextmanager
@@ -290,7 +289,7 @@ def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: 
     with torch.no_grad():
         outputs = forward(tensors, example)
     predictions = max(value.numel() // value.shape[-1] for value in outputs.values() if value.dim())
-    count = sum(len(next(iter(batch.values()))) for batch in batches)
+    count = sum(map(examples_in, batches))
     return min(max(PER_STEP // predictions, EXAMPLES[0]), EXAMPLES[1], max(count // 8, 1))
 
 

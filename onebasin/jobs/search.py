@@ -50,7 +50,7 @@ from onebasin.models.kinship import APART, Kinship
 from onebasin.running import LoadedModel, loaded_model
 from onebasin.running.classes import runnable
 from onebasin.running.probes import probe
-from onebasin.running.trace import Batch, run
+from onebasin.running.trace import Batch, examples_in, run
 
 from .aligning import Aligned, align_all
 from .options import Options
@@ -210,14 +210,14 @@ class Search:
     def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
         """The batches to fit on, and those to choose by; in each, texts of like length share a batch."""
         batches = self.data.batches[: self._most]
-        size = len(next(iter(batches[0].values())))
+        size = examples_in(batches[0])
         fit, held = (recut(part, size, by_length=True) for part in noised(batches, self.opt, CHOOSING))
         return fit, held
 
     @property
     def _most(self) -> int:
         """The batches that hold as many examples as closed forms take, at least one to fit on and one to choose by."""
-        return max(2, -(-self.few // len(next(iter(self.data.batches[0].values())))))
+        return max(2, -(-self.few // examples_in(self.data.batches[0])))
 
     @property
     def imagines(self) -> bool:

@@ -47,6 +47,11 @@ class Call:
         return (second, first) if self.columns else (first, second)
 
 
+def examples_in(batch: Batch) -> int:
+    """Return the number of examples in a batch."""
+    return len(next(iter(batch.values())))
+
+
 def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
     """Return the model's output for a batch, without passing on `labels` and without caching."""
     given = {key: value.to(stock.model.device) for key, value in batch.items() if key != "labels"}
