@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running independent units of work: in line, in threads of one machine, or on a Ray cluster; keeping their results.
+"""Independent units of work, run in line, in threads or on a Ray cluster; storage of their results; atomic output.
 
-A unit is a function call that shares nothing with the others. Nothing here knows what a unit computes, and results
-do not depend on how many run at once. What cannot be cut into units, a gradient descent, can stop and go on. Files and
-folders that are written appear whole or not at all.
+A unit is a function call that shares no state with the others. This room does not know what a unit computes, and
+results do not depend on how many units run at once. A gradient descent, which cannot be split into units, can be
+interrupted and resumed. Output files and folders appear whole or not at all.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .parallel import behind, in_order, in_parallel, meanwhile
 from .placing import Appeared, Placing, appearing_file, appearing_text, clearly, placed_by
 from .store import Cache, Store, kept
 
-Tell = Callable[[str], None]  # how a job says what it is doing
+Tell = Callable[[str], None]  # receives a job's progress messages
 
 __all__ = [
     "MOST_STEPS",

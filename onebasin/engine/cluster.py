@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Units of work as Ray tasks, on any number of nodes that see the same files."""
+"""Units of work as Ray tasks, on any number of nodes that share a file system."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
-RETRIES = 3  # of a unit whose worker is lost
+RETRIES = 3  # runs of a unit after its worker was lost
 
 
 def on_ray(function: Callable[[T], R], items: Iterable[T], address: str) -> Iterator[R]:
-    """Yield function(item) for every item, in order, each as a Ray task of one core.
+    """Yield function(item) for every item, in order, each as a Ray task on one core.
 
     Args:
-        function: Something that can be pickled.
-        items: Its arguments; the units of a lost worker are run again.
-        address: Of a running cluster, or `local` for one on this machine that ends with the program.
+        function: A function that can be pickled. Where a worker is lost, its units run again.
+        items: The function's arguments, one per unit.
+        address: Address of a running cluster, or `local` for one on this machine that ends with the program.
 
     Raises:
-        ValueError: Ray is not installed, or the cluster is not there. An error of a unit is raised, too, and ends the
-            rest.
+        ValueError: Ray is not installed, or the cluster cannot be reached.
+        Exception: The first error of a unit; the remaining units are cancelled.
     """
     try:
         import ray
@@ -31,7 +31,7 @@ def on_ray(function: Callable[[T], R], items: Iterable[T], address: str) -> Iter
         raise ValueError("--ray needs Ray: pip install 'onebasin[ray]'") from None
     if not ray.is_initialized():
         try:
-            # Workers inherit nothing of the caller's working folder: the files are on shared paths.
+            # The caller's working folder is not shipped to the workers: all files are on shared paths.
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise ValueError(f"--ray {address}: there is no such cluster ({str(error).splitlines()[0]})") from None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gradient descent that can stop and go on: the optimiser, the best numbers so far, and both on disk.
+"""A gradient descent that can be resumed: the optimisers and the best parameters so far, with checkpoints on disk.
 
-Learned matching and distillation both descend so.
+Learned matching and distillation use it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from torch import Tensor
 
 from .placing import appearing_file, clearly
 
-MOST_STEPS = 10**5  # of a run that is bounded by time
-WARM_UP, LAST = 10, 0.05  # steps to the full learning rate; its share at the end
+MOST_STEPS = 10**5  # the limit where a run is bounded by time
+WARM_UP, LAST = 10, 0.05  # steps until the full learning rate; the share of it that is left at the end
 
 
 @dataclass(frozen=True)
 class Pace:
     """How far a descent goes, and how fast.
 
-    lr, matrix_lr: learning rates, of matrices the second (default: `lr`). looks: at the held-out loss in one run.
-    seconds: how long a run takes at most; the learning rate falls with what is nearer its end, the time or the steps,
-    and Ctrl-C ends the run early.
+    Args:
+        steps: Number of optimiser steps.
+        lr: Learning rate.
+        looks: How often a run evaluates the held-out loss.
+        matrix_lr: Learning rate of matrices (default: `lr`).
+        seconds: Time limit of a run. The learning rate then decays with the time or with the steps, whichever is nearer
+            its end, and Ctrl-C ends the run early.
     """
 
     steps: int
@@ -39,13 +43,22 @@ class Pace:
 
 
 class Descent:
-    """Adam on `free`, but plain momentum on those of them that are `scores` of permutations: Adam would move every
-    score of a matrix alike, however little the loss depends on it, and so reshuffle what is right already. The two take
-    turns, so that each can have a loss of its own: see `moves_scores`. The `matrices` among them, or stacks of such,
-    move by Muon (Jordan et al., 2024), every momentum made orthogonal, at Adam's step length (Liu et al., 2025).
+    """Adam on the `free` parameters, SGD with momentum on permutation scores, and Muon on matrices.
 
-    settings: what else makes the run, compared where a saved one is taken up again. losses: step -> held-out loss;
-    step 0 is the start.
+    Adam would move all scores of a permutation at the same rate, however little the loss depends on them, and so undo
+    assignments that are already right. Scores and the other parameters move in alternate steps, so that each can have a
+    loss of its own: see `moves_scores`. Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix and takes
+    steps as long as Adam's (Liu et al., 2025).
+
+    Args:
+        free: The parameters.
+        pace: Number of steps, learning rates and time limit.
+        scores: Those of `free` that score the assignments of a permutation.
+        matrices: Those of `free` that are matrices, or stacks of matrices.
+        settings: What else defines the run; a checkpoint of other settings is refused.
+
+    Attributes:
+        losses: Step -> held-out loss; step 0 is the start.
     """
 
     def __init__(
@@ -64,7 +77,7 @@ class Descent:
         self.optimizers: list[torch.optim.Optimizer] = []
         if others:
             self.optimizers.append(torch.optim.Adam(others, lr=lr, betas=(0.9, 0.95)))
-        self.parts = {id(t): list(t.detach().view(-1, *t.shape[-2:])) for t in matrices}  # Muon takes matrices alone
+        self.parts = {id(t): list(t.detach().view(-1, *t.shape[-2:])) for t in matrices}  # Muon takes no stacks
         if matrices:
             parts = [part for some in self.parts.values() for part in some]
             muon = torch.optim.Muon(
@@ -73,12 +86,12 @@ class Descent:
             self.optimizers.append(muon)
         if scores:
             self.optimizers.append(torch.optim.SGD(scores, lr=lr, momentum=0.9))
-        self.best: list[Tensor] = []  # copied at every look that is better, the first one included
+        self.best: list[Tensor] = []  # copies of `free` at the least held-out loss
         self.best_step, self.since = 0, 0
         self.losses: dict[int, float] = {}
 
     def moves_scores(self, step: int) -> bool:
-        """Return whether a step, counted from 1, moves the scores, and nothing else: every second one does."""
+        """Return whether a step, counted from 1, moves the scores and nothing else: every odd one does."""
         return bool(self.scores) and (step % 2 == 1 or len(self.scores) == len(self.free))
 
     def descend(
@@ -91,22 +104,22 @@ class Descent:
         checkpoint: str | Path | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
-        """Descend `loss_at(step)`, steps counted from 1, and leave `free` as it was at the least held-out loss.
+        """Minimise `loss_at(step)` and leave `free` as it was at the least held-out loss.
 
         Args:
-            loss_at: Step -> the loss to descend.
-            held_out_loss: Returns the loss on held-out data, for `free` as it stands.
+            loss_at: Step, counted from 1 -> the loss to minimise.
+            held_out_loss: Returns the loss on held-out data for the current values of `free`.
             moved: Called whenever `free` has changed.
-            patience: End after this many looks at the held-out loss without improvement.
-            checkpoint: A file that the run is saved in at every look, and continued from where it exists; a continued
-                run ends as an undisturbed one does.
+            patience: Stop after this many evaluations of the held-out loss without improvement.
+            checkpoint: File in which the run is saved whenever the held-out loss is evaluated. If it exists, the run
+                resumes from it, and ends as an uninterrupted one would.
             progress: Called with a text and the loss of the step.
 
         Raises:
-            ValueError: The checkpoint belongs to another run, cannot be read, or its folder is not there.
+            ValueError: The checkpoint belongs to another run, cannot be read, or its folder does not exist.
         """
         if checkpoint is not None and not (parent := Path(checkpoint).resolve().parent).is_dir():
-            raise ValueError(f"there is no folder '{parent}' for the checkpoint; make it or choose another")
+            raise ValueError(f"there is no folder '{parent}' for the checkpoint; create it or choose another")
         pace = self.pace
         self._look(0, held_out_loss())
         begun = self._resume(checkpoint) if checkpoint is not None else 0
@@ -142,14 +155,14 @@ class Descent:
         moved()
 
     def _due(self, step: int, gone: float, looked: int) -> bool:
-        """Whether a look at the held-out loss is due: after equal shares of the steps, or of the time."""
+        """Whether the held-out loss should be evaluated now: after equal shares of the steps, or of the time."""
         pace = self.pace
         if pace.seconds is not None:
             return gone * pace.looks > looked + 1 or step == pace.steps
         return step % max(1, pace.steps // pace.looks) == 0 or step == pace.steps
 
     def _move(self, loss: Tensor, share: float, scores: bool) -> None:
-        """Take a step at a share of the full learning rates."""
+        """Take a step, at a share of the full learning rates."""
         held = set(map(id, self.scores))
         numbers = [t for t in self.free if (id(t) in held) == scores]
         for number, slope in zip(numbers, torch.autograd.grad(loss, numbers, allow_unused=True), strict=True):
@@ -170,7 +183,7 @@ class Descent:
         self.losses[step] = loss
 
     def _save(self, path: Path, step: int) -> None:
-        """The whole state in one file, which appears whole or not at all."""
+        """Save the whole state in one file, which appears whole or not at all."""
         state = {
             "settings": self.settings, "step": step, "free": self.free,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -180,7 +193,7 @@ class Descent:
             torch.save(state, temporary)
 
     def _resume(self, path: str | Path) -> int:
-        """Take the state from a file, if it is there; return the step that it stands at."""
+        """Load the state from a file, if it exists, and return its step."""
         if not Path(path).exists():
             return 0
         other = f"the checkpoint '{path}' belongs to another run; delete it or choose another file"
@@ -205,6 +218,10 @@ class Descent:
 
 
 def learning_rate(step: int, gone: float) -> float:
-    """Share of the learning rate at a step, counted from 1: linear warm-up, then linear decay with the share of the run
-    that is gone."""
+    """Return the share of the full learning rate at a step: linear warm-up, then linear decay.
+
+    Args:
+        step: Number of the step, counted from 1.
+        gone: Share of the run that is over, from 0 to 1.
+    """
     return min(step / WARM_UP, 1 - (1 - LAST) * gone)

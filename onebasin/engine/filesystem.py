@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File systems: names that are given and swapped in one step, locks, and flushes to the disk.
+"""File systems: atomic renames and swaps, locks, and flushes to the disk.
 
-Where there is no renameat2 (all but Linux) a folder is replaced in two steps; see `swap`. Where there is no flock
-(Windows, some network file systems) nothing is locked.
+Without renameat2 (anywhere but Linux) a folder is replaced in two steps; see `swap`. Without flock (Windows, some
+network file systems) nothing is locked.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _NOREPLACE, _EXCHANGE = 1, 2  # flags of renameat2
-ASIDE = ".old"  # ending of a folder's name while another takes its place
+ASIDE = ".old"  # suffix of a folder that is being replaced
 
 
 def real(path: str | Path) -> Path:
-    """The absolute path behind all links."""
+    """Return the absolute path with all links resolved."""
     return Path(os.path.realpath(path))
 
 
 def missing_parents(path: Path) -> list[Path]:
-    """The folders that would have to be made for `path`, innermost first."""
+    """Return the parent folders of `path` that do not exist, innermost first."""
     return [parent for parent in path.parents if not parent.exists()]
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder; what cannot be removed stays."""
+    """Remove a file or a folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -43,9 +43,13 @@ def remove(path: Path) -> None:
 
 
 def flush(path: Path, deep: bool = True) -> None:
-    """Bring a file, or a folder's entries, to the disk; deep: with all files in it. A power cut then loses neither.
+    """Flush a file, or a folder's entries, to the disk, so that they survive a power cut.
 
-    Windows opens no folders and keeps their entries in its journal.
+    Windows cannot open folders; it keeps their entries in its journal.
+
+    Args:
+        path: The file or folder.
+        deep: Flush the files in a folder, too.
     """
     if deep and path.is_dir():
         for inner in path.iterdir():
@@ -57,17 +61,21 @@ def flush(path: Path, deep: bool = True) -> None:
     try:
         os.fsync(opened)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has nothing to flush
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # this file system cannot flush
             raise
     finally:
         os.close(opened)
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file or folder a name that is free. Raises FileExistsError where it is taken.
+    """Rename a file or folder, without replacing anything.
 
-    Without renameat2, `rename` itself refuses a folder that holds something, and on Windows whatever exists; on POSIX
-    an empty folder gives way, in which nothing is lost, and a file has a second name before it loses the first.
+    Without renameat2: on Windows `os.rename` refuses any existing target. On POSIX it refuses a folder that is not
+    empty, and replaces an empty one, which loses nothing; a file is linked to its new name before the old one is
+    removed.
+
+    Raises:
+        FileExistsError: `new` exists.
     """
     if _renameat2(old, new, _NOREPLACE):
         return
@@ -86,8 +94,11 @@ def rename(old: Path, new: Path) -> None:
 
 
 def swap(one: Path, other: Path) -> None:
-    """Let two folders, or two files, change places. One step on Linux (renameat2). Else a file is replaced in one step;
-    a folder is moved aside first, to where `tidy` puts it back from if the process is killed just then."""
+    """Exchange two folders, or two files.
+
+    On Linux this is one step (renameat2). Elsewhere a file is replaced in one step; a folder is moved aside first, and
+    if the process is killed just then, `tidy` moves it back.
+    """
     if _renameat2(one, other, _EXCHANGE):
         return
     aside = one.with_name(one.name + ASIDE)
@@ -97,7 +108,7 @@ def swap(one: Path, other: Path) -> None:
     else:
         lock = None
         with suppress(BlockingIOError):
-            lock = take_lock(other)  # so that nobody takes it for a dead run's
+            lock = take_lock(other)  # so that no other run takes it for a leftover
         os.rename(other, aside)
         try:
             os.rename(one, other)
@@ -111,7 +122,7 @@ def swap(one: Path, other: Path) -> None:
 
 
 def _renameat2(old: Path, new: Path, flag: int) -> bool:
-    """Rename in one step, as the flag says. False where the system or the file system does not offer it."""
+    """Rename in one step, as the flag says. Return False if the system or the file system does not support it."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     here = -100  # AT_FDCWD
     if call is None:
@@ -125,9 +136,13 @@ def _renameat2(old: Path, new: Path, flag: int) -> bool:
 
 
 def take_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock on a file or folder until it is closed; None where there are no locks.
+    """Lock a file or folder.
 
-    Raises BlockingIOError where another process holds it.
+    Returns:
+        A file descriptor; closing it releases the lock. None where the file system has no locks.
+
+    Raises:
+        BlockingIOError: Another process holds the lock.
     """
     if fcntl is None:
         return None
@@ -144,7 +159,7 @@ def take_lock(path: Path) -> int | None:
 
 
 def is_at(opened: int, path: Path) -> bool:
-    """Return whether an open file is the one that stands at a path."""
+    """Return whether an open file is the one at a path."""
     try:
         return os.path.samestat(os.fstat(opened), os.stat(path))
     except FileNotFoundError:
@@ -152,6 +167,6 @@ def is_at(opened: int, path: Path) -> bool:
 
 
 def identity_of(path: Path) -> list[int]:
-    """Return what identifies a file or folder, as long as nothing in it is made, removed or renamed."""
+    """Return numbers that identify a file or folder until an entry in it is created, removed or renamed."""
     stat = path.stat()
     return [stat.st_ino, stat.st_mtime_ns]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With what a job computes: the type of the arithmetic, the device, threads or a cluster."""
+"""What a job computes with: precision, device, threads or a cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from onebasin.settings import Few, Settings, setting
 
 @dataclass(frozen=True)
 class Means(Settings):
-    """With what a job computes. Only precision and device change results.
+    """What a job computes with. Only precision and device change results.
 
-    units: the folder in which finished units of weight matching are kept; jobs that write a folder choose it.
+    Args:
+        units: Folder for the finished units of weight matching; jobs that write a model choose it.
     """
 
     section: ClassVar[str] = "Machine"
@@ -40,14 +41,14 @@ class Means(Settings):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the computation."""
+        """Return the dtype of the computation."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
 
 def bfloat16_is_faster(device: str) -> bool:
-    """Whether a product of matrices is formed faster in bfloat16 than in float32, tried on one of 512 rows.
+    """Return whether bfloat16 multiplies matrices faster than float32, timed on matrices of 512 rows.
 
-    Processors without instructions for bfloat16 take up to forty times as long.
+    Processors without bfloat16 instructions take up to forty times as long.
     """
     x = torch.ones(512, 512, device=device)
 
@@ -61,8 +62,12 @@ def bfloat16_is_faster(device: str) -> bool:
 
 
 def refuse_device(name: str) -> None:
-    """Raise ValueError for a device that is not there."""
+    """Refuse a device that is not available.
+
+    Raises:
+        ValueError: Torch cannot compute on it.
+    """
     try:
-        torch.zeros(1, device=name).item()  # which `meta` has not
+        torch.zeros(1, device=name).item()  # fails on `meta`
     except (AssertionError, ImportError, RuntimeError):  # torch raises any of these
         raise ValueError(f"the device '{name}' is not available here; choose another, such as cpu") from None

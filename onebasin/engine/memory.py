@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process has used at most, and how much the machine has left."""
+"""Peak memory of this process, and memory that the machine has left."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ except ImportError:  # Windows
 
 
 def peak_memory() -> int:
-    """The largest resident set so far, in bytes; 0 where the system does not tell (Windows)."""
-    status = Path("/proc/self/status")  # Linux, where `getrusage` starts from what the parent had
+    """Return the largest resident set so far, in bytes; 0 where it is unknown (Windows)."""
+    status = Path("/proc/self/status")  # Linux, where `getrusage` would count the parent's memory
     if status.exists():
         return 1024 * next(int(line.split()[1]) for line in status.read_text("utf-8").splitlines() if "VmHWM" in line)
     if resource is None:
@@ -24,8 +24,8 @@ def peak_memory() -> int:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that programs may still take; None where the system does not tell."""
-    facts = Path("/proc/meminfo")  # Linux, which counts what its caches would give back
+    """Return how many bytes programs can still allocate; None where that is unknown."""
+    facts = Path("/proc/meminfo")  # Linux, where MemAvailable includes reclaimable caches
     if facts.exists():
         return 1024 * next(int(line.split()[1]) for line in facts.read_text("utf-8").splitlines() if "MemAvail" in line)
     try:

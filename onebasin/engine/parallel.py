@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads over independent units of work."""
+"""Independent units of work in threads."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
-_inside = threading.local()  # set in threads that run a unit: what they call runs in line
+_inside = threading.local()  # marks threads that run a unit: nested calls run in line
 
 
 def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> list[R]:
     """Return [function(item) for item in items], computed in threads.
 
-    Threads are enough: GEMM, SVD and assignment release the interpreter. Each unit runs its linear algebra on one
-    core, so the result has the same bits for any number of workers. The first exception is raised.
+    Threads are enough: GEMM, SVD and assignment release the interpreter lock. Each unit runs its linear algebra on one
+    core, so results have the same bits for any number of workers. The first exception is raised.
 
-    workers: how many run at a time (default: one per core).
+    Args:
+        function: Computes one unit.
+        items: Its arguments, one per unit.
+        workers: Number of threads (default: one per core).
     """
     return list(in_order(function, items, workers))
 
 
 def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> Iterator[R]:
-    """Yield what `in_parallel` returns, one by one; at most one result for every worker waits to be taken."""
+    """Yield the results of `in_parallel` one by one; at most one result per worker waits to be consumed."""
     count = workers or os.cpu_count() or 1
     with one_core_each():
         if count == 1 or getattr(_inside, "unit", False):
@@ -51,9 +54,9 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
 
 
 def behind(function: Callable[[T], object], items: Iterable[T]) -> None:
-    """Call function(item) for every item, in order, in one thread, while the caller's thread makes the next but one.
+    """Call function(item) for every item, in order, in one thread, while the caller's thread produces the items.
 
-    The first exception of either thread is raised.
+    The producer is one item ahead. The first exception of either thread is raised.
     """
     waiting: deque[Future[object]] = deque()
     with ThreadPoolExecutor(1) as pool:
@@ -67,10 +70,11 @@ def behind(function: Callable[[T], object], items: Iterable[T]) -> None:
 
 @contextmanager
 def meanwhile(function: Callable[[threading.Event], R], patient: bool = False) -> Iterator[Callable[[], R]]:
-    """function(stop) in a thread of its own while the block runs; yields what waits for its result.
+    """Run function(stop) in a thread while the block runs; yield a call that waits for its result.
 
-    `stop` is set when the block ends: the function should then come to an end, too. patient: it takes what the other
-    threads leave of the cores until somebody waits for it (Linux; elsewhere it has its share from the beginning).
+    Args:
+        function: Should return soon after `stop` is set, which happens when the block ends.
+        patient: Run only on idle cores until somebody waits for the result (Linux only).
     """
     stop, wanted = threading.Event(), threading.Event()
     thread: list[int] = []
@@ -103,19 +107,19 @@ def meanwhile(function: Callable[[threading.Event], R], patient: bool = False) -
 
 
 def _schedule(thread: int, policy: str) -> None:
-    """Let the kernel run a thread by another policy, where it knows it."""
+    """Set a thread's scheduling policy, where the system supports it."""
     with suppress(AttributeError, OSError):
         os.sched_setscheduler(thread, getattr(os, policy), os.sched_param(0))
 
 
 def _mark() -> None:
     _inside.unit = True
-    torch.set_num_threads(1)  # every thread has a number of its own
+    torch.set_num_threads(1)  # this setting is per thread
 
 
 @contextmanager
 def one_core_each() -> Iterator[None]:
-    """Let each thread compute on one core while the block runs."""
+    """Run linear algebra on one core while the block runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

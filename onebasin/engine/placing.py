@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and folders that appear whole or not at all, several of them together.
 
-Each is written in a hidden folder beside its place, `.NAME.PID-HEX`, flushed to the disk, and renamed. The folder is
-locked as long as its process lives (flock, which the kernel lets go with the process), so that another run can tell
-what a killed one has left, and remove it; where there are no locks nothing is removed.
+Each output is written to a hidden folder beside its final path, `.NAME.PID-HEX`, flushed to the disk, and renamed. The
+folder is locked as long as its process lives (the kernel releases a flock with its process), so a later run can tell
+the leftovers of a killed one and remove them. On file systems without locks nothing is removed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from .filesystem import ASIDE, flush, identity_of, is_at, missing_parents, real,
 
 
 class Appeared(ValueError):
-    """Something stands where an output should go, and did not when the command began."""
+    """The path of an output was free when the command began, and is now taken."""
 
 
 @dataclass
 class _Staged:
-    """content: what becomes `out`, `folder` itself or a file in it. marker: the file by which a folder is known that
-    may be replaced; `""`: a file may be replaced; None: nothing may."""
+    """An output that is being written.
+
+    content: becomes `out`; `folder` itself or a file in it. marker: a folder that holds a file of this name may be
+    replaced; "": a file may be replaced; None: nothing may. made: parents of `out` that did not exist.
+    """
 
     out: Path
     folder: Path
@@ -46,13 +49,17 @@ class _Staged:
 
 
 class Placing:
-    """Files and folders that take their places together when the block ends, or not at all where it fails.
+    """Files and folders that all appear when the block ends, or not at all if it fails.
 
-    The first one asked for appears last: it is what the others belong to. journal: a file in which their places are
-    noted before the first of them appears; `placed_by` reads it. raised: what a failed write raises, in one sentence.
+    The one that was requested first appears last: the others belong to it.
 
-    Raises Appeared where something has come to stand in a place since; what was written is kept under other names then,
-    which the message tells.
+    Args:
+        journal: File that lists the outputs before the first of them appears; `placed_by` reads it.
+        raised: Type of the error that a failed write raises, with a message of one sentence.
+
+    Raises:
+        Appeared: The path of an output was taken meanwhile. The outputs are kept under other names, which the message
+            lists.
     """
 
     def __init__(self, journal: Path | None = None, raised: type[Exception] = OSError) -> None:
@@ -60,11 +67,12 @@ class Placing:
         self._staged: list[_Staged] = []
 
     def folder(self, out: Path, marker: str | None = None) -> Path:
-        """An empty hidden folder, which becomes `out`; one that holds a file `marker` is replaced."""
+        """Return an empty hidden folder, which becomes `out`. If `out` is a folder that holds a file of the name
+        `marker`, it is replaced."""
         return self._stage(out, marker, "").content
 
     def file(self, out: Path, replace: bool = False) -> Path:
-        """A path to write to, which becomes the file `out`."""
+        """Return a path to write to, which becomes the file `out`."""
         return self._stage(out, "" if replace else None, out.name).content
 
     def _stage(self, out: Path, marker: str | None, name: str) -> _Staged:
@@ -123,7 +131,7 @@ class Placing:
                 raise
 
     def _kept(self) -> Iterator[Path]:
-        """Give what was written other names: `NAME-1`, or the next that is free."""
+        """Rename the outputs to `NAME-1`, or the next name that is free."""
         for one in self._staged:
             stem, suffix = (one.out.name, "") if one.content.is_dir() else (one.out.stem, one.out.suffix)
             for number in count(1):
@@ -136,19 +144,19 @@ class Placing:
 
 @contextmanager
 def appearing_file(out: Path) -> Iterator[Path]:
-    """A path to write to, which becomes the file `out`, or replaces it, when the block ends without an error."""
+    """Yield a path to write to, which becomes or replaces the file `out` when the block ends without an error."""
     with Placing() as placing:
         yield placing.file(out, replace=True)
 
 
 def appearing_text(out: Path, text: str) -> None:
-    """Write a text file in UTF-8, which appears whole or not at all, and replaces what stood there."""
+    """Write or replace a text file in UTF-8, which appears whole or not at all."""
     with appearing_file(out) as temporary:
         temporary.write_text(text, "utf-8")
 
 
 def placed_by(journal: Path) -> set[Path]:
-    """The places in which what a killed run put there still stands, unchanged."""
+    """Return the outputs that a killed run listed in its journal and that are still there, unchanged."""
     try:
         noted = json.loads(journal.read_text("utf-8"))
         return {Path(out) for out, *identity in noted if os.path.lexists(out) and identity == identity_of(Path(out))}
@@ -157,7 +165,7 @@ def placed_by(journal: Path) -> set[Path]:
 
 
 def tidy(out: Path) -> None:
-    """Remove what killed runs with this output have left beside it, and put back what one of them had moved aside."""
+    """Remove what killed runs with this output have left beside it, and restore what one of them had moved aside."""
     stem = f".{short(out)}."
     with suppress(OSError):
         for path in sorted(out.parent.glob(f"{escape(stem)}*-*")):
@@ -175,16 +183,19 @@ def tidy(out: Path) -> None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold a folder, which is made where it is missing, for this process alone. Raises ValueError where another lives
-    that holds it."""
+    """Hold the lock on a folder, which is created if it is missing, while the block runs.
+
+    Raises:
+        ValueError: Another living process holds the lock.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock = take_lock(folder)
-        except FileNotFoundError:  # its owner has just removed it
+        except FileNotFoundError:  # the run that held it has just removed it
             continue
         except BlockingIOError:
-            raise ValueError(f"another run is at work in '{folder}'; wait for it, or choose another output") from None
+            raise ValueError(f"another run is using '{folder}'; wait for it, or choose another output") from None
         if lock is None or is_at(lock, folder):
             break
         os.close(lock)
@@ -196,12 +207,12 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def hidden(out: Path, ending: str) -> Path:
-    """The path beside `out` of something hidden that belongs to it."""
+    """Return the path of a hidden file or folder beside `out`."""
     return out.with_name(f".{short(out)}.{ending}")
 
 
 def short(out: Path) -> str:
-    """The name of a path, cut where an ending would make it longer than file systems take."""
+    """Return the name of a path, cut so that a suffix does not make it too long for the file system."""
     name = os.fsencode(out.name)
     if len(name) <= 200:
         return out.name
@@ -212,13 +223,13 @@ def short(out: Path) -> str:
 def clearly(
     out: Path, what: str, raised: type[Exception] = OSError, kinds: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Turn a failed write into one clear sentence.
+    """Report a failed write in one clear sentence.
 
     Args:
-        out: The place that was written to.
-        what: What was written, for the message.
-        raised: The kind of error to raise.
-        kinds: Errors that mean a failed write, besides those of Python and safetensors.
+        out: Path that is written to.
+        what: What is written, for the message.
+        raised: Type of the error to raise.
+        kinds: Errors that mean a failed write, besides OSError and SafetensorError.
     """
     try:
         yield
@@ -233,27 +244,29 @@ def clearly(
 
 
 def said(error: Exception) -> str:
-    """Return what an error says; one of the system's without the number that the system has for it."""
+    """Return the message of an error, without the error number of an OSError."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"'{error.filename}': {error.strerror}"
     return str(error)
 
 
 def _put(one: _Staged) -> None:
+    taken = Appeared(f"'{one.out}' appeared while this command ran, and is not overwritten")
     if one.marker is not None and os.path.lexists(one.out):
         if not replaceable(one.out, one.marker):
-            raise Appeared(f"'{one.out}' came to be while this command ran, and is not overwritten")
+            raise taken
         swap(one.content, one.out)
         one.swapped = True
         return
     try:
         rename(one.content, one.out)
     except FileExistsError:
-        raise Appeared(f"'{one.out}' came to be while this command ran, and is not overwritten") from None
+        raise taken from None
 
 
 def replaceable(out: Path, marker: str) -> bool:
-    """Whether what stands at `out` is of the kind that `Placing` replaces: a file, or a folder with a `marker`."""
+    """Return whether `Placing` may replace `out`: a folder that is empty or holds a file `marker`, or, where the marker
+    is "", a file."""
     if not marker:
         return out.is_file()
     return out.is_dir() and ((out / marker).is_file() or not any(out.iterdir()))
@@ -265,7 +278,7 @@ def _hidden_folder(out: Path) -> tuple[Path, int | None]:
         folder.mkdir()
         try:
             lock = take_lock(folder)
-        except (BlockingIOError, FileNotFoundError):  # another run takes it for a leftover, before it is locked
+        except (BlockingIOError, FileNotFoundError):  # another run took it for a leftover before it was locked
             continue
         if lock is None or is_at(lock, folder):
             return folder, lock

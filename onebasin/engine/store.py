@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of finished units as small files, so that a run that was killed can go on where it stopped, and facts that
-later commands would find again."""
+"""Results of finished units as small files, from which a killed run can resume, and a cache for later commands."""
 
 from __future__ import annotations
 
@@ -20,21 +19,27 @@ Write = Callable[[Path], object]
 
 
 class Store:
-    """folder: made when the first result comes. inputs: text that says what results depend on; each unit's name is
-    hashed together with it, so that results of other inputs are never found."""
+    """Files for the results of units.
+
+    Args:
+        folder: Created with the first result.
+        inputs: Text that describes what the results depend on. It is hashed together with each unit's name, so that
+            results of other inputs are never found.
+    """
 
     def __init__(self, folder: Path, inputs: str) -> None:
         self.folder, self.inputs = folder, inputs
 
     def find(self, unit: str) -> Path | None:
-        """The file of a finished unit."""
+        """Return the file of a finished unit, or None."""
         path = self._path(unit)
         return path if path.is_file() else None
 
     def put(self, unit: str, write: Write) -> None:
-        """Keep what `write` writes to the path that it is given; a killed process leaves no half of it.
+        """Store what `write` writes to the path that it is given. A killed process leaves no partial file.
 
-        Raises OSError with one clear sentence where it cannot be written.
+        Raises:
+            OSError: The file cannot be written.
         """
         path = self._path(unit)
         temporary = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}")
@@ -42,7 +47,7 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 write(temporary)
-                flush(temporary)  # or a power cut could leave the name without the numbers
+                flush(temporary)  # or a power cut could leave an empty file of that name
                 temporary.replace(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -52,18 +57,21 @@ class Store:
 
 
 class Cache:
-    """Facts (JSON objects) that outlive a command, in the user's cache folder: `ONEBASIN_CACHE`, or else `onebasin` in
-    `XDG_CACHE_HOME` or `~/.cache`. Where `ONEBASIN_CACHE` is empty, or the folder cannot be used, nothing is kept, and
-    nobody is told: all of it can be found again.
+    """A cache of JSON objects in the user's cache folder: `ONEBASIN_CACHE`, or `onebasin` in `XDG_CACHE_HOME` or
+    `~/.cache`.
 
-    inputs: as in `Store`.
+    If `ONEBASIN_CACHE` is empty or the folder cannot be used, nothing is cached. That is no error: everything in it can
+    be computed again.
+
+    Args:
+        inputs: As in `Store`.
     """
 
     def __init__(self, inputs: str) -> None:
         self.inputs = inputs
 
     def find(self, unit: str) -> dict[str, Any] | None:
-        """Return what was kept of a unit; None where nothing was, or where its file is not as it was written."""
+        """Return the cached object of a unit; None if there is none or its file is damaged."""
         with suppress(OSError, ValueError, RecursionError):
             if (store := self._store()) and (file := store.find(unit)):
                 said, text = file.read_text("utf-8").split("\n", 1)
@@ -73,7 +81,7 @@ class Cache:
         return None
 
     def put(self, unit: str, facts: dict[str, Any]) -> None:
-        """Keep the facts of a unit."""
+        """Cache the object of a unit."""
         text = json.dumps(facts)
         content = f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
         with suppress(OSError):
@@ -85,22 +93,25 @@ class Cache:
         if place is None:
             try:
                 place = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onebasin")
-            except RuntimeError:  # there is no home
+            except RuntimeError:  # there is no home folder
                 return None
         return Store(Path(place), self.inputs) if place else None
 
 
 @contextmanager
 def kept(folder: Path, resume: bool, *, through_errors: bool = False) -> Iterator[Path]:
-    """Yield a folder for results, which is removed at the end of the block.
+    """Yield a folder for results, which is removed when the block ends.
 
-    A process that is killed or interrupted leaves the folder where it holds anything, and so does every error but a
-    refusal (ValueError). A refusal leaves what was there before.
+    The folder stays, unless it is empty, if the process is killed or interrupted, or if the block raises any error but
+    ValueError: bad input would fail again. After a ValueError it stays if it held results before the block.
 
-    resume: use what is there; else it is removed first. through_errors: leave everything after a refusal, too.
+    Args:
+        folder: Created if it is missing.
+        resume: Use the results that are in the folder; otherwise they are removed first.
+        through_errors: Keep the folder after a ValueError, too.
 
     Raises:
-        ValueError: Another living process has the folder.
+        ValueError: Another living process uses the folder.
     """
     made = missing_parents(folder)
     with owned(folder):
@@ -119,7 +130,7 @@ def kept(folder: Path, resume: bool, *, through_errors: bool = False) -> Iterato
 
 
 def discard(folder: Path, made: Iterable[Path]) -> None:
-    """Remove a folder, and the parents that were `made` for it where nothing else is in them."""
+    """Remove a folder, and those of the parents `made` for it that are then empty."""
     remove(folder)
     for parent in made:
         with suppress(OSError):

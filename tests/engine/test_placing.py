@@ -50,7 +50,7 @@ def test_all_or_none(tmp_path: Path) -> None:
 def test_what_has_come_to_be_stays_and_the_others_do_not_appear(tmp_path: Path, replace: bool) -> None:
     if replace:
         write(tmp_path, "old")
-    with pytest.raises(Appeared, match=r"came to be .* is kept: .*out-1, .*maps-1\.txt$"), Placing() as placing:
+    with pytest.raises(Appeared, match=r"appeared .* is kept: .*out-1, .*maps-1\.txt$"), Placing() as placing:
         fill(placing.folder(tmp_path / "out", "mark" if replace else None), "new")
         placing.file(tmp_path / "maps.txt", replace).write_text("new")
         foreign = tmp_path / "out"

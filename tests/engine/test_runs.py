@@ -172,7 +172,7 @@ def test_a_second_run_with_the_same_output_is_refused(
             said.append(str(refused.value))
 
     onebasin.merge(pair, out, tell=second, **MERGE)
-    assert said and all("another run is at work" in line for line in said)
+    assert said and all("another run is using" in line for line in said)
     assert interrupted.weights(out) == whole
 
 
@@ -187,7 +187,7 @@ def test_a_folder_that_appears_during_the_run_stays_as_it_is(
         out.mkdir(exist_ok=True)
         (out / "letter").write_text("dear")
 
-    with pytest.raises(ValueError, match=r"came to be while this command ran.* is kept: .*out-1$"):
+    with pytest.raises(ValueError, match=r"appeared while this command ran.* is kept: .*out-1$"):
         onebasin.merge(pair, out, tell=letter, overwrite=overwrite, **MERGE)
     assert [path.name for path in out.iterdir()] == ["letter"]
     assert {path.name for path in tmp_path.iterdir()} == {"out", "out-1"}
