@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that users give and their bounds: numbers as types, settings as dataclasses of them."""
+"""User settings: numeric types with bounds, and dataclasses of them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from typing import (
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # what numpy takes, and so mergekit
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # numpy's bounds
 Index = Annotated[int, Field(ge=0, lt=10**6)]  # of layers and tokens, counted from 0
 Indices = Annotated[list[Index], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=1, le=10**9)]  # of examples, steps
-Few = Annotated[int, Field(ge=1, le=1000)]  # of what is costly each time: starts of a search, threads, labels drawn
+Few = Annotated[int, Field(ge=1, le=1000)]  # of expensive things: starts of a search, threads, drawn labels
 Context = Annotated[int, Field(ge=2, le=10**6)]  # tokens; one leaves nothing to predict
 Points = Annotated[int, Field(ge=2, le=1000)]  # on a line or an edge, both ends included
 Share = Annotated[float, Field(allow_inf_nan=False, gt=0, le=1)]  # of a whole
 Factor = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1)]
 Rate = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10)]  # of learning
 Strength = Annotated[float, Field(allow_inf_nan=False, ge=0, le=10**6)]  # of noise, of entropy, of a tensor in a sum
-Interval = Annotated[list[Factor], Field(min_length=2, max_length=2)]  # its two ends
+Interval = Annotated[list[Factor], Field(min_length=2, max_length=2)]  # lower and upper end
 Temperature = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**6)]
 Concentration = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**6)]  # of a Dirichlet distribution, per model
 Seconds = Annotated[float, Field(allow_inf_nan=False, gt=0, le=10**7)]
@@ -44,22 +44,24 @@ Weight = Annotated[float, Field(allow_inf_nan=False, ge=-(10**6), le=10**6)]  # 
 
 
 def checked(kind: Any, name: str, value: Any) -> Any:
-    """Return a value in the type that it shall have: a "2" as 2.
+    """Convert a value to the type of its setting, such as "2" to 2.
 
-    kind: a type with bounds, such as `Count` or `Count | None`, or a collection of such. name: of the setting, for the
-    message.
+    Args:
+        kind: The type with its bounds, such as `Count`, `Count | None` or `list[Count]`.
+        name: The name of the setting, for the message.
+        value: The value to convert.
 
     Raises:
-        ValueError: in one sentence, for what is not of that type or is out of bounds (NaN always is).
+        ValueError: The value is not of that type or out of bounds (NaN always is).
     """
     return _valid(TypeAdapter(kind), name, value)
 
 
 def check_fields(settings: object) -> None:
-    """Bring all fields of a dataclass whose types have bounds or are words into these types, for its `__post_init__`.
+    """Convert and check the fields of a dataclass whose types have bounds or are literals, in its `__post_init__`.
 
     Raises:
-        ValueError: as `checked` does.
+        ValueError: As `checked` does.
     """
     kind = type(settings)
     if kind not in _ADAPTERS:
@@ -94,13 +96,13 @@ def _valid(adapter: TypeAdapter[Any], name: str, value: Any) -> Any:
 def setting(
     default: Any = None, help: str = "", *, flag: str | None = None, factory: Callable[[], Any] | None = None
 ) -> Any:
-    """Return a dataclass field that users set: on the command line, in Python and in files.
+    """Return a dataclass field that users can set on the command line, in Python and in files.
 
     Args:
-        default: its value where nothing is given.
-        help: one sentence about it; the command line adds the default.
-        flag: its option on the command line, without dashes (default: the field's name).
-        factory: makes the default, where that is a dictionary.
+        default: The default value.
+        help: One sentence that describes the setting; the command line appends the default.
+        flag: Name of the command-line option, without dashes (default: the field's name).
+        factory: Creates the default if that is mutable.
     """
     facts = {"help": help, "flag": flag}
     return field(default_factory=factory, metadata=facts) if factory else field(default=default, metadata=facts)
@@ -113,12 +115,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Settings:
-    """A group of settings: a frozen dataclass whose fields have bounds in their types, a default and help.
+    """A group of settings: a frozen dataclass whose fields have typed bounds, defaults and help texts.
 
-    Nothing else repeats them: the command line, keyword arguments and files are read by the fields. Raises ValueError
-    for a value out of bounds.
+    The command line, keyword arguments and files are all read through these fields; nothing repeats them.
 
-    section: of a command's help, in which the fields stand that a class declares.
+    Attributes:
+        section: Heading in a command's help under which the class's own fields are listed.
+
+    Raises:
+        ValueError: A value is out of bounds.
     """
 
     section: ClassVar[str] = "Options"
@@ -128,34 +133,34 @@ class Settings:
 
     @classmethod
     def of(cls: type[S], given: Mapping[str, Any]) -> S:
-        """Return the settings that a dictionary holds.
+        """Create the settings from a dictionary.
 
         Raises:
-            ValueError: for a value out of bounds, and for an unknown name, with the nearest known one.
+            ValueError: A value is out of bounds, or a name is unknown; the message suggests the closest known name.
         """
         left = dict(given)
-        found = taken(cls, left)
+        found = take(cls, left)
         refuse_left(left, cls)
         return found
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of the fields that users set."""
+        """Return the names of the fields that users can set."""
         return tuple(one.name for one in fields(cls) if "help" in one.metadata)
 
-    def told(self) -> dict[str, Any]:
-        """Return the settings that have a value, as JSON takes them."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings that are not None, as values for JSON."""
         found = {name: getattr(self, name) for name in self.names()}
         return {name: _plain(value) for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Seeded(Settings):
-    """Settings of what draws random numbers."""
+    """Settings of a job that draws random numbers."""
 
     section: ClassVar[str] = "Machine"
 
-    seed: Seed = setting(0, "Seed of whatever is drawn: starts after the first, labels, masks, random merges.")
+    seed: Seed = setting(0, "Random seed: for starts after the first, labels, masks and random merges.")
 
 
 @dataclass(frozen=True)
@@ -165,28 +170,29 @@ class Reading(Settings):
     section: ClassVar[str] = "Data"
 
     columns: Mapping[str, str] | None = setting(
-        None, "What our columns are called in the data, such as text=sentence1,text_pair=sentence2."
+        None, "Names of the columns in your data, such as text=sentence1,text_pair=sentence2."
     )
-    context: Context | None = setting(None, "Tokens in a sequence [default: what the model takes, at most 512].")
+    context: Context | None = setting(None, "Tokens per sequence [default: the model's limit, at most 512].")
     vocabulary: str | Mapping[str, int] | None = setting(
-        None, "JSON file character -> id (or a list), for a character-level language model."
+        None, "JSON file that maps characters to ids (or lists them), for a character-level language model."
     )
     mask_id: Index | None = setting(None, "masked-lm: id of the mask token [default: the tokenizer's].")
     mask_share: Share = setting(0.15, "masked-lm: share of the tokens that are masked.")
-    maskable: Indices | None = setting(None, "masked-lm: only these token ids, such as 5-80,91.")
+    maskable: Indices | None = setting(None, "masked-lm: mask only these token ids, such as 5-80,91.")
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Return those that are set."""
+        """Return the settings that are not None."""
         found = {name: getattr(self, name) for name in Reading.names()}
         return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Examples(Reading, Seeded):
-    """The examples that models are measured on, and how they are cut.
+    """The examples that models are measured on, and how they are batched.
 
-    by_length: examples of like length share a batch, which saves padding but changes their order.
+    Args:
+        by_length: Batch examples of similar length, which saves padding but changes their order.
     """
 
     section: ClassVar[str] = "Data"
@@ -194,8 +200,8 @@ class Examples(Reading, Seeded):
     split: str | None = setting(
         None, "train, validation, test or all [default: digits and datasets test, text validation, rows all]."
     )
-    limit: Count | None = setting(None, "Only the first so many images, rows or sequences.")
-    batch: Count = setting(64, "Examples in a batch; changes the speed, not the result.")
+    limit: Count | None = setting(None, "Use only the first N images, rows or sequences.")
+    batch: Count = setting(64, "Examples per batch; changes the speed, not the result.")
     by_length: bool = False
 
     def __post_init__(self) -> None:
@@ -204,14 +210,18 @@ class Examples(Reading, Seeded):
 
 
 @dataclass(frozen=True)
-class Written(Settings):
-    """How the output looks. files: name -> text, written beside the weights."""
+class OutputSettings(Settings):
+    """What is written, and how.
+
+    Args:
+        files: Name -> text of further files, written beside the weights.
+    """
 
     section: ClassVar[str] = "Output"
 
-    shard_size: int | str = setting("5GB", "Most that one weight file holds: 5GB, 500MB, 5B.", flag="out-shard-size")
+    shard_size: int | str = setting("5GB", "Maximum size of a weight file: 5GB, 500MB, 5B.", flag="out-shard-size")
     copy_tokenizer: bool = setting(True, "Copy the tokenizer's files to the output.")
-    write_model_card: bool = setting(True, "Write README.md, and with --config mergekit_config.yml.")
+    write_model_card: bool = setting(True, "Write README.md and, with --config, mergekit_config.yml.")
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -237,11 +247,11 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def taken(kind: type[S], given: dict[str, Any]) -> S:
-    """Return a `kind` made from keyword arguments, and remove those that it took.
+def take(kind: type[S], given: dict[str, Any]) -> S:
+    """Create settings from keyword arguments, and remove those that were used from `given`.
 
     Raises:
-        ValueError: for a value out of bounds.
+        ValueError: A value is out of bounds.
     """
     return kind(**{one.name: given.pop(one.name) for one in fields(kind) if one.name in given})
 
@@ -249,9 +259,11 @@ def taken(kind: type[S], given: dict[str, Any]) -> S:
 def refuses_unknown(
     *kinds: type[Any], more: Callable[[], Iterable[str]] = tuple
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function answer a keyword argument that it does not have with the nearest that it has.
+    """Make a function refuse unknown keyword arguments, with the closest known name in the message.
 
-    kinds: the dataclasses whose fields it takes besides its own arguments. more: gives further names.
+    Args:
+        kinds: Dataclasses whose fields the function accepts besides its own arguments.
+        more: Returns further names that it accepts.
 
     Returns:
         A decorator; the function then raises ValueError for an unknown name.
@@ -274,36 +286,40 @@ def refuses_unknown(
 
 
 def refuse_left(given: Mapping[str, Any], *kinds: type[Settings]) -> None:
-    """Refuse keyword arguments that are no setting of any of these kinds, naming the nearest that is.
+    """Refuse keyword arguments that are no setting of any of these kinds.
 
     Raises:
-        ValueError: naming the first that nobody took.
+        ValueError: Names the first of them and the closest known setting.
     """
     refuse_unknown(given, [name for kind in kinds for name in kind.names()] if given else [])
 
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], what: str = "setting", of: str = "") -> None:
-    """Refuse names that are not known, with the nearest that is.
+    """Refuse unknown names.
 
-    what: they are called in the message. of: the place where they stand.
+    Args:
+        given: The names to check.
+        known: All known names.
+        what: What the names denote, for the message.
+        of: Where the names were given, for the message.
 
     Raises:
-        ValueError: naming the first.
+        ValueError: Names the first unknown name and the closest known one.
     """
     for name in given:
         if name not in known:
             near = get_close_matches(str(name), known, 1, 0.5)
-            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known) or 'none'}"
+            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}"
             raise ValueError(f"unknown {what} '{name}'{of and ' '}{of}; {hint}")
 
 
 def duration(text: str | float) -> float:
-    """Return the seconds that a time such as 30s, 5m, 2h or 1.5m stands for; a bare number is seconds.
+    """Convert a duration such as 30s, 5m, 2h or 1.5m to seconds; a bare number is in seconds.
 
     Raises:
-        ValueError: for what is no time.
+        ValueError: The text is not a duration, or it is zero or longer than 10^7 seconds.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) *(s|m|h)?", str(text).strip())
     if found is None or not 0 < (seconds := float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]) <= 10**7:
-        raise ValueError(f"'{text}' is no time; write it such as 30s, 5m or 2h")
+        raise ValueError(f"'{text}' is not a duration; write it like 30s, 5m or 2h")
     return seconds

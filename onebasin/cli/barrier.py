@@ -47,7 +47,7 @@ def barrier(
             tell=tell, **examples.settings,
         )  # fmt: skip
     c.print_notes({"notes": found.notes}, quiet)
-    result = found.told()
+    result = found.to_dict()
     folder.mkdir(parents=True, exist_ok=True)
     appearing_text(folder / "barrier.json", json_.dumps(result, indent=2) + "\n")
     legend = "as they are" if match == "none" else f"matched: {match}"

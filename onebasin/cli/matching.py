@@ -9,7 +9,7 @@ import typer
 
 from onebasin.data.calibration import Calibration
 from onebasin.jobs.options import Options
-from onebasin.settings import Written
+from onebasin.settings import OutputSettings
 
 from . import common as c
 from .fields import options_of, typed
@@ -31,7 +31,7 @@ OPTIONS = {
     "no_verify": (c.NoVerify, False),
     "overwrite": (c.Overwrite, False),
 }
-WRITTEN = options_of(Written)
+WRITTEN = options_of(OutputSettings)
 
 
 def on_data(given: dict[str, Any]) -> dict[str, Any]:
@@ -48,4 +48,4 @@ def _matching(given: dict[str, Any]) -> dict[str, Any]:
 
 calibrates = c.takes(options_of(Calibration, without=("noise",)), "calibration", on_data)
 matches = c.takes(OPTIONS, "matching", _matching)
-writes = c.takes(WRITTEN, "written", lambda given: typed(Written, given))
+writes = c.takes(WRITTEN, "written", lambda given: typed(OutputSettings, given))

@@ -25,13 +25,13 @@ class Means(Settings):
     precision: Literal["float32", "float64"] = setting("float32", "Type of the computation: float32 or float64.")
     device: str = setting("cpu", "Device of the computation: cpu, cuda, mps.")
     workers: Few | None = setting(
-        None, "Threads of weight matching [default: one per core]; the result does not depend on them."
+        None, "Number of threads of weight matching [default: one per core]; does not change the result."
     )
     ray: str | None = setting(
-        None, "Match and write on a Ray cluster at this address, which sees the same files; or local."
+        None, "Match and write on the Ray cluster at this address, which must share this file system; or local."
     )
     resume: bool = setting(
-        False, "Go on where a run with this output was killed; merge with a budget goes on from its result, too."
+        False, "Resume a killed run with this output; merge with a budget also continues from its result."
     )
     units: str | None = None
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One table per architecture, as text that people read.
+"""One table per architecture, as readable text.
 
-A new family is a new `.txt` file here, in the notation of docs/notation.md, and nothing else: no
-other file knows a model family, and no algorithm lives here. Packages add families by the entry point group
-`onebasin.families`: the name of the family, and an object that is the table's text.
+To add a family, add a `.txt` file here, in the notation of docs/notation.md: no other file knows a model family, and
+no algorithm lives here. Other packages add families through the entry point group `onebasin.families`, which maps the
+family's name to a string, the text of its table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,16 @@ from typing import Any
 from onebasin.symmetry import Table, TableError, read_table
 
 GROUP = "onebasin.families"
-INFERENCE = "onebasin.running.inference"  # by name: it runs models, which rooms below it do not
+INFERENCE = "onebasin.running.inference"  # imported when needed: it runs models, and its room is above this one
 
 
 class UnknownFamily(TableError):
-    """A model type that no table is for."""
+    """No table covers a model type."""
 
 
 @cache
 def _texts() -> dict[str, str]:
-    """The shipped tables as they are written, by family name, in alphabetical order."""
+    """Return the text of the shipped tables, by family name, in alphabetical order."""
     found = {path.name[:-4]: path for path in files(__name__).iterdir() if path.name.endswith(".txt")}
     return {name: found[name].read_text("utf-8") for name in sorted(found)}
 
@@ -47,35 +47,37 @@ def _included(family: str) -> Table:
 
 @cache
 def tables() -> dict[str, Table]:
-    """All shipped tables, by family name, in alphabetical order."""
+    """Return all shipped tables, by family name, in alphabetical order."""
     return {name: _shipped(name) for name in _texts()}
 
 
 @cache
 def installed() -> dict[str, Table]:
-    """The tables that other packages offer, by family name. Raises TableError naming the package of a wrong one."""
+    """Return the tables that other packages offer, by family name.
+
+    Raises:
+        TableError: A table is wrong; the message names its package.
+    """
     found: dict[str, Table] = {}
     for point in entry_points(group=GROUP):
+        name = f"{point.name} of {point.dist.name if point.dist else point.value}"
         if point.name in found or point.name in tables():
-            raise TableError(f"the family '{point.name}' of {_package(point)} has the name of another; rename one")
+            raise TableError(f"there is already a family of the name {name}; rename one")
         try:
             text = point.load()
-        except Exception as error:  # whatever another package does while it is imported
-            raise TableError(f"the family '{point.name}' of {_package(point)} cannot be loaded: {error}") from error
+        except Exception as error:  # importing another package may raise anything
+            raise TableError(f"the family {name} cannot be loaded: {error}") from error
         if not isinstance(text, str):
-            raise TableError(f"the family '{point.name}' of {_package(point)} is no text ({point.value})")
-        found[point.name] = read_table(text, f"{point.name} of {_package(point)}", _included)
+            raise TableError(f"the family {name} is not a string ({point.value})")
+        found[point.name] = read_table(text, name, _included)
     return found
 
 
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else point.value
-
-
 def table_of(config: Mapping[str, Any]) -> Table:
-    """The table of a model's configuration: a shipped one, an installed one, or else what its class lets infer.
+    """Return the table for a model's config: a shipped or an installed one, or one inferred from the model's class.
 
-    Raises TableError where there is none of them, naming the nearest known types.
+    Raises:
+        TableError: There is none; the message names the closest known types.
     """
     try:
         return table_for(config["model_type"])
@@ -88,14 +90,17 @@ def table_of(config: Mapping[str, Any]) -> Table:
 
 
 def table_for(model_type: str) -> Table:
-    """The table of a config's `model_type`. Raises TableError naming the nearest known types, or the families of
-    several packages that know it."""
+    """Return the shipped or installed table for a config's `model_type`.
+
+    Raises:
+        TableError: There is none (the message names the closest known types), or several packages offer one.
+    """
     for family, text in _texts().items():
-        if model_type in text and model_type in _shipped(family).types:  # to read all of them takes a tenth of a second
+        if model_type in text and model_type in _shipped(family).types:  # parsing all of them takes 0.1 s
             return _shipped(family)
     found = {name: table for name, table in installed().items() if model_type in table.types}
     if len(found) > 1:
-        raise TableError(f"several families know '{model_type}': {', '.join(found)}; name one with --family")
+        raise TableError(f"several families cover '{model_type}': {', '.join(found)}; name one with --family")
     if found:
         return found.popitem()[1]
     known = sorted(name for table in (*tables().values(), *installed().values()) for name in table.types)
@@ -106,7 +111,14 @@ def table_for(model_type: str) -> Table:
 
 
 def named_table(family: str) -> Table:
-    """The table called `family`, or the one in the file of that path. Raises TableError if it is neither."""
+    """Return the table of a family.
+
+    Args:
+        family: The name of a shipped or installed family, or the path of a table.
+
+    Raises:
+        TableError: It is neither.
+    """
     if family in _texts():
         return _shipped(family)
     if family in installed():

@@ -12,7 +12,7 @@ from onebasin.engine import Means
 from onebasin.models import Canonical, Distances, distances
 from onebasin.running import Verification, compare
 from onebasin.running.same_tensors import compare_tensors
-from onebasin.settings import Seeded, refuses_unknown, taken
+from onebasin.settings import Seeded, refuses_unknown, take
 from onebasin.symmetry import Alignment
 
 from .folders import opened
@@ -48,7 +48,7 @@ def verify(
     Raises:
         ValueError: for models that cannot be compared.
     """
-    seed, means = taken(Seeded, how).seed, taken(Means, how)
+    seed, means = take(Seeded, how).seed, take(Means, how)
     if alignment is not None and not tensors:
         raise ValueError("--alignment belongs to --tensors, which compares tensors rather than outputs")
     with opened([a, b], family) as (first, second):

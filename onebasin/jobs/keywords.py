@@ -59,15 +59,15 @@ class MatchKeywords(OptionKeywords, total=False):
     level: str
 
 
-class WrittenKeywords(TypedDict, total=False):
-    """The fields of `Written`."""
+class OutputKeywords(TypedDict, total=False):
+    """The fields of `OutputSettings`."""
 
     shard_size: int | str
     copy_tokenizer: bool
     write_model_card: bool
 
 
-class MergeKeywords(OptionKeywords, WrittenKeywords, total=False):
+class MergeKeywords(OptionKeywords, OutputKeywords, total=False):
     """Those of `merge`: also the settings of all methods."""
 
     level: str

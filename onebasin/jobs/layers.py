@@ -18,7 +18,7 @@ from onebasin.data.calibration import task_of
 from onebasin.data.files import split_off
 from onebasin.engine import refuse_device
 from onebasin.models.outputs import Output, refuse_outputs
-from onebasin.settings import Reading, Written, refuses_unknown
+from onebasin.settings import OutputSettings, Reading, refuses_unknown
 
 from .folders import opened
 from .merge import known_settings, merge
@@ -49,7 +49,7 @@ def best_layers(
     return [int(layer) for layer in best.split(",")], scores
 
 
-@refuses_unknown(Options, Written, more=lambda: [*known_settings(), *signature(merge).parameters])
+@refuses_unknown(Options, OutputSettings, more=lambda: [*known_settings(), *signature(merge).parameters])
 def merge_best_layers(
     models: Sequence[ModelSource],
     output: str | Path | None = None,

@@ -44,8 +44,8 @@ class Barrier:
     alignment: ModelAlignment | None = None
     notes: tuple[str, ...] = ()
 
-    def told(self) -> dict[str, Any]:
-        """Return the numbers as JSON takes them."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers, as values for JSON."""
         names = ("lambdas", "losses", "accuracies", "barrier", "end_losses")
         return {name: getattr(self, name) for name in names}
 

@@ -24,7 +24,7 @@ from onebasin.models.outputs import MODEL, Output
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.trace import Batch
-from onebasin.settings import Factor, Temperature, Written, checked, duration, refuse_left, refuses_unknown, taken
+from onebasin.settings import Factor, OutputSettings, Temperature, checked, duration, refuse_left, refuses_unknown, take
 from onebasin.symmetry import LEVELS
 from onebasin.symmetry.coupling import Softened
 
@@ -60,7 +60,7 @@ def known_settings() -> list[str]:
     return [*LEVEL_NAMES, *(name for kind in loadable().values() for name in kind.names())]
 
 
-@refuses_unknown(Options, Written, more=known_settings)
+@refuses_unknown(Options, OutputSettings, more=known_settings)
 def merge(
     models: Sequence[ModelSource],
     output: str | Path | None = None,
@@ -113,7 +113,7 @@ def merge(
         report: whether to write a page about the merge beside the output, `OUTPUT-report.html`.
         tell: called with a sentence at every step.
         command: the command that the model card names.
-        settings: the settings of the method, and the fields of `Options` and `Written`.
+        settings: the settings of the method, and the fields of `Options` and `OutputSettings`.
 
     Returns:
         The merged `model` and its `verdict`, and the `alignments`, `distance_before` and `distance_after` of every
@@ -128,9 +128,9 @@ def merge(
     level_named(left, "match")
     match = left.pop("match")
     require = checked(Factor | None, "require", require)
-    way = method if isinstance(method, Method) else taken(method_of(method or "average"), left)
-    look = taken(Written, left)
-    opt = taken(Options, left)
+    way = method if isinstance(method, Method) else take(method_of(method or "average"), left)
+    look = take(OutputSettings, left)
+    opt = take(Options, left)
     refuse_other_settings(left, way)
     said = [*said_of_matching(opt), *(name for name, value in (("method", method), ("match", match), ("soft", soft),
             ("tokenizer_source", tokenizer_source)) if value is not None)]  # fmt: skip
@@ -256,7 +256,7 @@ def refuse_other_settings(left: Mapping[str, Any], method: Method) -> None:
         owners = [other for other, kind in loadable().items() if name in kind.names()]
         if owners:
             raise ValueError(f"{name} is a setting of {' and '.join(owners)}, not of {name_of(type(method))}")
-    refuse_left(left, type(method), Options, Written)
+    refuse_left(left, type(method), Options, OutputSettings)
 
 
 def of_one_size(given: Sequence[Model], plan: Plan, opt: Options, tell: Tell | None) -> tuple[list[Model], Plan]:
@@ -327,7 +327,7 @@ def facts_of(plan: Plan, chosen: Chosen, frame: Frame, kin: Kinship | None) -> d
         "distance_before": [item.before.distance for item in found],
         "distance_after": [item.after.distance for item in found],
         "objective": found[0].objective,
-        **({"settings": method.told()} if method.told() else {}),
+        **({"settings": method.to_dict()} if method.to_dict() else {}),
         **({"kinship": asdict(kin)} if kin else {}),
         **({"search": chosen.report} if chosen.report else {}),
     }

@@ -92,10 +92,10 @@ class Options(Means, Calibration, Learning, Weights, Matching):
         """Whether matching measures the models on calibration data."""
         return self.match_with != "weights"
 
-    def told(self) -> dict[str, Any]:
-        """Return all that results depend on, as JSON takes it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return all settings that results depend on, as values for JSON."""
         left_out = ("workers", "ray", "resume")
-        return {name: value for name, value in super().told().items() if name not in left_out}
+        return {name: value for name, value in super().to_dict().items() if name not in left_out}
 
     @property
     def labels(self) -> bool:

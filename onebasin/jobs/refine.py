@@ -21,7 +21,7 @@ from onebasin.models.card import front_matter, paths_of
 from onebasin.models.outputs import MODEL, Output
 from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
-from onebasin.settings import refuses_unknown, taken
+from onebasin.settings import refuses_unknown, take
 
 from .folders import opened, refuse_places, together, workplace
 from .options import ModelSource, Options, Tell, stored_dtype
@@ -75,7 +75,7 @@ def refine(
     started = time.perf_counter()
     given_options: dict[str, Any] = {"data": "self", "samples": 2048, **options}
     rest = dict(given_options)
-    how, stored = taken(Refining, rest), stored_dtype(dtype)
+    how, stored = take(Refining, rest), stored_dtype(dtype)
     opt = Options.of({**rest, "seed": how.seed, "checkpoint": how.checkpoint})
     extra = [] if control is None else [control]
     how.shares(len(teachers))

@@ -13,7 +13,7 @@ from onebasin.fusion.statistics import StatisticsMethod
 from onebasin.models import Canonical, Model
 from onebasin.models.outputs import Output
 from onebasin.models.weight_files import clearly
-from onebasin.settings import refuses_unknown, taken
+from onebasin.settings import refuses_unknown, take
 
 from .folders import opened, refuse_places, together
 from .options import ModelSource, Options, Tell
@@ -58,7 +58,7 @@ def statistics(
     if kind not in KINDS:
         raise ValueError(f"unknown kind of statistics '{kind}'; choose from {', '.join(KINDS)}")
     rest: dict[str, Any] = {**options}
-    fisher = taken(Fisher, rest)
+    fisher = take(Fisher, rest)
     method, opt = fisher if kind == Fisher.kind else KINDS[kind](), Options.of(rest)
     with opened([model], opt.family) as (checkpoint,), together(opt) as placing:
         refuse_places([Output("the output", output, "")], [checkpoint], overwrite, opt)

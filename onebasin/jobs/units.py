@@ -111,5 +111,5 @@ def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> 
         for model in (source, anchor)
         for path in sorted({model.origin.folder / "config.json", *model.origin.files.values()})
     ]
-    told = {key: str(value) for key, value in opt.told().items()}
-    return json.dumps([torch.__version__, files, list(roles), told])
+    settings = {key: str(value) for key, value in opt.to_dict().items()}
+    return json.dumps([torch.__version__, files, list(roles), settings])

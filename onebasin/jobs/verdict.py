@@ -69,17 +69,17 @@ class Verdict:
     judged_on: str
     predictions: int
 
-    def told(self) -> dict[str, Any]:
-        """Return the verdict as JSON takes it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict, as values for JSON."""
         return asdict(self)
 
     def facts(self, require: float | None) -> dict[str, Any]:
         """Return the facts for a result: `verdict`, and as `required` whether the merged model agrees with every source
         on at least the share `require` of predictions."""
         if require is None:
-            return {"verdict": self.told()}
+            return {"verdict": self.to_dict()}
         return {
-            "verdict": self.told(),
+            "verdict": self.to_dict(),
             "required": all(one is not None and one >= require for one in self.agreement),
         }
 

@@ -229,8 +229,8 @@ class Record:
         command = self.command or f"onebasin.{self.job}(...)"
         before, after = [item.before for item in self.found], [item.after for item in self.found]
         facts = provenance(
-            self.inputs, command=command, options=self.options.told(), result=self.result, before=before, after=after,
-            sha256=self.sha256 and self.sha256(),
+            self.inputs, command=command, options=self.options.to_dict(), result=self.result,
+            before=before, after=after, sha256=self.sha256 and self.sha256(),
         )  # fmt: skip
         texts = {"onebasin.json": json.dumps(facts, indent=2) + "\n"}
         if card:

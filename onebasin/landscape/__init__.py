@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss between models: interpolation, the barrier along a line or over a triangle, and their plots.
+"""The loss between models: interpolation, the barrier on a line or over a triangle, and their plots.
 
-It reads model folders and measures them on a task. It neither matches nor merges, and writes only pictures.
+This room reads model folders and evaluates them on a task. It neither matches nor merges, and writes only images.
 """
 
 from .line import barrier, curve, interpolate

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The straight line between two models: points on it, the loss along it, and its barrier."""
+"""Linear interpolation between two models: points on the line, the loss along it, and the loss barrier."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ Model = Mapping[str, Tensor] | str | Path
 
 
 def interpolate(a: Model, b: Model, lam: float) -> dict[str, Tensor]:
-    """Return (1 - lam) a + lam b, tensor by tensor, in float32; exactly a at lam 0 and exactly b at lam 1.
+    """Return (1 - lam) a + lam b, tensor by tensor, in float32; exactly a at lam = 0 and exactly b at lam = 1.
 
-    Tensors that are not of floating point (buffers) come from a.
+    Tensors of integers (buffers) are taken from a.
+
+    Args:
+        a, b: Tensors by name, or model folders.
+        lam: Position on the line, from 0 to 1.
 
     Raises:
-        ValueError: One of them lacks a tensor, or has it in another shape.
+        ValueError: A tensor is missing in one of the models, or has another shape there.
     """
     first, second = _tensors(a), _tensors(b)
     refuse_unlike(first, second, "the models do not lie on one line")
@@ -40,15 +44,18 @@ def interpolate(a: Model, b: Model, lam: float) -> dict[str, Tensor]:
 
 
 def barrier(loss_a: float, loss_b: float, losses: Sequence[float], lambdas: Sequence[float]) -> float:
-    """Return the largest excess of `losses` over the straight line between the end losses, in their unit.
+    """Return the loss barrier: the largest excess of the losses over the line between the end losses, in their unit.
 
-    max over i of losses[i] - ((1 - lambdas[i]) loss_a + lambdas[i] loss_b) (Frankle et al., 2020; Entezari et al.,
-    2022, Eq. 1).
+    It is max_i losses[i] - ((1 - lambdas[i]) loss_a + lambdas[i] loss_b) (Frankle et al., 2020; Entezari et al., 2022,
+    Eq. 1).
 
-    lambdas: places on the line, from 0 to 1.
+    Args:
+        loss_a, loss_b: Losses of the two models.
+        losses: Losses of points on the line.
+        lambdas: Positions of these points, from 0 to 1.
 
     Raises:
-        ValueError: There are no points, the lengths differ, or a loss is not a number.
+        ValueError: There are no points, the lengths differ, or a loss is NaN.
     """
     if len(losses) != len(lambdas) or not losses:
         raise ValueError(f"a barrier needs one loss per point, not {len(losses)} losses for {len(lambdas)} points")
@@ -68,19 +75,24 @@ def curve(
 ) -> dict[str, Any]:
     """Return the loss and the accuracy of equally spaced models on the line from `a` to `b`.
 
-    points: how many models, both ends among them.
+    Args:
+        a, b: Model folders.
+        task: The task to evaluate on.
+        points: Number of models, including both ends.
+        device: Device that the models run on.
+        tell: Receives progress messages.
 
     Returns:
         `lambdas`, `losses`, `accuracies` (lists), `barrier` (a number) and `end_losses` ([a, b]).
 
     Raises:
-        ValueError: There are fewer than 2 points, or the models do not fit the task or one another.
+        ValueError: There are fewer than 2 points, or the models do not fit the task or each other.
     """
     points = checked(Points, "points", points)
     model, other = load_model(a, task.name), load_model(b, task.name)
     ends = [{name: tensor.clone() for name, tensor in one.state_dict().items()} for one in (model, other)]
     if len(list(other.parameters())) > len(list(model.parameters())):
-        model = other  # where one model ties two tensors and the other does not, only the latter can hold both
+        model = other  # if only one of the models ties two tensors, the other can hold both
     model.to(device)  # type: ignore[arg-type]
 
     def at(lam: float) -> PreTrainedModel:
@@ -92,14 +104,14 @@ def curve(
 
 
 def even(points: int) -> list[float]:
-    """Return the places of equally spaced points on a line, from 0 to 1."""
+    """Return equally spaced positions from 0 to 1."""
     return [i / (points - 1) for i in range(points)]
 
 
 def measured(
     lambdas: Sequence[float], models: Iterable[PreTrainedModel], task: Task, tell: Tell | None = None
 ) -> dict[str, Any]:
-    """Return what `curve` does, of models that are made one after another."""
+    """Return what `curve` returns, for models that are created one after another."""
     scores: list[Scores] = []
     for lam, model in zip(lambdas, models, strict=True):
         if tell:

@@ -22,30 +22,35 @@ def plane(
     a: str | Path, b: str | Path, c: str | Path, task: Task, points: int = 11, *, margin: float = 0.25,
     tell: Tell | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return losses on a grid over the plane through three model folders (Garipov et al., 2018, section 3).
+    """Return losses on a grid over the plane through three models (Garipov et al., 2018, section 3).
 
-    The origin is a; the first axis points to b, the second is the part of c - a at right angles to it, so distances on
+    The origin is a. The first axis points to b, the second is the component of c - a orthogonal to it, so distances on
     the grid are distances between weights.
 
-    points: how many along each axis. margin: how far the grid reaches beyond the models, as a share of their extent.
+    Args:
+        a, b, c: Model folders.
+        task: The task to evaluate on.
+        points: Number of points along each axis.
+        margin: How far the grid extends beyond the models, as a share of their extent.
+        tell: Receives progress messages.
 
     Returns:
-        `x`, `y` (coordinates, lists of `points`), `z` (losses, rows along y) and `marks` (name -> place).
+        `x`, `y` (coordinates, lists of `points`), `z` (losses, rows along y) and `marks` (name -> coordinates).
 
     Raises:
-        ValueError: The models do not lie in one space, or lie on one line.
+        ValueError: The models have different tensors, or lie on one line.
     """
     model = load_model(a, task.name)
     origin = _state(model)
     to_b, to_c = (_from(origin, load_model(folder, task.name)) for folder in (b, c))
     width, along = sqrt(_dot(to_b, to_b)), _dot(to_b, to_c)
     if not width:
-        raise ValueError("the first two models are the same: they span no plane")
+        raise ValueError("the first two models are identical, so there is no plane through all three")
     along /= width
     rest = {name: to_c[name] - along / width * to_b[name] for name in to_c}
     height = sqrt(_dot(rest, rest))
     if height < 1e-6 * width:
-        raise ValueError("the three models lie on one line: they span no plane")
+        raise ValueError("the three models lie on one line, so they define no plane")
     places = {"A": (0.0, 0.0), "B": (width, 0.0), "C": (along, height)}
     left, right = min(0.0, along), max(width, along)
     x = _ticks(left, right, margin, points)
@@ -73,7 +78,7 @@ def _from(origin: Tensors, model: torch.nn.Module) -> Tensors:
 
 
 def _dot(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Summed in float64: the squares of millions of small numbers."""
+    """The inner product, summed in float64 because it has millions of small terms."""
     return sum(float((one[name].double() * other[name].double()).sum()) for name in one)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of curves, as PNG. matplotlib is imported only here, and only when a picture is drawn."""
+"""Plots as PNG. matplotlib is imported only here, and only when a plot is drawn."""
 
 from __future__ import annotations
 
@@ -14,28 +14,40 @@ from onebasin.engine import appearing_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette without its yellow, for any colour vision. Markers tell the curves apart in grey.
+# Okabe and Ito's colour-blind safe palette without its yellow. Markers distinguish the curves in greyscale.
 COLOURS = ("#777777", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
 def require_matplotlib() -> None:
-    """Raises ValueError, naming what to install, where matplotlib is missing. For use before long work."""
+    """Check that matplotlib is installed, before long work.
+
+    Raises:
+        ValueError: It is not; the message says how to install it.
+    """
     if find_spec("matplotlib") is None:
         raise ValueError("the plot needs matplotlib: pip install 'onebasin[plot]'")
 
 
 @contextmanager
 def drawing(file: str | Path, width: float, height: float) -> Iterator[Figure]:
-    """A figure, in inches, which is saved when the block ends. Raises ValueError where matplotlib is not installed."""
+    """Yield a figure, which is saved when the block ends.
+
+    Args:
+        file: Where it is saved.
+        width, height: Its size in inches.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
     require_matplotlib()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     style: dict[Any, Any] = {
-        **matplotlib.rcParamsDefault,  # whatever theme the user has set
-        "text.parse_math": False,  # a name with two dollar signs is no formula
+        **matplotlib.rcParamsDefault,  # ignore the user's theme
+        "text.parse_math": False,  # a name with two dollar signs is not a formula
         "axes.spines.top": False,
         "axes.spines.right": False,
         "legend.frameon": False,
@@ -53,9 +65,13 @@ def plot_curves(
 ) -> None:
     """Plot loss and accuracy along each curve, side by side in one PNG.
 
-    The end losses carry rings and a dotted line between them; a curve's barrier is its largest rise above it.
+    Rings mark the end losses, and a dotted line connects them; a curve's barrier is its largest excess over that line.
 
-    curves: legend text -> the result of `landscape.curve`. ends: names of the models at lambda 0 and 1.
+    Args:
+        curves: Legend text -> the result of `landscape.curve`.
+        file: The PNG to write.
+        title: Title of the figure.
+        ends: Names of the models at lambda = 0 and 1.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -89,9 +105,13 @@ def plot_curves(
 
 
 def plot_simplex(surface: Mapping[str, Any], file: str | Path, *, title: str, names: tuple[str, str, str]) -> None:
-    """Plot loss and accuracy over the triangle of three models' shares, side by side in one PNG.
+    """Plot loss and accuracy over the triangle of weighted averages of three models, side by side in one PNG.
 
-    surface: the result of `landscape.simplex`. names: of the models, written at their corners.
+    Args:
+        surface: The result of `landscape.simplex`.
+        file: The PNG to write.
+        title: Title of the figure.
+        names: Names of the models, for the corners.
 
     Raises:
         ValueError: matplotlib is not installed.

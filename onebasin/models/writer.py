@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onebasin.engine import Placing
-from onebasin.settings import Written
+from onebasin.settings import OutputSettings
 
 from .companions import copy_companions
 from .errors import ModelError
@@ -31,7 +31,7 @@ def write_model(
     out: str | Path,
     tensors: Iterable[tuple[str, Tensor]],
     like: Model,
-    look: Written | None = None,
+    look: OutputSettings | None = None,
     *,
     overwrite: bool = False,
     dtype: torch.dtype | None = None,
@@ -58,7 +58,7 @@ def write_model(
         write_into(Target(hidden, Path(out), like, dtype), tensors, look)
 
 
-def write_into(target: Target, tensors: Iterable[tuple[str, Tensor]], look: Written | None = None) -> None:
+def write_into(target: Target, tensors: Iterable[tuple[str, Tensor]], look: OutputSettings | None = None) -> None:
     """Write the files of `write_model` into a hidden folder, which the caller moves into place.
 
     Args:
@@ -69,7 +69,7 @@ def write_into(target: Target, tensors: Iterable[tuple[str, Tensor]], look: Writ
     Raises:
         ModelError: As `write_model` does for tensors and a full disk.
     """
-    look = look or Written()
+    look = look or OutputSettings()
     limit = bytes_of(look.shard_size)
     with clearly(target.out):
         _companions(target, look.copy_tokenizer)

@@ -30,7 +30,7 @@ from onebasin.jobs.writing import tensors_of
 from onebasin.matching import Matched
 from onebasin.models import Folder, ModelError, write_model
 from onebasin.models import weight_files as weights
-from onebasin.settings import Written
+from onebasin.settings import OutputSettings
 from onebasin.symmetry import acting_groups
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")  # and kills, which Windows lacks
@@ -95,7 +95,7 @@ def test_a_worker_that_is_lost_while_it_writes(pair: list[Path], tmp_path: Path,
     """Another one writes the file anew, and half a file is not found among the whole ones."""
     model = Folder(pair[0])
     whole = tensors_of(model, onebasin.Options(ray=ray))
-    write_model(tmp_path / "here", iter(whole), model, look=Written(shard_size="200KB"))
+    write_model(tmp_path / "here", iter(whole), model, look=OutputSettings(shard_size="200KB"))
     cut = weights.Cut(10**6, 200_000)
     file = weights.foreseen(weights.Target(tmp_path, tmp_path, model, None), whole, cut)[1]
     lost = tmp_path / "lost"
@@ -108,7 +108,7 @@ def test_a_worker_that_is_lost_while_it_writes(pair: list[Path], tmp_path: Path,
         return whole.make(roles)
 
     assert len(file.groups) > 2
-    write_model(tmp_path / "there", replace(whole, make=make), model, look=Written(shard_size="200KB"))
+    write_model(tmp_path / "there", replace(whole, make=make), model, look=OutputSettings(shard_size="200KB"))
     assert lost.exists()
     assert interrupted.weights(tmp_path / "here") == interrupted.weights(tmp_path / "there")
     assert {path.name for path in (tmp_path / "here").iterdir()} == {
@@ -136,13 +136,13 @@ def test_files_are_foreseen_from_shapes(case: str, limit: str, tmp_path: Path, m
     """File by file gives the same bytes as one after the other, and where experts are made at once but stored apart."""
     model = Folder(save(CASES[case](), tmp_path / "model"))
     making = tensors_of(model, onebasin.Options(ray="none"))
-    write_model(tmp_path / "one", iter(making), model, dtype=torch.bfloat16, look=Written(shard_size=limit))
+    write_model(tmp_path / "one", iter(making), model, dtype=torch.bfloat16, look=OutputSettings(shard_size=limit))
 
     def backwards(run: Callable[[object], object], items: list[object], address: str) -> list[object]:
         return [run(item) for item in reversed(items)][::-1]
 
     monkeypatch.setattr(weights, "on_ray", backwards)
-    write_model(tmp_path / "two", making, model, dtype=torch.bfloat16, look=Written(shard_size=limit))
+    write_model(tmp_path / "two", making, model, dtype=torch.bfloat16, look=OutputSettings(shard_size=limit))
     found = interrupted.weights(tmp_path / "one")
     assert found and found == interrupted.weights(tmp_path / "two")
 

@@ -17,7 +17,7 @@ import onebasin
 from onebasin.fusion import loadable
 from onebasin.jobs import keywords
 from onebasin.jobs.options import Options
-from onebasin.settings import Written
+from onebasin.settings import OutputSettings
 
 pytestmark = pytest.mark.usefixtures("three_sweeps")
 
@@ -168,9 +168,9 @@ def plain(*kinds: type) -> dict[str, Any]:
 def test_typed_keywords_are_those_of_the_settings() -> None:
     merge, match = get_type_hints(keywords.MergeKeywords), get_type_hints(keywords.MatchKeywords)
     assert get_type_hints(keywords.OptionKeywords) == plain(Options)
-    assert get_type_hints(keywords.WrittenKeywords) == plain(Written)
+    assert get_type_hints(keywords.OutputKeywords) == plain(OutputSettings)
     assert match == {**plain(Options), "match": str, "level": str}
-    assert merge == {**plain(Options, Written, *loadable().values()), "level": str}
+    assert merge == {**plain(Options, OutputSettings, *loadable().values()), "level": str}
 
 
 def test_barrier_and_evaluate_measure(tmp_path: Path) -> None:

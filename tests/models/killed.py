@@ -12,7 +12,7 @@ from typing import Any
 
 import onebasin
 from onebasin.models import Folder, write_model
-from onebasin.settings import Written
+from onebasin.settings import OutputSettings
 
 
 def die(*_: object) -> None:
@@ -58,7 +58,7 @@ def overwrite(new: Path, out: Path, moment: str) -> None:
         try:
             MOMENTS[moment]()
             pairs = ((name, like.read_name(name)) for name in like.files)
-            write_model(out, pairs, like, overwrite=True, look=Written(shard_size=2000))
+            write_model(out, pairs, like, overwrite=True, look=OutputSettings(shard_size=2000))
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -13,7 +13,7 @@ from damage import edit_weights
 from huggingface_hub import ModelCard
 
 from onebasin.models import Folder, distances, model_card, provenance, write_model
-from onebasin.settings import Written
+from onebasin.settings import OutputSettings
 
 COMMAND = "onebasin match a b -o out"
 
@@ -91,7 +91,9 @@ def test_the_record(pair: tuple[Folder, Folder], tmp_path: Path) -> None:
 
 def test_every_shard_is_hashed(pair: tuple[Folder, Folder]) -> None:
     like = pair[0]
-    write_model("shards", ((name, like.read_name(name)) for name in like.files), like, look=Written(shard_size=3000))
+    write_model(
+        "shards", ((name, like.read_name(name)) for name in like.files), like, look=OutputSettings(shard_size=3000)
+    )
     record = provenance([Folder("shards")], command=COMMAND, options={}, result={})
     shards = {path.name for path in Path("shards").glob("*.safetensors")}
     assert len(shards) > 1

@@ -25,7 +25,7 @@ from onebasin.engine import filesystem
 from onebasin.models import Folder, ModelError, Target, View, write_into, write_model, writer
 from onebasin.models.shards import Shard, room_for
 from onebasin.running import compare
-from onebasin.settings import Written
+from onebasin.settings import OutputSettings
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -68,7 +68,7 @@ def test_dtypes_in_and_out(make, tmp_path: Path, stored: torch.dtype, asked: tor
 def test_sharded_equals_single(bert: Path, tmp_path: Path) -> None:
     like = Folder(bert)
     write_model(tmp_path / "one", pairs(like), like)
-    write_model(tmp_path / "many", pairs(like), like, look=Written(shard_size=2000))
+    write_model(tmp_path / "many", pairs(like), like, look=OutputSettings(shard_size=2000))
     one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
     assert one.keys() == many.keys() and all(torch.equal(one[name], many[name]) for name in one)
     assert compare(tmp_path / "one", tmp_path / "many").max_difference == 0
@@ -185,7 +185,7 @@ def test_shard_sizes(size: str | int, count: int) -> None:
 @pytest.mark.parametrize("size", ["", "big", "-1", 0, "5 bananas", "0GB"])
 def test_no_shard_size(bert: Path, tmp_path: Path, size: str | int) -> None:
     with pytest.raises(ModelError, match="is not a shard size"):
-        write_model(tmp_path / "out", pairs(Folder(bert)), Folder(bert), look=Written(shard_size=size))
+        write_model(tmp_path / "out", pairs(Folder(bert)), Folder(bert), look=OutputSettings(shard_size=size))
     nothing_but(bert)
 
 
@@ -219,7 +219,10 @@ def test_companions_are_copied_and_code_is_not(bert: Path, tmp_path: Path) -> No
         (bert / name).write_text(f"this is {name}")
     like = Folder(bert)
     write_model(
-        tmp_path / "out", pairs(like), like, look=Written(files={"README.md": "# A model\n", "onebasin.json": "{}"})
+        tmp_path / "out",
+        pairs(like),
+        like,
+        look=OutputSettings(files={"README.md": "# A model\n", "onebasin.json": "{}"}),
     )
     found = contents(tmp_path / "out")
     assert set(found) == {*kept, "config.json", "model.safetensors", "README.md", "onebasin.json"}
@@ -252,7 +255,7 @@ def test_permissions_follow_the_umask(bert: Path, tmp_path: Path) -> None:
     like = Folder(bert)
     old = os.umask(0o027)
     try:
-        write_model(tmp_path / "out", pairs(like), like, look=Written(shard_size=3000, files={"README.md": ""}))
+        write_model(tmp_path / "out", pairs(like), like, look=OutputSettings(shard_size=3000, files={"README.md": ""}))
     finally:
         os.umask(old)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
@@ -340,7 +343,7 @@ def test_an_interrupted_write_leaves_nothing(
             yield pair
 
     with pytest.raises(type(error)), writer.appearing(out, overwrite, [source]) as folder:
-        write_into(Target(folder, out, like, None), broken(), Written(shard_size=2000))
+        write_into(Target(folder, out, like, None), broken(), OutputSettings(shard_size=2000))
         assert compare(source, folder).same  # the folder is whole when it is checked
         raise error
     assert contents(old) == before
@@ -362,7 +365,7 @@ def test_a_full_disk(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Shard, "close", close)
     with pytest.raises(ModelError, match="the disk is full") as caught:
-        write_model(tmp_path / "a" / "out", pairs(like), like, look=Written(shard_size=2000))
+        write_model(tmp_path / "a" / "out", pairs(like), like, look=OutputSettings(shard_size=2000))
     assert "\n" not in str(caught.value)
     nothing_but(bert)
 
@@ -379,7 +382,7 @@ def test_a_disk_that_is_really_full(bert: Path, tmp_path: Path) -> None:
         like = Folder(bert)
         for shard_size in ("5GB", 2000):
             with pytest.raises(ModelError, match="the disk is full"):
-                write_model(disk / "out", pairs(like), like, look=Written(shard_size=shard_size))
+                write_model(disk / "out", pairs(like), like, look=OutputSettings(shard_size=shard_size))
             assert not list(disk.iterdir())
     finally:
         subprocess.run(["umount", disk], check=True)

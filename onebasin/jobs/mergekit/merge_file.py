@@ -24,7 +24,7 @@ from onebasin.models.published import without_paths
 from onebasin.running import load_model
 from onebasin.running.adapted import write_adapted
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
-from onebasin.settings import Written, refuse_unknown, refuses_unknown
+from onebasin.settings import OutputSettings, refuse_unknown, refuses_unknown
 
 from ..aligning import AlignedPair, align_all
 from ..apply import alignments_of
@@ -43,10 +43,10 @@ from .stacking import config_of, refuse_missing_layers, stacked
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..keywords import WrittenKeywords
+    from ..keywords import OutputKeywords
 
 
-@refuses_unknown(Written)
+@refuses_unknown(OutputSettings)
 def merge_config(
     config: str | Path,
     output: str | Path | None = None,
@@ -61,7 +61,7 @@ def merge_config(
     seed: int | None = None,
     tell: Tell | None = None,
     command: str | None = None,
-    **options: Unpack[WrittenKeywords],
+    **options: Unpack[OutputKeywords],
 ) -> MergeResult:
     """Merge as a file in mergekit's schema says; its block `align` matches the models first.
 
@@ -84,7 +84,7 @@ def merge_config(
             0).
         tell: as in `merge`.
         command: as in `merge`.
-        options: the fields of `Written`.
+        options: the fields of `OutputSettings`.
 
     Returns:
         As `merge`.
@@ -105,7 +105,9 @@ def merge_config(
         if before:
             text = Path(config).read_text("utf-8")
         refuse_unknown_words(recipe)
-        look = Written(**options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {})
+        look = OutputSettings(
+            **options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {}
+        )
         seed = recipe.seed if seed is None else seed
         common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
         named = recipe.references

@@ -17,7 +17,7 @@ from onebasin.models import Folder, ModelError
 from onebasin.models.companions import copy_companions
 from onebasin.models.errors import one_line
 from onebasin.models.writer import bytes_of
-from onebasin.settings import Written, refuse_unknown
+from onebasin.settings import OutputSettings, refuse_unknown
 
 from ..options import Options
 from .schema import Recipe
@@ -47,7 +47,7 @@ def merge_in_mergekit(
     folder: Path,
     layout: Path,
     opt: Options,
-    look: Written,
+    look: OutputSettings,
 ) -> None:
     """Fill a folder with mergekit's `run_merge`. The caller's random number generators are left as they were.
 
