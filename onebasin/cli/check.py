@@ -33,6 +33,8 @@ def check(
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
+    from onebasin.symmetry.tables.locate import some_of
+
     if found["can_match"]:
         lines = [f"can be matched at level {found['symmetry']}"]
         lines.append("moves: " + (", ".join(f"{key} ({name})" for key, name in found["moves"].items()) or "nothing"))
@@ -48,12 +50,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
         ("untied", "no longer tied"),
     ):
         if found[word]:
-            lines.append(f"{text}: {_some(found[word])}")
+            lines.append(f"{text}: {some_of(found[word])}")
     lines.append(_vocabulary(found["vocabulary"]))
     if not found["can_match"]:
         return lines
     if found["common_ancestors"]:
-        lines.append(f"both come from {_some(found['common_ancestors'])}: they may be close already")
+        lines.append(f"both come from {some_of(found['common_ancestors'])}: they may be close already")
     elif not found["peek"]:
         lines.append("nothing indicates a common base model; --peek compares a matrix of each")
     if found["peek"]:
@@ -74,10 +76,6 @@ def _time(seconds: float) -> str:
     if seconds < 1:
         return "under a second"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _vocabulary(found: dict[str, Any] | None) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onebasin.engine import peak_memory
 from onebasin.models import Canonical, Folder, Rewritten, Target, Widened, write_into
-from onebasin.models.outputs import MODEL, Output
+from onebasin.models.outputs import Output, model_folder
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.lora import CONFIG as ADAPTER
@@ -134,7 +134,7 @@ def match(
         if tell:
             tell("writing")
         with together(opt) as placing:
-            folder = placing.folder(target, MODEL if replaces(target) else None)
+            folder = model_folder(placing, target, replaces(target))
             write_into(Target(folder, target, moved, stored), tensors_of(moved, opt, moved.dtype))
             record.write(folder)
             if alignment is not None:

@@ -20,7 +20,7 @@ from onebasin.matching.learned import Learning
 from onebasin.matching.weights import Weights
 from onebasin.models import Model, Rewritten, Target, numel, of_one_width, write_into
 from onebasin.models.kinship import APART, Kinship, kinship
-from onebasin.models.outputs import MODEL, Output
+from onebasin.models.outputs import Output, model_folder
 from onebasin.models.weight_files import clearly
 from onebasin.running import load_model
 from onebasin.running.trace import Batch
@@ -188,7 +188,7 @@ def merge(
         if tell:
             tell("writing")
         with together(opt) as placing:
-            folder = placing.folder(target, MODEL if replaces(target) else None)
+            folder = model_folder(placing, target, replaces(target))
             write_into(Target(folder, target, sources.models[template], stored), merged.tensors, look)
             differences = frame.differences(chosen.aligned.models, opt, tell)
             result: dict[str, Any] = {**told, **merged.facts, "max_output_difference": differences}

@@ -18,7 +18,7 @@ from onebasin.fusion.refine import Refined, Refining
 from onebasin.fusion.refine import refine as distil
 from onebasin.models import Folder, Target, provenance, write_into
 from onebasin.models.card import front_matter, paths_of
-from onebasin.models.outputs import MODEL, Output
+from onebasin.models.outputs import Output, model_folder
 from onebasin.models.published import block, code, prose, public_name, without_paths
 from onebasin.running import load_model
 from onebasin.settings import refuses_unknown, take
@@ -104,7 +104,7 @@ def refine(
         }
 
         with together(opt) as placing:
-            folder = placing.folder(target, MODEL if overwrite else None)
+            folder = model_folder(placing, target, overwrite)
             write_into(Target(folder, target, starts[0], stored), rewritten(starts[0], found))
             facts = provenance(given, command=command or CALL, options=given_options, result=result)
             (folder / "onebasin.json").write_text(json.dumps(facts, indent=2) + "\n", "utf-8")

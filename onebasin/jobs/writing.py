@@ -28,7 +28,7 @@ from onebasin.models import (
     write_into,
 )
 from onebasin.models.card import hashes
-from onebasin.models.outputs import MODEL
+from onebasin.models.outputs import model_folder
 from onebasin.models.weight_files import clearly
 from onebasin.running import Verification, compare_rewritten, tolerance_of
 from onebasin.running.classes import class_of, has_class, runnable
@@ -207,7 +207,7 @@ def write_canonical(
 ) -> float | None:
     opt = Options.of({"precision": "float64" if form.dtype == torch.float64 else "float32"})
     moved, difference = verified(form.origin, Rewritten(form, Alignment(), opt.dtype), opt, None, verify)
-    folder = placing.folder(output, MODEL if overwrite else None)
+    folder = model_folder(placing, output, overwrite)
     write_into(Target(folder, output, form, stored_dtype(dtype)), tensors_of(moved, opt, moved.dtype))
     return difference
 

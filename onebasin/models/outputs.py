@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onebasin.engine.filesystem import real
-from onebasin.engine.placing import replaceable, tidy
+from onebasin.engine.placing import Placing, replaceable, tidy
 
 from .companions import companions
 from .errors import ModelError
@@ -30,6 +30,11 @@ class Output:
     place: str | Path
     marker: str = MODEL
     grows: bool = False
+
+
+def model_folder(placing: Placing, out: Path, overwrite: bool) -> Path:
+    """Return a hidden folder, which `placing` moves to `out`; with `overwrite` it may replace a model there."""
+    return placing.folder(out, MODEL if overwrite else None)
 
 
 def refuse_outputs(

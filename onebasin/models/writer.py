@@ -19,7 +19,7 @@ from onebasin.settings import OutputSettings
 from .companions import copy_companions
 from .errors import ModelError
 from .model import Model
-from .outputs import MODEL, Output, refuse_outputs
+from .outputs import Output, model_folder, refuse_outputs
 from .published import public_name
 from .weight_files import CannotWrite, Target, clearly, name_of, write_weights
 
@@ -90,7 +90,7 @@ def appearing(out: str | Path, overwrite: bool = False, inputs: Iterable[Path] =
     """
     refuse_outputs([Output("the output", out)], inputs, overwrite)
     with Placing(raised=CannotWrite) as placing:
-        yield placing.folder(Path(out), MODEL if overwrite else None)
+        yield model_folder(placing, Path(out), overwrite)
 
 
 def _companions(target: Target, tokenizer: bool) -> None:

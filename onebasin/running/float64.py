@@ -22,6 +22,9 @@ class Float64(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.nn.functional.batch_norm and args[1] is not None and not kwargs.get("training"):
             return _batch_norm(*args, **kwargs)
+        return self._computed(func, args, kwargs)
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.einsum:  # XLNet's positions are float32
             args = (args[0], *(arg.double() for arg in args[1:]))
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
@@ -44,17 +47,14 @@ _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _FACTORIES = {torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
 
 
-class OnlyFloat64(TorchFunctionMode):
+class OnlyFloat64(Float64):
     """Compute everything in float64 that a model would compute in less: norms, rotary tables, softmaxes, masks.
 
     This is for twins, where only float64 tells exactness from rounding. Unlike `Float64`, it also widens casts to 16
     bits, constants of the forward pass and complex numbers.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.nn.functional.batch_norm and args[1] is not None and not kwargs.get("training"):
-            return _batch_norm(*args, **kwargs)
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _CASTS:
             return args[0].to(torch.float64)
         fills = func is torch.full and isinstance(kwargs["fill_value"] if "fill_value" in kwargs else args[1], float)

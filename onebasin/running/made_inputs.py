@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .configuration import configs, kind_of_number, numbers, settings
+from .probes import POSITIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +29,6 @@ _IMAGE = ("pixel_values", "flattened_patches", "image_grid_thw", "grid_thw", "sp
           "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes")  # fmt: skip
 _SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens",
           "audio_feature_lengths")  # fmt: skip
-POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "n_ctx")
 _INSTEAD = ("inputs_embeds", "hidden_states", "query_embeds")
 _TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_values": ("audio",)}
 

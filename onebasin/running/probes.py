@@ -12,7 +12,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")  # their names in configs
+# Names of the number of positions in configs.
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_seq_len", "n_ctx")
 _SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk", "decoder_start", "image", "audio", "video")
 
 

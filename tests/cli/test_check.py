@@ -49,7 +49,7 @@ def test_vocabularies_and_ancestors_are_shown(run: Any, a: Path, tmp_path: Path)
         (model / "config.json").write_text(json.dumps({**config, "_name_or_path": "owner/base"}))
     shown = run("check", one, two).stdout
     assert "vocabularies differ: 2 and 2 tokens, 1 in common; first at 1: 'q' and 'r'" in shown
-    assert "both come from owner/base" in shown
+    assert "both come from 'owner/base'" in shown
     shutil.copy(one / "vocab.txt", two / "vocab.txt")
     assert "vocabularies: the same 2 tokens" in run("check", one, two).stdout
 

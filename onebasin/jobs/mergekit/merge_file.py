@@ -19,7 +19,7 @@ from onebasin.fusion import METHODS, method_of
 from onebasin.models import DTYPES, Folder, Model, Target, View, write_into, write_model
 from onebasin.models.card import paths_of
 from onebasin.models.fetching import locate
-from onebasin.models.outputs import MODEL, Output, refuse_outputs
+from onebasin.models.outputs import Output, model_folder, refuse_outputs
 from onebasin.models.published import without_paths
 from onebasin.running import load_model
 from onebasin.running.adapted import write_adapted
@@ -162,7 +162,7 @@ def merge_config(
         if tell:
             tell(recipe.merge_method if ours else f"{recipe.merge_method}, in mergekit")
         with together(opt) as placing:
-            folder = placing.folder(target, MODEL if overwrite else None)
+            folder = model_folder(placing, target, overwrite)
             if ours:
                 by_name = dict(zip(names, models, strict=True))
                 dtype = recipe.out_dtype or recipe.dtype
