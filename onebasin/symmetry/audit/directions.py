@@ -12,7 +12,7 @@ from ..gauge.dataflow import absorb, along, cut
 from ..groups.elements import Linear, act_on
 from ..groups.group import units
 from ..tables.axes import Leaf
-from ..tables.signature import Norm, Signature
+from ..tables.signature import Norm, Signature, bias_beside
 
 Tensors = Mapping[str, Tensor]
 Tangent = dict[str, Tensor]
@@ -83,10 +83,6 @@ def meeting(
         tangent[bias] = torch.zeros_like(tensors[bias])
         absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
         yield tangent
-
-
-def bias_beside(role: str) -> str:
-    return role.removesuffix("weight") + "bias"
 
 
 def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:

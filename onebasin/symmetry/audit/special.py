@@ -10,7 +10,7 @@ import torch
 from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers, returns, summands
 from ..groups.group import units
 from ..tables.axes import Leaf
-from ..tables.signature import MOVES, Signature
+from ..tables.signature import MOVES, Signature, bias_beside
 from .directions import Tangent, Tensors, sandwiched, spread
 
 
@@ -86,7 +86,7 @@ def gated_convolutions(signature: Signature, tensors: Tensors) -> Iterator[Tange
     """The half of a convolution's channels that does not enter the sigmoid can be scaled, and its readers inversely."""
     order = list(signature.tensors)
     for weight, _ in noted(signature, "glu"):
-        bias, space = weight.removesuffix("weight") + "bias", next(signature.leaves(signature.tensors[weight])).space
+        bias, space = bias_beside(weight), next(signature.leaves(signature.tensors[weight])).space
         after = [role for role in order[order.index(weight) + 1 :] if has(signature, role, Leaf(space, dual=True))]
         reading = after[:1] if after and "glu" in signature.tensors[after[0]].notes else after
         for unit in units((signature.sizes[space],)) if reading else ():
@@ -108,7 +108,7 @@ def between_zeros(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         norm = signature.tensors[gain].norm if gain in order else None
         if norm is None or norm.kind != "layernorm" or not bias.endswith("bias"):
             continue
-        kernel, own, h = tensors[weight], weight.removesuffix("weight") + "bias", 1 / tensors[gain]
+        kernel, own, h = tensors[weight], bias_beside(weight), 1 / tensors[gain]
         h = h / (h @ tensors[bias])
         for unit in units(tensors[gain].shape):
             yield {gain: unit * tensors[gain], bias: unit * tensors[bias], weight: -kernel * unit.view(1, -1, 1)}
@@ -170,7 +170,7 @@ def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """A norm that reads just the output of another one sees neither its scale nor, if it is a LayerNorm, its mean."""
     order = list(signature.tensors)
     for place, (role, entry) in enumerate(signature.tensors.items()):
-        bias = role.removesuffix("weight") + "bias"
+        bias = bias_beside(role)
         if entry.norm is None or not entry.norm.writes_back or signature.tensors.get(bias, entry).norm is not None:
             continue
         space = entry.norm.target

@@ -29,13 +29,12 @@ from ..groups.group import units
 from ..groups.orthogonal import complement_of_ones
 from ..groups.signs import pairs
 from ..tables.axes import Leaf, nesting
-from ..tables.signature import MOVES, Signature
+from ..tables.signature import MOVES, Signature, bias_beside
 from .directions import (
     SPAN,
     Tangent,
     Tensors,
     along_axis,
-    bias_beside,
     gain,
     lie,
     meeting,
@@ -139,9 +138,7 @@ def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if len(entry.axes) == 2 and entry.norm is None and len(moving) == 1 and not moving[0].dual:
             tables.setdefault(moving[0], []).append(role)
     for leaf, roles in tables.items():
-        if len(roles) == 1 or any("into" in signature.tensors[role].notes for role in roles):
-            continue
-        for role in roles:
+        for role in roles if len(roles) > 1 else ():
             for unit in units((signature.sizes[leaf.space],)):
                 yield {role: _everywhere(signature, tensors, role, leaf, unit)}
 
@@ -303,6 +300,24 @@ def branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield found
 
 
+def lengths(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Yield the scale of every head. Where each is divided by its own length, nothing sees it."""
+    for role, entry in signature.tensors.items():
+        for leaf, outer in nesting(entry.axes):
+            if leaf.constant or signature.spaces[leaf.space].kind != "orthogonal" or not outer or entry.norm:
+                continue
+            grown = [name for name in (role, bias_beside(role)) if has(signature, name, leaf)]
+            for unit in units(tuple(signature.sizes[space] for space in outer)):
+                found = {name: torch.zeros_like(tensors[name]) for name in grown}
+                for name in grown:
+                    pairs = zip(cut(signature, name, tensors[name]), cut(signature, name, found[name]), strict=True)
+                    for (piece, axes), (target, _) in pairs:
+                        names = [one.space for one in axes]
+                        if leaf in axes:
+                            target += piece * spread(unit, [names.index(space) for space in outer], piece.dim())
+                yield found
+
+
 def gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """The weights of the norms of queries and keys can be scaled inversely, as far as rotary embeddings allow."""
     for key, space in signature.spaces.items():
@@ -322,7 +337,7 @@ def gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 for role, entry in norms.items():
                     sign = -1 if has(signature, branch(signature, role)[0], Leaf(key, dual=True)) else 1
                     assert entry.norm is not None
-                    for name in (role, role.removesuffix("weight") + "bias"):
+                    for name in (role, bias_beside(role)):
                         if name not in tensors:
                             continue
                         found[name] = gain(tensors, role, entry.norm) if name == role else tensors[name].clone()

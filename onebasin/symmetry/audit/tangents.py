@@ -19,7 +19,7 @@ from ..gauge.rewrites import steps
 from ..groups.group import units
 from ..levels import largest_group
 from ..tables.axes import Leaf, leaves
-from ..tables.signature import MOVES, Entry, Norm, Signature
+from ..tables.signature import MOVES, Entry, Norm, Signature, bias_beside
 from .directions import SPAN, Tangent, Tensors, gain, lie, singular, spread
 from .special import (
     batch_norms,
@@ -33,7 +33,7 @@ from .special import (
     twice_normed,
     unscaled,
 )
-from .sums import apart, branches, first_read, gains, passed_as_ones, scales, shared_rows, shifts, starts
+from .sums import apart, branches, first_read, gains, lengths, passed_as_ones, scales, shared_rows, shifts, starts
 
 
 def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> Iterator[Tangent]:
@@ -57,7 +57,7 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> It
     noted_so = (_unseen, unscaled, idle, constants, batch_norms, gated_convolutions, between_zeros)
     sums = (passed_as_ones, circles, apart, lone_rows, shared_rows, shifts)
     norms = (first_read, constant_ones, twice_normed)
-    guessed = () if stated else (*norms, *sums, scales, starts, branches, gains)
+    guessed = () if stated else (*norms, *sums, scales, starts, branches, lengths, gains)
     for generate in (_groups, _gauge, *noted_so, *guessed):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
@@ -74,7 +74,7 @@ def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tupl
             continue
         h = 1 / gain(tensors, outlet.role, outlet.norm)
         for reader in outlet.readers:
-            entry, bias = signature.tensors[reader], reader.removesuffix("weight") + "bias"
+            entry, bias = signature.tensors[reader], bias_beside(reader)
             if bias in signature.tensors or bias == reader:
                 continue
             found = [tuple(leaves(axis)) for axis in entry.axes]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..tables.axes import Axis, Cat, Flat, Leaf, blocks, size
 from ..tables.axes import leaves as leaves_of
-from ..tables.signature import MOVES, Entry, Norm, Signature
+from ..tables.signature import MOVES, Entry, Norm, Signature, bias_beside
 from ..tables.ties import tied
 
 Block = tuple[Tensor, tuple[Leaf, ...]]
@@ -121,7 +121,7 @@ def outlets(signature: Signature) -> Iterator[Outlet]:
 
 def outlet_of(signature: Signature, role: str) -> Outlet | None:
     """Return the outlet of a norm, if this is one and its readers are known, see `outlets`."""
-    entry, bias = signature.tensors[role], role.removesuffix("weight") + "bias"
+    entry, bias = signature.tensors[role], bias_beside(role)
     norm = entry.norm
     if norm is None:
         return None
@@ -162,7 +162,7 @@ def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str 
     if {"nonlinear", "glu"} & signature.tensors[reader].notes.keys() or not reader.endswith("weight"):
         return None
     named = (role for role, entry in signature.tensors.items() if entry.notes.get("biases") == reader)
-    bias = next(named, reader.removesuffix("weight") + "bias")
+    bias = next(named, bias_beside(reader))
     if bias not in signature.tensors:
         written = [a for a in signature.tensors[reader].axes if not set(leaves_of(a)) & set(source)]
         one = written[0] if len(written) == 1 else None
@@ -264,7 +264,7 @@ def vanishes(signature: Signature, role: str, space: str) -> bool:
     if "ones" not in MOVES[signature.spaces[space].kind] or "nonlinear" in signature.tensors[role].notes:
         return False
     entries = list(signature.tensors.values())
-    norms = {e.role.removesuffix("weight") + "bias" for e in entries if e.norm and e.norm.writes_back}
+    norms = {bias_beside(e.role) for e in entries if e.norm and e.norm.writes_back}
     after = entries[list(signature.tensors).index(role) + 1 :]
     for entry in after:
         if entry.norm and entry.norm.source == space and entry.norm.writes_back:
@@ -343,7 +343,7 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     source = tuple(dual(signature, leaf) for leaf in leaves)
     if "padded" in signature.tensors[role].notes or not moves(signature, role):
         return None
-    before = (norm for norm in signature.tensors if norm.removesuffix("weight") + "bias" == role)
+    before = (norm for norm in signature.tensors if bias_beside(norm) == role)
     outlet = next((found for norm in before if (found := outlet_of(signature, norm)) and found.bias == role), None)
     reading = outlet.readers if outlet else readers(signature, leaves[-1].space)
     biases = [bias_of(signature, reader, source) for reader in reading]

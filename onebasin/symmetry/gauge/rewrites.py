@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..tables.axes import Leaf
-from ..tables.signature import Signature
+from ..tables.signature import Signature, bias_beside
 from ..tables.ties import tied
 from .dataflow import (
     Outlet,
@@ -292,7 +292,7 @@ def _degrees(signature: Signature) -> Iterator[Step]:
         if reader not in signature.tensors or not moves(signature, role):
             continue
         pair = _Powers(signature, role, reader, int(degree))
-        bias = role.removesuffix("weight") + "bias"
+        bias = bias_beside(role)
         yield Step(reader, (role,), partial(pair.grow, reader, -pair.degree / (pair.degree + 1)))
         if bias in signature.tensors:
             yield Step(bias, (role, reader), partial(pair.grow, bias, 1.0))

@@ -12,7 +12,7 @@ from itertools import chain, pairwise, product
 from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
 from ..tables.classes import Classes
-from ..tables.signature import MOVES, kind_of
+from ..tables.signature import MOVES, bias_beside, kind_of
 from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, restrict, split, unify
 from .trace import Gain, Normed, Trace
 
@@ -132,7 +132,7 @@ def settle_degrees(found: Sequence[Found]) -> dict[str, tuple[int, Found]]:
         first, *others = each
         readers = [use for use in others if use[1] != first[1]]
         biases = [use for use in others if use[1] == first[1]]
-        alone = all(one.name == first[0].name.removesuffix("weight") + "bias" for one, *_ in biases)
+        alone = all(one.name == bias_beside(first[0].name) for one, *_ in biases)
         if len(readers) == 1 and alone and readers[0][2] and all(count == 1 for *_, count in (first, *biases)):
             degrees[first[0].name] = readers[0][2], readers[0][0]
     return degrees
@@ -680,7 +680,7 @@ class Writer:
         if self.style.sums and (places := self._placed(one)) is not None:
             rows, rest = (" ".join(other.name.removeprefix(self.prefix) for other in some) for some in places)
             yield from ([f"rows {rows}"] if rows else [])
-            yield f"into {rest}"
+            yield f"into {rest}".rstrip()
         elif self.style.sums and (home := self._summed_with(one)) is not None:
             yield f"into {home.name.removeprefix(self.prefix)}"
 
@@ -705,12 +705,12 @@ class Writer:
         vectors = [[other for other in self.found if other.parameter in names] for names in (
             *(names for _, names in first), shared)]  # fmt: skip
         alone = all(length == 1 and len(found) == 1 for (length, _), found in zip(first, vectors, strict=False))
-        return ([each[0] for each in vectors[:-1]], vectors[-1]) if once and alone and vectors[-1] else None
+        return ([each[0] for each in vectors[:-1]], vectors[-1]) if once and alone and any(vectors) else None
 
     def _biases(self, one: Found, matrix: Found) -> bool:
         """Whether a vector is the bias of a matrix under an unrelated name."""
         alone = sum(n > 1 for n in one.shape) == 1 and not one.tied
-        return alone and one.name != matrix.name.removesuffix("weight") + "bias" and matrix.name.endswith("weight")
+        return alone and one.name != bias_beside(matrix.name) and matrix.name.endswith("weight")
 
     def _copies(self, one: Found) -> list[Found]:
         """Return tensors that a file may omit since they are tied to this one, without a sign that they exist: tables

@@ -11,7 +11,7 @@ from .axes import Leaf, leaves, nesting, rename, show
 from .classes import Classes
 from .conditions import TableError, holds, lookup, setting, settled
 from .locate import joined, layer_numbers, located, regex, require, role_of, same_here
-from .signature import Entry, Signature, Space
+from .signature import Entry, Signature, Space, bias_beside
 from .sizes import Placed, solved
 from .table import Declared, Line, Table, When, spelled
 
@@ -73,7 +73,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
                               layer, norm, None, line.head, notes, stored="bare" not in notes)  # fmt: skip
 
     for role, entry in entries.items():
-        bias = entries.get(role.removesuffix("weight") + "bias")
+        bias = entries.get(bias_beside(role))
         if bias and entry.norm and entry.norm.writes_back and not entry.head and "stays" not in bias.notes:
             place = placed[entry.norm.source]
             if "post-norm" in place.declared.properties:

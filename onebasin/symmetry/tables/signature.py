@@ -45,6 +45,12 @@ def kind_of(moves: frozenset[str]) -> str:
     return max((kind for kind in MOVES if MOVES[kind] <= moves), key=lambda kind: len(MOVES[kind]))
 
 
+def bias_beside(role: str) -> str:
+    """Return the name of the bias beside a weight: `bias` beside `weight`, `beta` beside `gamma`."""
+    weight, bias = ("gamma", "beta") if role.endswith("gamma") else ("weight", "bias")
+    return role.removesuffix(weight) + bias
+
+
 @dataclass(frozen=True)
 class Space:
     """A named space. batch: the spaces for each of whose entries it has its own map (heads, for qk).

@@ -97,6 +97,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
     if kept is not None:
         if linear is None and axes and axes[-1] is not None and label.axes[-1] is axes[-1]:
             kept.normed = label.normed
+            kept.rows = label.rows if out.numel() >= source.numel() else ()
         kept.made = label.made
         kept.biases = label.biases or as_biases(label)
         kept.vectors = vectors_of(source)
