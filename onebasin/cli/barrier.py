@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +33,7 @@ def barrier(
     """Measure the loss on the line between A and B. The barrier is the most that it exceeds interpolation between the
     losses of A and B."""
     import onebasin
-    from onebasin.engine import appearing_text
+    from onebasin.engine import appearing_json
     from onebasin.landscape.plots import plot_curves, require_matplotlib
     from onebasin.studies.results import refuse_results
 
@@ -49,7 +48,7 @@ def barrier(
     c.print_notes({"notes": found.notes}, quiet)
     result = found.to_dict()
     folder.mkdir(parents=True, exist_ok=True)
-    appearing_text(folder / "barrier.json", json_.dumps(result, indent=2) + "\n")
+    appearing_json(folder / "barrier.json", result)
     legend = "as they are" if match == "none" else f"matched: {match}"
     names = (Path(a).name, Path(b).name)
     plot_curves({legend: result}, folder / "barrier.png", title=examples.title, ends=names)

@@ -13,7 +13,7 @@ from .descent import MOST_STEPS, Descent, Pace
 from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
-from .placing import Appeared, Placing, appearing_file, appearing_text, clearly, placed_by
+from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
 from .store import Cache, Store, kept
 
 Tell = Callable[[str], None]  # receives a job's progress messages
@@ -29,6 +29,7 @@ __all__ = [
     "Store",
     "Tell",
     "appearing_file",
+    "appearing_json",
     "appearing_text",
     "available_memory",
     "behind",

@@ -21,6 +21,7 @@ from glob import escape
 from itertools import count
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -153,6 +154,11 @@ def appearing_text(out: Path, text: str) -> None:
     """Write or replace a text file in UTF-8, which appears whole or not at all."""
     with appearing_file(out) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+def appearing_json(out: Path, value: Any) -> None:
+    """Write or replace a JSON file, which appears whole or not at all."""
+    appearing_text(out, json.dumps(value, indent=2) + "\n")
 
 
 def placed_by(journal: Path) -> set[Path]:

@@ -12,7 +12,7 @@ The diagonal depends on the basis: measure it on the matched model, not on its s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -233,10 +233,11 @@ def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalize: bool 
     """
     eps = checked(Share, "eps", eps)
     if normalize:
-        diagonals = [_normalised(diagonal) for diagonal in diagonals]
-    number = sum(f.numel() for diagonal in diagonals for f in diagonal.values())
-    mean = sum(float(f.sum(dtype=torch.float64)) for diagonal in diagonals for f in diagonal.values()) / max(1, number)
-    floor = eps * mean or 1.0
+        means = [_mean(diagonal.values()) or 1.0 for diagonal in diagonals]
+        diagonals = [
+            {role: f / mean for role, f in diagonal.items()} for diagonal, mean in zip(diagonals, means, strict=True)
+        ]
+    floor = eps * _mean(f for diagonal in diagonals for f in diagonal.values()) or 1.0
 
     def combine(tensors: list[Tensor], weights: Sequence[float], signature: Signature, entry: Entry) -> Tensor:
         if min(weights) < 0 or not sum(weights) > 0:
@@ -255,7 +256,7 @@ def fisher_mean(diagonals: Sequence[Tensors], eps: float = EPS, normalize: bool 
     return combine
 
 
-def _normalised(diagonal: Tensors) -> dict[str, Tensor]:
-    number = max(1, sum(f.numel() for f in diagonal.values()))
-    mean = sum(float(f.sum(dtype=torch.float64)) for f in diagonal.values()) / number
-    return {role: f / (mean or 1.0) for role, f in diagonal.items()}
+def _mean(tensors: Iterable[Tensor]) -> float:
+    """Return the mean of all entries; 0 if there are none."""
+    tensors = list(tensors)
+    return sum(float(f.sum(dtype=torch.float64)) for f in tensors) / max(1, sum(f.numel() for f in tensors))

@@ -125,7 +125,8 @@ def _placed(model: PreTrainedModel, given: Given) -> Iterator[Given]:
             (
                 n
                 for word in words
-                for key, value in _all_settings(model)
+                for each in configs(model.config)
+                for key, value in vars(each).items()
                 if key in (f"{word}_token_id", f"{word}_token_index", f"{word}_patch_id")
                 for n in numbers(value)
             ),
@@ -168,11 +169,6 @@ def _rows(made: Any) -> int:
     if isinstance(made, Tensor):
         return made.flatten(0, -2).shape[0]
     return sum(_rows(each) for each in made)
-
-
-def _all_settings(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
-    for each in configs(model.config):
-        yield from vars(each).items()
 
 
 def _makers(

@@ -9,7 +9,6 @@ weight-matched ones in this way.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.engine import appearing_text
+from onebasin.engine import appearing_json
 from onebasin.landscape.plots import COLOURS, drawing, require_matplotlib
 from onebasin.models import Canonical, Distances, Folder, Model, ModelError, distances
 from onebasin.symmetry import Alignment, Signature
@@ -80,7 +79,7 @@ def study_anatomy(
         "layers": layers(signature, *alignments),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    appearing_text(folder / "anatomy.json", json.dumps(results, indent=2) + "\n")
+    appearing_json(folder / "anatomy.json", results)
     _draw(results, apart, folder / "anatomy.png")
     return results
 

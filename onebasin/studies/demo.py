@@ -22,7 +22,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
 from onebasin.data.models import quiet
-from onebasin.engine import Tell, appearing_text
+from onebasin.engine import Tell, appearing_json
 from onebasin.engine.parallel import one_core_each
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
@@ -111,7 +111,7 @@ def demo(
             tell(f"step {done} of {steps}: {what}")
 
     folder.mkdir(parents=True, exist_ok=True)
-    appearing_text(folder / RESULTS, "{}\n")  # marks the folder of a demo that is interrupted
+    appearing_json(folder / RESULTS, {})  # marks the folder of a demo that is interrupted
     folders = [folder / f"model-{i}" for i in range(models)]
     ends = []
     for i, place in enumerate(folders):
@@ -161,7 +161,7 @@ def demo(
         )
         results["picture"] = str(folder / "curves.png")
     results["seconds"] = _seconds(started)
-    appearing_text(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+    appearing_json(folder / RESULTS, results)
     return results
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import onebasin
 from onebasin.data import Task, load_model
 from onebasin.data.calibration import Calibration, Data
 from onebasin.data.models import quiet
-from onebasin.engine import Means, Tell, appearing_text
+from onebasin.engine import Means, Tell, appearing_json, appearing_text
 from onebasin.fusion import AVERAGES, method_of
 from onebasin.fusion.method import Sources
 from onebasin.landscape.line import even, measured
@@ -113,7 +112,7 @@ def study_levels(
         "levels": found,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    appearing_text(folder / "levels.json", json.dumps(results, indent=2) + "\n")
+    appearing_json(folder / "levels.json", results)
     appearing_text(folder / "levels.md", table(results))
     shown = "average" if "average" in how.methods else how.methods[0]
     plot_curves(

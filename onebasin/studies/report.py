@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from onebasin.engine import appearing_text
+from onebasin.engine import appearing_json, appearing_text
 from onebasin.jobs.report import html_page, html_table
 from onebasin.landscape.plots import require_matplotlib
 
@@ -45,7 +45,7 @@ def write(results: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for chart in results.charts:
         save(draw(chart), folder / f"{results.study}-{chart.name}.png")
-    appearing_text(folder / f"{results.study}.json", json.dumps(asdict(results), indent=2) + "\n")
+    appearing_json(folder / f"{results.study}.json", asdict(results))
     appearing_text(folder / "report.html", report(read_all(folder)))
 
 

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from onebasin.data import Task
-from onebasin.engine import Tell, appearing_text
+from onebasin.engine import Tell, appearing_json
 from onebasin.landscape import simplex
 from onebasin.landscape.plots import plot_simplex, require_matplotlib
 
@@ -48,7 +47,7 @@ def study_simplex(
     refuse_results(output, FILES, models, overwrite)
     results = {"models": [str(model) for model in models], **simplex(models, task, points, tell=tell)}
     folder.mkdir(parents=True, exist_ok=True)
-    appearing_text(folder / "simplex.json", json.dumps(results, indent=2) + "\n")
+    appearing_json(folder / "simplex.json", results)
     first, second, third = (Path(model).name for model in results["models"])
     plot_simplex(results, folder / "simplex.png", title=task.name, names=(first, second, third))
     return results

@@ -41,6 +41,16 @@ Setting = Scalar | list[Scalar] | Conditional | list[Conditional]
 Settings = Annotated[dict[str, Setting], BeforeValidator(lambda given: {} if given is None else given)]
 
 
+def _parted(given: Any, mark: str, first: str, second: str) -> Any:
+    """Return the fields in a text such as `path@revision`, the second of which may be missing."""
+    if not isinstance(given, str):
+        return given
+    head, *tail = given.split(mark)
+    if not head or len(tail) > 1:
+        raise ValueError(f"'{given}' does not name a model; write {first} or {first}{mark}{second}")
+    return {first: head, second: tail[0] if tail else None}
+
+
 class Place(Strict):
     """A folder or a hub id, and its revision: `path@revision`."""
 
@@ -50,12 +60,7 @@ class Place(Strict):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, given: Any) -> Any:
-        if not isinstance(given, str):
-            return given
-        path, *revision = given.split("@")
-        if not path or len(revision) > 1:
-            raise ValueError(f"'{given}' does not name a model; write path or path@revision")
-        return {"path": path, "revision": revision[0] if revision else None}
+        return _parted(given, "@", "path", "revision")
 
     def __str__(self) -> str:
         return f"{self.path}@{self.revision}" if self.revision else self.path
@@ -71,12 +76,7 @@ class Reference(Strict):
     @model_validator(mode="before")
     @classmethod
     def _of_text(cls, given: Any) -> Any:
-        if not isinstance(given, str):
-            return given
-        model, *lora = given.split("+")
-        if len(lora) > 1:
-            raise ValueError(f"'{given}' does not name a model; write path or path+adapter")
-        return {"model": model, "lora": lora[0] if lora else None}
+        return _parted(given, "+", "model", "lora")
 
     def __str__(self) -> str:
         return f"{self.model}+{self.lora}" if self.lora else str(self.model)

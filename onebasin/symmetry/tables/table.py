@@ -204,33 +204,27 @@ def _clauses(text: str) -> tuple[When, tuple[Note, ...]]:
     return tuple(when), tuple(notes)
 
 
+_TEXTS = {"family": "family", "include": "included", "eps": "eps"}  # heading -> field of `Table`
+_LISTS = {"types": "types", "prefix": "prefixes", "ignore": "ignored", "still": "still"}
+
+
 def _header(table: Table, word: str, rest: str) -> None:
-    if word == "family":
-        table.family = rest
-    elif word == "types":
-        table.types += rest.split()
-    elif word == "prefix":
-        table.prefixes += rest.split()
-    elif word == "include":
-        table.included = rest
+    if word in _TEXTS:
+        setattr(table, _TEXTS[word], rest)
+    elif word in _LISTS:
+        getattr(table, _LISTS[word]).extend(rest.split())
     elif word == "layers":
         table.layers = [_keys(factor) for factor in rest.split("*")]
-    elif word == "ignore":
-        table.ignored += rest.split()
-    elif word == "still":
-        table.still += rest.split()
+    elif word == "size":
+        name, _, keys = rest.partition("=")
+        table.sizes[name.strip()] = _keys(keys)
+    elif word == "temperature":
+        table.temperature = tuple(rest.split())
     elif word == "refuse":
         asked, _, reason = rest.partition(" ")
         if "=" not in asked or not reason.strip():
             raise TableError("write 'refuse KEY=VALUE reason'")
         table.refused.append((asked, reason.strip()))
-    elif word == "temperature":
-        table.temperature = tuple(rest.split())
-    elif word == "eps":
-        table.eps = rest
-    elif word == "size":
-        name, _, keys = rest.partition("=")
-        table.sizes[name.strip()] = _keys(keys)
     else:
         raise TableError(f"'{word}' is not a heading; choose from {', '.join([*HEADINGS, *SECTIONS])}")
 
