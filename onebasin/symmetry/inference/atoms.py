@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from math import prod
 
 from ..tables.signature import MOVES
@@ -238,7 +238,6 @@ def split(axis: Axis, sizes: Sequence[int], why: str = "reshape") -> list[Axis]:
                 taken.append(part)
             if number == len(sizes) - 1:
                 taken += parts  # factors of one entry
-                parts = []
             if prod(part.size for part in taken) != size:
                 break
             found.append(flat(taken) if taken else new(1, frozenset()))
@@ -302,7 +301,7 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
         return before + after
     size, stride = dims[0]
     if size * stride == top.size and offset < stride:
-        bind(top, [size, stride] if stride > 1 else [size, 1], True)
+        bind(top, [size, stride], True)
         return pick(axis, offset, dims, why)
     start, length = offset // stride * stride, size * stride
     if start + length > top.size:
@@ -338,12 +337,7 @@ def _at(axis: Axis, place: int, why: str) -> None:
             if place < part.size:
                 return _at(part, place, why)
             place -= part.size
-    elif axis.flat:
-        for part in axis.parts:
-            fix(part, why)
-    else:
-        fix(axis, why)
-    return None
+    return fix(axis, why)
 
 
 def unify(a: Axis, b: Axis, why: str) -> None:
@@ -354,27 +348,20 @@ def unify(a: Axis, b: Axis, why: str) -> None:
             restrict(a, MOVES["orthogonal"], why)
         return
     if a.size != b.size or _inside(a.atom, b) or _inside(b.atom, a):
-        fix(a, why)
-        fix(b, why)
-        return
+        return hold((a, b), why)
     if a.atom.evens is not None and b.atom.evens is not None:
-        unify(a.home, b.home, why)
-        return
+        return unify(a.home, b.home, why)
     if a.atom.evens is not None or b.atom.evens is not None:  # one in another order
-        fix(a, why)
-        fix(b, why)
-        return
+        return hold((a, b), why)
     if a.atom.parts and b.atom.parts:
-        _match(a, b, why)
-        return
+        return _match(a, b, why)
     if a.atom.parts:
         a, b = b, a
     if b.atom.parts:
         restrict(b, _of_parts(a.atom.own), why)
         restrict(b, _of_parts(a.atom.normed), why, norm=True)
     if a.atom.written:
-        for leaf in b.leaves:
-            leaf.atom.written = True
+        write([b])
     if not b.atom.parts:
         if a.moves != b.moves:
             b.atom.why += a.atom.why
@@ -399,15 +386,14 @@ def _match(a: Axis, b: Axis, why: str) -> None:
                     fix(left or right, why)
                 else:
                     unify(left, right, why)
-            unify(bodies[0], bodies[1], why)
-            return
+            return unify(bodies[0], bodies[1], why)
         sizes = _refined([part.size for part in a.parts], [part.size for part in b.parts])
         if sizes is not None and len(sizes) > 1:
             for left, right in zip(split(a, sizes), split(b, sizes), strict=True):
                 unify(left, right, why)
             return
     elif a.cat and b.cat:
-        ends = sorted({end for axis in (a, b) for end in _ends(axis)})
+        ends = sorted({end for axis in (a, b) for end in accumulate(part.size for part in axis.parts)})
         for start, end in zip([0, *ends], ends, strict=False):
             left, right = (pick(axis, start, [(end - start, 1)], why) for axis in (a, b))
             if left is None or right is None:
@@ -425,16 +411,7 @@ def _match(a: Axis, b: Axis, why: str) -> None:
                 for part in side.parts:
                     unify(inner, part, why)
                 return
-    fix(a, why)
-    fix(b, why)
-
-
-def _ends(axis: Axis) -> list[int]:
-    ends, at = [], 0
-    for part in axis.parts:
-        at += part.size
-        ends.append(at)
-    return ends
+    hold((a, b), why)
 
 
 def _refined(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
@@ -457,15 +434,12 @@ def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
     """Return an axis whose entries are multiplied one by one, as (places, factors). If any factor, or any positive one,
     may act on it, it gets one, `(p s)`, of which another tensor takes the inverse."""
     top = axis.top
-    if not top.atom.parts:
-        if {"scale", "permute"} <= top.moves:
-            atom = top.atom
-            places, factor = Axis(Atom(atom.size, PERMUTE)), Axis(Atom(1, top.moves & MOVES["factor"]))
-            places.atom.written = factor.atom.written = atom.written
-            atom.parts = (places, factor)
-            return axis.parts[0], [axis.parts[1]]
-        restrict(axis, PERMUTE, why)
-        return axis, []
+    if not top.atom.parts and {"scale", "permute"} <= top.moves:
+        atom = top.atom
+        places, factor = Axis(Atom(atom.size, PERMUTE)), Axis(Atom(1, top.moves & MOVES["factor"]))
+        places.atom.written = factor.atom.written = atom.written
+        atom.parts = (places, factor)
+        return axis.parts[0], [axis.parts[1]]
     if top.flat:
         *outer, last = axis.parts
         if last.size == 1 and not last.top.atom.parts:
@@ -484,7 +458,7 @@ def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
 def product(a: Axis, b: Axis, why: str) -> Axis:
     """Return the axis of an entrywise product."""
     for one, other in ((a, b), (b, a)):  # an axis without structure gets the other's
-        if not one.top.atom.parts and other.flat and not _factored(other):
+        if not one.top.atom.parts and other.flat and other.parts[-1].size > 1:
             split(one, [part.size for part in other.parts])
     (places, mine), (same, theirs) = gated(a, why), gated(b, why)
     unify(places, same, why)
@@ -498,7 +472,3 @@ def square(axis: Axis, why: str) -> Axis:
         return axis
     places, factors = gated(axis, why)
     return flat([places, *factors, *factors])
-
-
-def _factored(axis: Axis) -> bool:
-    return axis.parts[-1].size == 1
