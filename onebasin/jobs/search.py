@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing how to merge: candidates in the order of what they cost, while time lasts; data held out decide.
+"""The search for the best way to merge: candidates are tried in order of cost until time is up, and judged on held-out
+data.
 
-    closed forms     the average of models matched by weights, then by activations, and of models as they are;
-                     each with progressive merging after it, and the best of them with `spread`
-    learning         matching learned at level `invertible`, from the best start, on pictures that the models imagine:
-                     what is distilled on them gets worse on real ones, exact copies of the models do not
-    distilling       else, the best so far, taught by the models
+    closed forms     the average of models matched by weights, by activations, and not matched; each also merged
+                     progressively, and the best of them once more with `spread`
+    learning         matching learned at level `invertible` from the best start, on images that the models imagine:
+                     distillation on these makes a model worse on real images, while exact copies of the models stay
+                     as good as they are
+    distilling       on other inputs: the best candidate so far, taught by the models
 
-Without `--budget` learning takes three minutes and distilling one, where models that were trained apart imagine or know
-the inputs; or what is left of five, where the best closed form is not shown to work by the measure of the verdict.
-Models of one base stay as they are, averaged; with data, progressive merging is a candidate, too.
+Without `--budget`, models that were trained apart get three minutes of learning, or one of distillation if the inputs
+are like their training data. If the verdict on the best closed form would not be that it works, it is what is left of
+five minutes. Models of one base are averaged without matching; with data, progressive merging is a candidate, too.
 
-The candidate is taken whose predictions have the least KL divergence from the mixture of the models', on a quarter of
-the data on which nothing was fitted. No family has a rule of its own.
+The candidate is chosen whose predictions have the least KL divergence from the mixture of the models' predictions, on a
+quarter of the data, on which nothing was fitted. No family has rules of its own.
 """
 
 from __future__ import annotations
@@ -31,14 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, is_for, noised, recut
 from onebasin.data.made import LENGTH, guessed
-from onebasin.data.teaching import (
-    Forward,
-    Teachers,
-    divergence,
-    example_losses,
-    forward_of,
-    predictions,
-)
+from onebasin.data.teaching import Forward, Teachers, divergence, example_losses, forward_of, predictions
 from onebasin.engine import MOST_STEPS, Tell, available_memory, bfloat16_is_faster
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
@@ -57,31 +52,31 @@ from .options import Options
 from .verdict import GUESSED, Load, judge
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
-USUAL = 300.0  # seconds where no budget is given,
-MORE, MORE_IMAGINED = 60.0, 180.0  # of which distilling, and learning on pictures, take so many if a closed form works
+USUAL = 300.0  # seconds without a budget
+MORE, MORE_IMAGINED = 60.0, 180.0  # of these for distillation, or for learning on images, if a closed form works
 LEVEL, LEARNED_LEVEL = "full", "invertible"
 LEARNED_LR = 0.02  # measured: docs/merge.md
-CHOOSING = 1 / 4  # share of the data that are held out to choose by, and to judge by at the end
-LEARNING = 3 / 4  # share of what is left of a budget that matching is learned in; then it is merged
-SHORTEST = 5.0  # seconds that a descent is worth beginning for
-CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget where that is more
-PASSES, IMAGINING = 8, 60  # over the data by each model: of all closed forms, and to imagine pictures
-SPEED = 2e10  # operations a second, of two processor cores
-COPIES = 1e-4  # relative distance of matched models that are copies of one another
-DISTILLED, LONG = 16, 256  # examples of a step of distillation; fewer where texts of more tokens make larger maps
-TAUGHT, ROUNDS = 4096, 20  # examples of given data that distillation takes, and how often without a budget
-DISTILLING = "distilled"  # what such a candidate's name ends in
+CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the verdict
+LEARNING = 3 / 4  # share of the remaining budget for learned matching; the rest is for merging
+SHORTEST = 5.0  # seconds; a shorter descent is not worth starting
+CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
+PASSES, IMAGINING = 8, 60  # passes of each model over the data: for all closed forms, and to imagine images
+SPEED = 2e10  # FLOP per second of two processor cores
+COPIES = 1e-4  # relative distance below which matched models are the same function
+DISTILLED, LONG = 16, 256  # examples per step of distillation, for texts of up to `LONG` tokens; fewer for longer ones
+TAUGHT, ROUNDS = 4096, 20  # examples of given data for distillation, and epochs without a budget
+DISTILLING = "distilled"  # last word of such a candidate's name
 LAMBDAS = tuple(i / 10 for i in range(11))
-FEWEST = 32  # examples that are made whatever they cost
-SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # times as many inputs are made as samples are asked for, being cheap
+FEWEST = 32  # examples are made, whatever they cost
+SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
 
 
 @dataclass(frozen=True)
 class Chosen:
     """The best candidate, and what to say about it.
 
-    merged: None where the method has not run yet. held: the data that nothing was fitted on, empty where nothing was
-    tried. judged_on: what they are.
+    merged: None if the method has not run yet. held: the held-out data; empty if nothing was tried. judged_on: a
+    description of them.
     """
 
     aligned: Aligned
@@ -95,7 +90,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A merged model. tensors: by role. losses: divergence on every example held out, (examples,)."""
+    """A merged model. tensors: by role. losses: divergence on each held-out example, (examples,)."""
 
     name: str
     aligned: Aligned
@@ -111,8 +106,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a search has found before. chosen: the candidate. few: examples that closed forms took. sha256: of all files
-    of the models that it was made of."""
+    """The result of an earlier search. chosen: the candidate's name. few: how many examples closed forms used. sha256:
+    hashes of all files of the merged models."""
 
     model: Folder
     chosen: str
@@ -127,7 +122,7 @@ class Earlier:
 
     @classmethod
     def of(cls, folder: str | Path, family: str | None) -> Earlier | None:
-        """Read it off a folder that a search has written; None where there is none."""
+        """Read the result from a folder that a search has written; return None if there is none."""
         try:
             facts = json.loads((Path(folder) / "onebasin.json").read_text("utf-8"))
             report, inputs = facts["result"]["search"], facts["inputs"]
@@ -140,9 +135,9 @@ class Earlier:
 class Search:
     """A search for the best way to merge.
 
-    models: in canonical form where they are matched. shares: one per model. budget: seconds after `started`, None for
-    closed forms alone. draws: whether the curve over lambda is wanted. earlier: the result of a search among the same
-    models, to go on from.
+    models: in canonical form if they are matched. shares: weights of the models. budget: in seconds after `started`;
+    None for the usual time. draws: whether to compute the curve over lambda. earlier: the result of a search among the
+    same models, to continue from.
     """
 
     models: Sequence[Model]
@@ -163,12 +158,12 @@ class Search:
         return self.started + (self.budget or USUAL) - time.perf_counter()
 
     def has_time(self, seconds: float) -> bool:
-        """Whether so many seconds are left."""
+        """Return whether this many seconds are left."""
         return self.left >= seconds
 
     @cached_property
     def data(self) -> Data:
-        """The data that candidates are fitted on and chosen by."""
+        """The data to fit candidates on and to choose by."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
             opt = replace(opt, data=opt.data or "self", samples=self.few if opt.self_made else TAUGHT)
@@ -176,15 +171,15 @@ class Search:
 
     @cached_property
     def few(self) -> int:
-        """How many examples the closed forms take: all that were asked for, or what is affordable; of an earlier search
-        as many as there, so that nothing that was fitted on is held out now."""
+        """How many examples closed forms use: as many as requested or affordable; after an earlier search as many as it
+        used, so that nothing is held out now that was fitted on then."""
         if self.earlier is not None:
             return self.earlier.few
         return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
 
     def affordable(self) -> int:
-        """How many examples: as many as were asked for, and held out besides, more of what is cheap; fewer where a
-        machine of `SPEED` could not try all closed forms on them in their share of the time."""
+        """Return how many examples to use: those requested and as many as are held out, more if they are cheap; fewer
+        if a machine of `SPEED` could not try all closed forms on them in their share of the time."""
         stock = self.stock[self.centre]
         if self.opt.self_made:
             example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
@@ -203,12 +198,12 @@ class Search:
 
     @cached_property
     def spare(self) -> Sequence[Batch]:
-        """Given data beyond those that closed forms take; distillation has them besides."""
+        """Given data that closed forms do not use, for distillation."""
         return self.data.batches[self._most :]
 
     @cached_property
     def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
-        """The batches to fit on, and those to choose by; in each, texts of like length share a batch."""
+        """The batches to fit on and those to choose by, each with texts of similar length."""
         batches = self.data.batches[: self._most]
         size = examples_in(batches[0])
         fit, held = (recut(part, size, by_length=True) for part in noised(batches, self.opt, CHOOSING))
@@ -216,23 +211,23 @@ class Search:
 
     @property
     def _most(self) -> int:
-        """The batches that hold as many examples as closed forms take, at least one to fit on and one to choose by."""
+        """How many batches closed forms use: at least one to fit on and one to choose by."""
         return max(2, -(-self.few // examples_in(self.data.batches[0])))
 
     @property
     def imagines(self) -> bool:
-        """Whether the inputs are pictures that the models made."""
+        """Whether the inputs are images that the models imagined."""
         return self.opt.self_made and "pixel_values" in self.split[0][0]
 
     @property
     def known(self) -> bool:
-        """Whether the inputs are what the models were trained for: data that were given, or text that they wrote."""
+        """Whether the inputs are like the training data: given data, or text that the models wrote."""
         wrote = any(is_for(self.models[0], task) for task in ("causal-lm", "masked-lm"))
         return not self.opt.self_made or wrote
 
     @cached_property
     def stock(self) -> list[LoadedModel]:
-        """The models as they are, loaded once; nobody changes them."""
+        """The unchanged models, loaded once."""
         return [loaded_model(model, dtype=self.opt.dtype, device=self.opt.device) for model in self.models]
 
     @cached_property
@@ -245,7 +240,7 @@ class Search:
 
     @cached_property
     def mixed(self) -> bool:
-        """Whether to learn and distil in bfloat16: where it is faster, since time is what is short."""
+        """Whether to learn and distil in bfloat16: if it is faster, since time is short."""
         return self.opt.mixed or (self.opt.dtype == torch.float32 and bfloat16_is_faster(self.opt.device))
 
     def sources(self, aligned: Aligned) -> Sources:
@@ -264,7 +259,7 @@ class Search:
         return Candidate(name, aligned, method, tensors, losses, facts)
 
     def closed(self, name: str, aligned: Aligned, spread: bool = False) -> Candidate:
-        """The average of aligned models, or their progressive merge where that is better."""
+        """Return the average of aligned models, or their progressive merge if that is better."""
         how = ProgressiveMerge(spread=spread, settle=False)
         found = merge_progressively(self.sources(aligned), *self.split, how, self.opt, self.tell)
         method = ProgressiveMerge(spread=spread) if found.fitted else Average()
@@ -273,8 +268,8 @@ class Search:
         return self.candidate(name, aligned, method, found.tensors, **facts)
 
     def line(self, aligned: Aligned) -> list[float]:
-        """Return the divergence of the averages of two aligned models, with the weights 1 - lambda and lambda, from the
-        mixture of their predictions with the same weights, on a few examples held out."""
+        """Return, for each lambda, the divergence of (1 - lambda) A + lambda B from the mixture of the two models'
+        predictions with the same weights, on a few held-out examples."""
         first, second = aligned.models
         rows = recut(self.split[1], 1)
         batches, found = recut(rows[:: -(-len(rows) // FEWEST)], FEWEST), list[float]()
@@ -292,7 +287,7 @@ class Search:
         return found
 
     def lacks(self, one: Candidate) -> bool:
-        """Whether the verdict on a candidate would be that it is broken, or guessed inputs leave that open."""
+        """Return whether the verdict on a candidate would be that it is broken, or open because inputs are guessed."""
 
         def source(number: int) -> Load:
             return lambda: lambda batch: self.answers(batch)[number]
@@ -304,11 +299,11 @@ class Search:
             return works is False or what == GUESSED
 
     def matched(self, start: str) -> Candidate:
-        """The best closed form after matching by weights or activations."""
+        """Return the best closed form after matching by weights or activations."""
         return self.closed(start, self.aligned(LEVEL, match_with=start))
 
     def resumed(self, earlier: Earlier) -> Candidate:
-        """The result of an earlier search, beside the models as they were aligned for it."""
+        """Return the result of an earlier search as a candidate, with the models aligned as they were for it."""
         start = earlier.chosen.split(",")[0].removeprefix("learned from ")
         matched = start in ("weights", "activations") and self.kin.kind == APART
         aligned = self.aligned(LEVEL, match_with=start) if matched else self.aligned("none")
@@ -319,16 +314,16 @@ class Search:
         return self.candidate(earlier.chosen, aligned, earlier.method, tensors)
 
     def learned(self, start: str, seconds: float) -> Candidate:
-        """The average after learned matching, or its progressive merge.
+        """Return the average after learned matching, or the progressive merge.
 
-        It learns logits: models are sure of pictures that they imagine, so their divergence asks for little there.
+        The loss compares logits: models are so sure of images that they imagined that the KL divergence is almost flat.
         """
         aligned = self.aligned(LEARNED_LEVEL, match_with="learned", start=start, seconds=seconds, mixed=self.mixed,
                                loss="logits", lr=LEARNED_LR)  # fmt: skip
         return self.closed(f"learned from {start}", aligned)
 
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
-        """The best so far after some steps of distillation."""
+        """Return the best candidate so far after some steps of distillation."""
         (fit, held), tell = self.split, self.tell
         batches = shortened(recut([*fit, *self.spare], DISTILLED, by_length=True))
         steps = MOST_STEPS if self.budget is not None else ROUNDS * len(batches)
@@ -343,11 +338,12 @@ class Search:
 
 
 def choose(search: Search) -> Chosen:
-    """Align and merge models in every way that there is time for, and keep the best; by weights alone where they make
-    no inputs for one another.
+    """Align and merge models in every way that there is time for, and return the best.
+
+    If the models cannot make inputs for each other, they are matched by weights alone.
 
     Raises:
-        ValueError: for given data that do not fit the models, and for models without an output in common.
+        ValueError: Given data do not fit the models, or the models have no output in common.
     """
     opt, notes, found = search.opt, list[str](), list[Candidate]()
     if too_large(search.models, opt):
@@ -392,8 +388,8 @@ def choose(search: Search) -> Chosen:
             consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
 
     def go_on() -> None:
-        """Distil the best so far; or learn matching on pictures that the models imagine, since distilling lowers the
-        loss on these while the model of real ones gets worse."""
+        """Distil the best candidate; or learn matching if the inputs are imagined images, on which distillation lowers
+        the loss while the model gets worse on real ones."""
         unbounded = search.budget is not None or search.lacks(best())
         apart = search.kin.kind == APART and not copies()
         goes_on = apart and (search.known or search.imagines)
@@ -412,7 +408,7 @@ def choose(search: Search) -> Chosen:
             runnable(model.origin)
         if not comparable(search.stock, search.split[1][0]):
             raise ValueError("the models predict nothing that can be compared: their heads have no output in common")
-    except Exception as error:  # each model class fails in its own way on inputs that it does not take
+    except Exception as error:  # each model class fails in its own way on inputs that it does not accept
         if opt.data:
             raise
         return by_weights(search, f"nothing could be tried on inputs that the models make ({one_line(error)})")
@@ -447,20 +443,13 @@ def choose(search: Search) -> Chosen:
         report["line"] = {"lambdas": list(LAMBDAS), **{name: search.line(one) for name, one in curves.items()}}
     losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(found, key=lambda one: one.loss))
     notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *notes]
-    return Chosen(
-        taken.aligned,
-        taken.method,
-        Merged(pairs, taken.facts),
-        report,
-        notes,
-        search.split[1],
-        judged_on(opt, search.models[0]),
-    )
+    judged = judged_on(opt, search.models[0])
+    return Chosen(taken.aligned, taken.method, Merged(pairs, taken.facts), report, notes, search.split[1], judged)
 
 
 def shortened(batches: Sequence[Batch]) -> list[Batch]:
-    """Return batches with fewer examples where texts are long, so that maps of attention have no more entries in all
-    than those of `DISTILLED` texts of `LONG` tokens."""
+    """Return batches with fewer examples of long texts, so that their attention maps have no more entries than those of
+    `DISTILLED` texts of `LONG` tokens."""
     found = list[Batch]()
     for batch in batches:
         length = batch["input_ids"].shape[-1] if "input_ids" in batch else LONG
@@ -469,14 +458,14 @@ def shortened(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def judged_on(opt: Options, model: Model) -> str:
-    """Return what a verdict says of its inputs."""
+    """Return how a verdict describes its inputs."""
     if not opt.self_made:
         return "data held out"
     return GUESSED if guessed(model) else "inputs that the models made"
 
 
 def too_large(models: Sequence[Model], opt: Options) -> bool:
-    """Whether the models, the merged one, and two copies of a model do not fit in memory together."""
+    """Return whether the models, the merged one and two copies of a model exceed the available memory."""
     room = available_memory()
     return room is not None and opt.device == "cpu" and (
         opt.dtype.itemsize * sum(map(numel, [*models, *models, models[0], models[0]])) > room
@@ -484,20 +473,20 @@ def too_large(models: Sequence[Model], opt: Options) -> bool:
 
 
 def by_weights(search: Search, why: str) -> Chosen:
-    """Return what needs no data: the average of models matched by their weights; those of one base stay as they are."""
+    """Return the average of models matched by their weights, or as they are if they have a common base."""
     level = LEVEL if search.kin.kind == APART else "none"
     aligned = align_all(search.models, search.centre, level, search.opt, search.tell)
     return Chosen(aligned, Average(), notes=[f"{why}: averaged by weights alone"])
 
 
 def comparable(models: Sequence[LoadedModel], batch: Batch) -> bool:
-    """Whether the models have an output in common, unlike those with classes of different tasks."""
+    """Return whether the models have an output in common, unlike classifiers for different tasks."""
     example = {name: value[:1] for name, value in batch.items() if name != "labels"}
     shapes = [{(name, value.shape) for name, value in predictions(run(model, example)).items()} for model in models]
     return bool(set.intersection(*shapes))
 
 
 def one_shape(models: Sequence[Model]) -> bool:
-    """Whether all tensors of the models have one shape, which learning needs."""
+    """Return whether all models have tensors of the same shapes, as learned matching requires."""
     shapes = [{role: entry.shape for role, entry in model.signature.tensors.items()} for model in models]
     return all(shape == shapes[0] for shape in shapes)

@@ -222,7 +222,7 @@ def test_heads_of_different_tasks_cannot_be_compared(tmp_path: Path) -> None:
     ("how", "sentence"),
     [
         (dict(quality="good"), "choose one of fast, balanced, best"),
-        (dict(budget="soon"), "write it such as 30s, 5m or 2h"),
+        (dict(budget="soon"), "write it like 30s, 5m or 2h"),
         (dict(budget="5m", quality="best"), "quality is a name for a budget"),
         (dict(quality="fast", match="full"), "a budget chooses match by itself"),
         (dict(budget="1m", method="progressive"), "a budget chooses method by itself"),

@@ -162,11 +162,7 @@ def _single(found: Traced, larger: Traced | None) -> bool:
 
 
 def _larger(
-    config: PretrainedConfig | str,
-    cls: str,
-    kept: frozenset[str] = frozenset(),
-    run: bool = False,
-    layers: int = 3,
+    config: PretrainedConfig | str, cls: str, kept: frozenset[str] = frozenset(), run: bool = False, layers: int = 3
 ) -> Traced | None:
     """Return another twin, with other sizes and numbers of heads and one more layer, if one can be built: sizes that
     agree by chance in one twin do not in both.
@@ -181,13 +177,10 @@ def _larger(
     for heads in (3, 2):  # some classes want powers of two
         try:
             model, inputs = twins.build(config, cls, 1, Scale(14, layers, heads, kept))
-            break
         except ModelError:
             continue
-    else:
-        return None
-    if run:
-        return traced(model, inputs)
-    tied = untied(model)
-    names = held_by(model)
-    return Traced(model, inputs, Trace(rules=RULES), {name: [] for name in names}, tied)
+        if run:
+            return traced(model, inputs)
+        tied = untied(model)
+        return Traced(model, inputs, Trace(rules=RULES), {name: [] for name in held_by(model)}, tied)
+    return None
