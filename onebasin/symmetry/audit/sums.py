@@ -130,15 +130,19 @@ def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Yield what the rows of a table share. Another table that is summed with it may take that, whatever either is
-    multiplied by, which no note says (scaled embeddings, whose factor is the configuration's)."""
-    tables: dict[Leaf, list[str]] = {}
+    """Yield what the rows of a table share. Another table or a bias that is summed with it may take that, whatever
+    either is multiplied by, which no note says (scaled embeddings, whose factor is the configuration's; positions that
+    are interpolated)."""
+    summed: dict[Leaf, list[str]] = {}
     for role, entry in signature.tensors.items():
-        moving = [leaf for leaf in signature.leaves(entry) if MOVES[signature.spaces[leaf.space].kind]]
-        if len(entry.axes) == 2 and entry.norm is None and len(moving) == 1 and not moving[0].dual:
-            tables.setdefault(moving[0], []).append(role)
-    for leaf, roles in tables.items():
-        for role in roles if len(roles) > 1 else ():
+        *others, leaf = [leaf for leaf in signature.leaves(entry) if not leaf.constant] or [Leaf("1")]
+        moving = any(leaf.dual or MOVES[signature.spaces[leaf.space].kind] for leaf in others)
+        if len(entry.axes) <= 2 and not (leaf.constant or leaf.dual or entry.norm or moving):
+            summed.setdefault(leaf, []).append(role)
+    for leaf, roles in summed.items():
+        if len(roles) == 1 or all(len(signature.tensors[role].axes) == 1 for role in roles):
+            continue
+        for role in roles:
             for unit in units((signature.sizes[leaf.space],)):
                 yield {role: _everywhere(signature, tensors, role, leaf, unit)}
 

@@ -218,10 +218,27 @@ class Writer:
             heading, layer, _ = self.parsed(one)
             if heading:
                 blocks[heading].add(layer)
-        self.flattened |= {heading for heading, layers in blocks.items() if len(layers) < 2}
+        self.flattened |= {heading for heading, layers in blocks.items() if len(layers) < 2 or self._chained(heading)}
         while (bad := self._conflict()) is not None:
             self.flattened.add(bad)
         self._gather()
+
+    def _chained(self, heading: str) -> bool:
+        """Whether a block is a chain of matrices with activations in between, one reading what another one writes."""
+        places: dict[int, set[tuple[int, str, int]]] = defaultdict(set)
+        layers = set[int]()
+        for one in self.found:
+            own, layer, rest = self.parsed(one)
+            if own != heading:
+                continue
+            if "." in rest:
+                return False
+            layers.add(layer)
+            for number, axis in enumerate(one.axes):
+                for leaf in axis.leaves if axis is not None else ():
+                    places[id(leaf.top.atom)].add((layer, rest, number))
+        gaps = max(layers) >= len(layers)
+        return gaps and any(len({number for *_, number in each}) > 1 for each in places.values())
 
     def _homes(self) -> dict[int, tuple[str, int] | None]:
         """Return for each atom the block and layer to which it belongs, or None if it belongs to several."""

@@ -68,7 +68,13 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
                 continue
             done |= out_dims
             merged = _merged(source, label, group, places, out_dims, out)
-            if merged is None:
+            if merged is None and len(mine) == 1 and all(label.axes[e] is None for e in others):
+                (j,) = mine  # several vectors side by side
+                axes[j] = flat([data(out.shape[j] // axis.size), axis]) if _in_turn(places[d], j, axis.size) else None
+                done -= out_dims - mine
+                if axes[j] is None:
+                    fix(axis, why)
+            elif merged is None:
                 hold((label.axes[e] for e in group), why)
                 for e in group:
                     label.axes[e] = None
@@ -140,6 +146,12 @@ def coordinates(where: Tensor, shape: torch.Size) -> list[Tensor]:
 def line_of(places: Tensor, dim: int) -> Tensor:
     """Return the entries along one dimension, at the beginning of all others."""
     return places.movedim(dim, 0).reshape(places.shape[dim], -1)[:, 0]
+
+
+def _in_turn(places: Tensor, dim: int, size: int) -> bool:
+    """Return whether coordinates along a dimension go through all entries in turn, several times."""
+    length = places.shape[dim]
+    return length % size == 0 and bool((line_of(places, dim) == torch.arange(length) % size).all())
 
 
 def _merged(
