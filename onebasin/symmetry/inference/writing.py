@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
 
@@ -277,11 +277,8 @@ class Writer:
             changed = False
             for row, (first, *others) in rows.items():
                 for axes in others:
-                    same_as = (
-                        [_matched(a, b) for a, b in zip(first, axes, strict=True)]
-                        if len(axes) == len(first)
-                        else [None]
-                    )
+                    alike = len(axes) == len(first)
+                    same_as = [_matched(a, b) for a, b in zip(first, axes, strict=True)] if alike else [None]
                     if None in same_as:
                         if self.by_name:
                             return row[0]
@@ -384,16 +381,16 @@ class Writer:
     def batches(self) -> None:
         of = self.of
         beside: dict[int, set[int]] = {}
-        for occurrence in _different([*self.trace.occurrences, *(self._axes(one) for one in self.found)]):
+        occurrences = [*self.trace.occurrences, *(self._axes(one) for one in self.found)]
+        different = {tuple(id(axis.top.atom) for axis in axes): axes for axes in occurrences}
+        for occurrence in different.values():
             for view in _views(occurrence):
                 here = {of[id(leaf.top.atom)] for leaf in view if id(leaf.top.atom) in of}
                 for place in here:
                     beside[place] = beside.get(place, here) & here
         apart: set[tuple[int, int]] = set()
         for kept, gone in self.trace.apart:
-            mine = {of[id(leaf.top.atom)] for axis in kept for leaf in axis.leaves if id(leaf.top.atom) in of}
-            others = {of[id(leaf.top.atom)] for axis in gone for leaf in axis.leaves if id(leaf.top.atom) in of}
-            apart |= {(a, b) for a in mine for b in others}
+            apart |= {pair for a in kept for b in gone for pair in product(self._of(a), self._of(b))}
         before: dict[tuple[int, int], bool] = {}
         for one in self.found:
             for view in _views([axis for axis in one.axes if axis is not None]):
@@ -446,21 +443,17 @@ class Writer:
         around: set[int] = set()  # spaces on one axis with heads
         for one in self.found:
             for axis in one.axes:
-                numbers = (
-                    {self.of[id(leaf.top.atom)] for leaf in axis.leaves} if axis is not None and axis.flat else set()
-                )
+                numbers = self._of(axis) if axis is not None and axis.flat else set()
                 if numbers & attention:
                     around |= numbers
         count: dict[int, int] = defaultdict(int)
-        for one in self.found:
-            for axis in self._axes(one):
-                for leaf in axis.leaves:
-                    count[self.of[id(leaf.top.atom)]] += 1
         first: dict[int, int] = {}  # space -> the first tensor that has it
         for i, one in enumerate(self.found):
             for axis in self._axes(one):
                 for leaf in axis.leaves:
-                    first.setdefault(self.of[id(leaf.top.atom)], i)
+                    number = self.of[id(leaf.top.atom)]
+                    count[number] += 1
+                    first.setdefault(number, i)
         for number, place in sorted(
             enumerate(self.places), key=lambda each: (bool(each[1].heading), first.get(each[0], 0))
         ):
@@ -611,7 +604,7 @@ class Writer:
 
     def _still(self, axis: Axis) -> bool:
         """Whether all parts of an axis are fixed, and no space has a map for each of their entries."""
-        numbers = {self.of[id(leaf.top.atom)] for leaf in axis.leaves}
+        numbers = self._of(axis)
         return all(kind_of(self.places[n].moves) == "fixed" and n not in self.outer for n in numbers)
 
     def _kept(self, size: int) -> str:
@@ -737,13 +730,11 @@ class Writer:
 
     def _read_by_others(self, one: Found) -> bool:
         """Whether other tensors read all spaces that this one reads."""
-        read = [leaf.top for axis in one.axes if axis is not None for leaf in axis.leaves if self._reads(leaf)]
+        read = [leaf.top for axis in one.axes if axis is not None for leaf in axis.leaves
+                if leaf.top.dual != self.turned[id(leaf.top.atom)]]  # fmt: skip
         others = [leaf.top for other in self.found if other.tied != one.tied
                   for axis in other.axes if axis is not None for leaf in axis.leaves]  # fmt: skip
         return bool(read) and all(leaf in others for leaf in read)
-
-    def _reads(self, leaf: Axis) -> bool:
-        return leaf.top.dual != self.turned[id(leaf.top.atom)]
 
     def _summed_with(self, one: Found) -> Found | None:
         """Return the first of the tables that are summed with this one whenever its rows are looked up."""
@@ -832,12 +823,8 @@ class Writer:
             if here != section:
                 out += ["", here]
                 section = here
-            if here == "heads":
-                name = (
-                    name
-                    if not self.prefix or not any(one.name == self.prefix + name.rstrip("?") for one in self.found)
-                    else self.prefix + name
-                )
+            if here == "heads" and any(one.name == self.prefix + name.rstrip("?") for one in self.found):
+                name = self.prefix + name
             out.append(f"    {name}  {text}" + (f"  ; {notes}" if notes else ""))
         seen = {self.parsed(one)[::2] for one in self.found if one.parameter in self.trace.seen}
         seen |= {self.parsed(self._home(one))[::2] for one in self.found if self._looked_up(one)}
@@ -922,11 +909,6 @@ def _pieces(axis: Axis) -> Iterator[Axis]:
             yield from _pieces(part)
         else:
             yield part
-
-
-def _different(occurrences: Iterable[Sequence[Axis]]) -> Iterable[Sequence[Axis]]:
-    """Return the occurrences without repetitions."""
-    return {tuple(id(axis.top.atom) for axis in axes): axes for axes in occurrences}.values()
 
 
 def _views(axes: Sequence[Axis]) -> Iterator[list[Axis]]:
