@@ -45,9 +45,12 @@ TYPES: dict[str, dict[str, Any]] = {
 
 # Types without a table by hand: of biogpt two positions that nothing looks up, of granitemoeshared a router that asks
 # the stream for its dtype, of qwen2_vl_text a norm whose output leaves the model; of nomic_bert post-norm sums without
-# biases; of mpnet positions that count what does not pad; of openai_privacy_filter gates that are cut off.
+# biases; of mpnet positions that count what does not pad; of openai_privacy_filter gates that are cut off; of
+# chinese_clip_vision_model a class token with a row of positions, of minicpmv4_7_vision positions in another order, of
+# yoso heads divided by their length, of esm norms with a gamma and a beta, of exaone4_5_vision patches side by side.
 INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "nomic_bert", "mpnet",
-            "openai_privacy_filter"]  # fmt: skip
+            "openai_privacy_filter",
+            "chinese_clip_vision_model", "minicpmv4_7_vision", "yoso", "esm", "exaone4_5_vision"]  # fmt: skip
 
 BERT = dict(
     vocab_size=14, max_position_embeddings=4, hidden_size=6, num_hidden_layers=1, num_attention_heads=2,

@@ -305,10 +305,14 @@ def branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 
 
 def lengths(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Yield the scale of every head. Where each is divided by its own length, nothing sees it."""
+    """Yield the scale of every head, and of every row of a table. Where each is divided by its own length, nothing sees
+    it."""
     for role, entry in signature.tensors.items():
-        for leaf, outer in nesting(entry.axes):
-            if leaf.constant or signature.spaces[leaf.space].kind != "orthogonal" or not outer or entry.norm:
+        table = len(entry.axes) == 2 and all(isinstance(axis, Leaf) and not axis.dual for axis in entry.axes)
+        rows = [axis.space for axis in entry.axes[:1] if isinstance(axis, Leaf) and table]
+        for leaf, before in nesting(entry.axes):
+            outer = before or rows
+            if leaf.constant or entry.norm or signature.spaces[leaf.space].kind != "orthogonal":
                 continue
             grown = [name for name in (role, bias_beside(role)) if has(signature, name, leaf)]
             for unit in units(tuple(signature.sizes[space] for space in outer)):
