@@ -41,3 +41,26 @@ def test_entries_that_stay_one_by_one_are_made_like_an_axis_that_stays() -> None
         fix(axis, "output")
     assert [_matched(boxes, still) for _ in range(2)] == [False, True]
     assert len(list(boxes.leaves)) == len(list(still.leaves)) == 1 and not boxes.moves
+
+
+def test_vectors_side_by_side_keep_their_axis() -> None:
+    """Four patches become one vector: the channels of each move alike."""
+    channels = new(3)
+    patches = torch.randn(12, 3)
+    setattr(patches, KEY, Label([None, channels]))
+    trace = Trace(rules=RULES)
+    with trace:
+        merged = patches.view(3, 12)
+    still, moving = trace.axes(merged)[1].leaves  # type: ignore[union-attr]
+    assert moving is channels and still.size == 4 and not still.moves and channels.moves == MOVES["linear"]
+
+
+def test_vectors_that_are_torn_apart_stay() -> None:
+    """Entries of several patches take turns, or two axes that move are cut where neither ends."""
+    for axes, cut in (([None, None, new(3)], (3, 12)), ([None, new(4), new(3)], (3, 8, 3))):
+        x = torch.randn(6, axes[1].size if axes[1] else 2, 3)
+        setattr(x, KEY, Label(list(axes)))
+        trace = Trace(rules=RULES)
+        with trace:
+            trace.axes(x.transpose(-1, -2).reshape(cut))
+        assert not any(axis.moves for axis in axes if axis is not None)

@@ -41,7 +41,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
             images = _moved(label.linear.images, places, depends, out.shape)
             single = {d for d in label.dims if out.dim() == source.dim() and out.shape[d] == 1}  # one entry, as a slice
             linear, dims = Linear(label.linear.axis, images), tuple(sorted(mine | single))
-    done: set[int] = set()
+    done, grouped = set[int](), set[int]()  # dimensions of `out`, and of `source`
     for d in range(source.dim()):
         axis = label.axes[d] if linear is None or d not in label.dims else None
         if linear is not None and d in label.dims:
@@ -64,17 +64,18 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         elif others:
             group = sorted({d, *others})
             out_dims = set().union(*(depends[e] for e in group))
-            if out_dims & done:
+            if d in grouped:
                 continue
-            done |= out_dims
-            merged = _merged(source, label, group, places, out_dims, out)
-            if merged is None and len(mine) == 1 and all(label.axes[e] is None for e in others):
+            merged = None if out_dims & done else _merged(source, label, group, places, out_dims, out)
+            alone = merged is None and len(mine) == 1 and all(label.axes[e] is None for e in others)
+            if alone and not mine & done and _in_turn(places[d], next(iter(mine)), axis.size):
                 (j,) = mine  # several vectors side by side
-                axes[j] = flat([data(out.shape[j] // axis.size), axis]) if _in_turn(places[d], j, axis.size) else None
-                done -= out_dims - mine
-                if axes[j] is None:
-                    fix(axis, why)
-            elif merged is None:
+                axes[j] = flat([data(out.shape[j] // axis.size), axis])
+                done |= mine
+                continue
+            grouped |= set(group)
+            done |= out_dims
+            if merged is None:
                 hold((label.axes[e] for e in group), why)
                 for e in group:
                     label.axes[e] = None
