@@ -80,7 +80,7 @@ def audit(
     sizes = full.norm(dim=0)  # the unit of a parameter is arbitrary: columns of equal norm make the gap clear
     seen = sizes > 0
     largest = _largest(full)
-    basis = tied_span(signature, tensors)
+    basis = tied_span(signature, tensors, tried=True)
     change = (full @ basis).norm(dim=0) / largest
     if bool((change >= WRONG).any()):  # stated tangents have to be flat; of guessed ones, only the flat part counts
         basis = _flat(full, basis, largest)
@@ -185,17 +185,17 @@ def jacobian(outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors) -
     return torch.cat(rows)
 
 
-def tied_span(signature: Signature, tensors: Tensors, stated: bool = False) -> Tensor:
+def tied_span(signature: Signature, tensors: Tensors, stated: bool = False, tried: bool = False) -> Tensor:
     """Return an orthonormal basis of the generated tangents that keep tied tensors equal: (parameters, dimension).
 
     Tangents are generated with all tied tensors separate, and with a weight for norms that have none. Tying restricts
     a model to a subspace of parameters, as a weight of 1 does, and its flat directions are those of the freer model in
-    that subspace. stated: see `tangents`.
+    that subspace. stated, tried: see `tangents`.
     """
     loose = separate(with_ties(signature))
     point = share(loose, dict(tensors))
     rows = []
-    for tangent in tangents(loose, point, stated):
+    for tangent in tangents(loose, point, stated, tried):
         flat = torch.cat([tangent.get(role, torch.zeros_like(point[role])).reshape(-1) for role in loose.tensors])
         if float(flat.norm()) > SPAN:
             rows.append(flat / flat.norm())

@@ -36,7 +36,7 @@ from .special import (
 from .sums import apart, branches, first_read, gains, lengths, passed_as_ones, scales, shared_rows, shifts, starts
 
 
-def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> Iterator[Tangent]:
+def tangents(signature: Signature, tensors: Tensors, stated: bool = False, tried: bool = False) -> Iterator[Tangent]:
     """Yield all directions that are flat according to the signature; they may be linearly dependent.
 
     Inputs are assumed to have no padding: directions that only padding excludes are flat.
@@ -46,6 +46,7 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> It
         tensors: Role -> tensor.
         stated: Only yield those that follow from its groups, its canonical form and its notes. Others are guessed from
             the readers and writers of a space, and need not be flat.
+        tried: Also yield those that are flat in a few models only, which no table tells: see which ones are.
     """
     whole = {role: replace(e, notes={k: v for k, v in e.notes.items() if k != "padded"})
              for role, e in signature.tensors.items()}  # fmt: skip
@@ -55,10 +56,11 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False) -> It
     signature = replace(signature, tensors={**signature.tensors, **biases})
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
     noted_so = (_unseen, unscaled, idle, constants, batch_norms, gated_convolutions, between_zeros)
-    sums = (passed_as_ones, circles, apart, lone_rows, shared_rows, shifts)
+    sums = (passed_as_ones, circles, apart, lone_rows, shifts)
     norms = (first_read, constant_ones, twice_normed)
-    guessed = () if stated else (*norms, *sums, scales, starts, branches, lengths, gains)
-    for generate in (_groups, _gauge, *noted_so, *guessed):
+    guessed = () if stated else (*norms, *sums, scales, starts, branches, gains)
+    rare = (shared_rows, lengths) if tried else ()
+    for generate in (_groups, _gauge, *noted_so, *guessed, *rare):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
                 _, reader, direction = implied[bias]
