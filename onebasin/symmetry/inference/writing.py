@@ -225,8 +225,7 @@ class Writer:
 
     def _chained(self, heading: str) -> bool:
         """Whether a block is a chain of matrices with activations in between, one reading what another one writes."""
-        places: dict[int, set[tuple[int, str, int]]] = defaultdict(set)
-        layers = set[int]()
+        places, layers = defaultdict[int, set[int]](set), set[int]()
         for one in self.found:
             own, layer, rest = self.parsed(one)
             if own != heading:
@@ -236,9 +235,8 @@ class Writer:
             layers.add(layer)
             for number, axis in enumerate(one.axes):
                 for leaf in axis.leaves if axis is not None else ():
-                    places[id(leaf.top.atom)].add((layer, rest, number))
-        gaps = max(layers) >= len(layers)
-        return gaps and any(len({number for *_, number in each}) > 1 for each in places.values())
+                    places[id(leaf.top.atom)].add(number)
+        return max(layers) >= len(layers) and any(len(each) > 1 for each in places.values())
 
     def _homes(self) -> dict[int, tuple[str, int] | None]:
         """Return for each atom the block and layer to which it belongs, or None if it belongs to several."""
