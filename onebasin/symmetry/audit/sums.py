@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -181,7 +181,7 @@ def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         yield {
             entry.role: gain(tensors, entry.role, entry.norm)
             if entry.norm
-            else _part(signature, tensors, entry.role, space)
+            else _part(signature, tensors, entry.role, {Leaf(space)}, (), torch.ones(()))
             for entry in stage
             if entry.role in writing and not entry.scaled
         } | {role: -tensors[role] for role in reading}
@@ -191,13 +191,18 @@ def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}
 
 
-def _part(signature: Signature, tensors: Tensors, role: str, space: str) -> Tensor:
-    """Return a tensor without the blocks that write elsewhere, as in `[latent | rope']`."""
+def _part(
+    signature: Signature, tensors: Tensors, role: str, wanted: Collection[Leaf], outer: Sequence[str], unit: Tensor
+) -> Tensor:
+    """Return the blocks of a tensor that have one of some leaves (not `rope'` in `[latent | rope']`, say), times a
+    factor for each index of the outer spaces; 0 elsewhere."""
     found = torch.zeros_like(tensors[role])
-    cuts = zip(cut(signature, role, tensors[role]), cut(signature, role, found), strict=True)
-    for (piece, axes), (target, _) in cuts:
-        if Leaf(space) in axes:
-            target += piece
+    for (piece, axes), (target, _) in zip(
+        cut(signature, role, tensors[role]), cut(signature, role, found), strict=True
+    ):
+        names = [leaf.space for leaf in axes]
+        if not set(wanted).isdisjoint(axes):
+            target += piece * spread(unit, [names.index(space) for space in outer], piece.dim())
     return found
 
 
@@ -289,19 +294,9 @@ def branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             for leaf, before in nesting(signature.tensors[members[0]].axes)
             if leaf.space == norm.source
         )
+        parts = [Leaf(space, dual) for space in norm.parts for dual in (False, True)]
         for unit in units(tuple(signature.sizes[space] for space in outer)):
-            found = {}
-            for writer in members:
-                found[writer] = torch.zeros_like(tensors[writer])
-                pieces = zip(
-                    cut(signature, writer, tensors[writer]), cut(signature, writer, found[writer]), strict=True
-                )
-                for (piece, axes), (target, _) in pieces:
-                    names = [leaf.space for leaf in axes]
-                    if set(norm.parts) & set(names):
-                        front = [names.index(space) for space in outer]
-                        target += piece * spread(unit, front, piece.dim())
-            yield found
+            yield {writer: _part(signature, tensors, writer, parts, outer, unit) for writer in members}
 
 
 def lengths(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -316,14 +311,7 @@ def lengths(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                 continue
             grown = [name for name in (role, bias_beside(role)) if has(signature, name, leaf)]
             for unit in units(tuple(signature.sizes[space] for space in outer)):
-                found = {name: torch.zeros_like(tensors[name]) for name in grown}
-                for name in grown:
-                    pairs = zip(cut(signature, name, tensors[name]), cut(signature, name, found[name]), strict=True)
-                    for (piece, axes), (target, _) in pairs:
-                        names = [one.space for one in axes]
-                        if leaf in axes:
-                            target += piece * spread(unit, [names.index(space) for space in outer], piece.dim())
-                yield found
+                yield {name: _part(signature, tensors, name, {leaf}, outer, unit) for name in grown}
 
 
 def gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
