@@ -46,7 +46,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         axis = label.axes[d] if linear is None or d not in label.dims else None
         if linear is not None and d in label.dims:
             continue
-        if axis is None:
+        if axis is None or d in grouped:
             continue
         mine = depends[d]
         others = [e for e in range(source.dim()) if e != d and depends[e] & mine and source.shape[e] > 1]
@@ -64,8 +64,6 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         elif others:
             group = sorted({d, *others})
             out_dims = set().union(*(depends[e] for e in group))
-            if d in grouped:
-                continue
             merged = None if out_dims & done else _merged(source, label, group, places, out_dims, out)
             alone = merged is None and len(mine) == 1 and all(label.axes[e] is None for e in others)
             if alone and not mine & done and _in_turn(places[d], next(iter(mine)), axis.size):

@@ -29,12 +29,6 @@ def whole_of(tensor: Any) -> str:
     return label.name if label.name and tensor.shape[-2] > 1 and tensor.numel() == rows else label.whole
 
 
-def rows_of(tensor: Any) -> tuple[str, ...]:
-    """Return the tables of which every vector of a tensor (along its last axis) is a row, or a sum of rows."""
-    label: Label | None = getattr(tensor, KEY, None)
-    return () if label is None else label.rows
-
-
 def as_biases(label: Label) -> tuple[tuple[str, Axis], ...]:
     """Return a parameter with two axes as a table of biases."""
     inner = label.axes[1] if len(label.axes) == 2 else None
@@ -51,12 +45,13 @@ def note_rows(trace: Trace, *tables: tuple[str, ...]) -> tuple[str, ...]:
 def note_places(trace: Trace, a: Any, b: Any, out: Tensor) -> tuple[str, ...] | None:
     """Record a table of positions whose rows are added to the vectors there, and return the summands of all vectors."""
     for one, other in ((a, b), (b, a)):
-        label, table, rows = trace.label(one), whole_of(other), rows_of(other)
-        if label is None or one.dim() < 2:
+        label, theirs = trace.label(one), trace.label(other)
+        if label is None or theirs is None or one.dim() < 2:
             continue
-        if table and out.shape == one.shape:
-            trace.placed[table] = label.side or ((one.shape[-2], vectors_of(one)),)
-        elif len(rows) == 1 and vectors_of(one) and one.shape[-1] == other.shape[-1]:  # in whatever order
-            trace.placed[rows[0]] = ((one.shape[-2], vectors_of(one)),)
+        shared = (one.shape[-2], vectors_of(one))
+        if (table := whole_of(other)) and out.shape == one.shape:
+            trace.placed[table] = label.side or (shared,)
+        elif len(theirs.rows) == 1 and shared[1] and one.shape[-1] == other.shape[-1]:  # in whatever order
+            trace.placed[theirs.rows[0]] = (shared,)
     vectors = (*vectors_of(a), *vectors_of(b)) if isinstance(a, Tensor) and isinstance(b, Tensor) else ()
     return vectors if vectors and out.dim() > 1 else None
