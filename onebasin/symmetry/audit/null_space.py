@@ -80,7 +80,7 @@ def audit(
     sizes = full.norm(dim=0)  # the unit of a parameter is arbitrary: columns of equal norm make the gap clear
     seen = sizes > 0
     largest = _largest(full)
-    basis = tied_span(signature, tensors, tried=True)
+    basis = tied_span(signature, tensors)
     change = (full @ basis).norm(dim=0) / largest
     if bool((change >= WRONG).any()):  # stated tangents have to be flat; of guessed ones, only the flat part counts
         basis = _flat(full, basis, largest)
@@ -92,6 +92,7 @@ def audit(
     zeros = int((values <= tolerance).sum())
     dimension = basis.shape[1]
     if zeros > dimension:
+        basis = orthonormal(_flat(full, tied_span(signature, tensors, tried=True), largest)[seen])
         null = torch.linalg.qr(vectors[:, len(values) - zeros :] / units.unsqueeze(1)).Q
         known = torch.cat([null.mT @ basis, _explained(null, signature, free, seen)], dim=1)
         dimension = int((torch.linalg.svdvals(known) > NEAR).sum())
