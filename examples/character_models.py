@@ -21,6 +21,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import resumable
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -29,8 +30,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from onebasin.data import evaluate, load_task
 from onebasin.data.files import read_text
 from onebasin.data.text import character_vocabulary, encode, part
-from onebasin.engine import bfloat16_is_faster
-from onebasin.engine.placing import appearing_file
 
 CONTEXT = 64
 BATCH = 32
@@ -86,50 +85,19 @@ class Training:
     steps: int
     bfloat16: bool
 
-    def new_model(self, characters: int) -> PreTrainedModel:
-        model = FAMILIES[self.family](characters, self.width, self.layers)
-        if self.bfloat16:
-            model.set_attn_implementation("eager")  # a third faster than fused attention in bfloat16 on a CPU
-        return model
-
 
 def train(ids: Tensor, characters: int, how: Training, kept: Path, every: int = 100) -> PreTrainedModel:
-    """AdamW, one cycle of the learning rate; initial weights and the order of the text from the seed.
+    """Train a model; its state is put into the file `kept` every so many steps, and a stopped run continues from it."""
 
-    Every so many steps the whole state is put into the file `kept`, from which a stopped run continues.
-    """
-    torch.manual_seed(how.seed)
-    model = how.new_model(characters).train()
-    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
-    rising = max(0.05, 2 / how.steps)  # at least two steps
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=how.steps, pct_start=rising)
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    done = 0
-    if kept.exists():
-        state = torch.load(kept, weights_only=True)
-        if state["how"] != asdict(how):
-            raise SystemExit(f"'{kept}' belongs to a run with other settings; delete it or choose another output")
-        for name, one in parts.items():
-            one.load_state_dict(state[name])
-        torch.set_rng_state(state["random"])
-        done = state["done"]
-    for step in range(done + 1, how.steps + 1):
-        starts = torch.randint(len(ids) - CONTEXT, (BATCH, 1))
-        batch = ids[starts + torch.arange(CONTEXT + 1)]
-        with torch.autocast("cpu", torch.bfloat16, enabled=how.bfloat16):
-            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        loss = cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % every == 0:
-            print(f"seed {how.seed}, step {step} of {how.steps}: training loss {loss.item():.3f}", flush=True)
-            state = {name: one.state_dict() for name, one in parts.items()}
-            with appearing_file(kept) as temporary:
-                torch.save({**state, "how": asdict(how), "random": torch.get_rng_state(), "done": step}, temporary)
-    return model.eval()
+    def loss_of(model: PreTrainedModel) -> Tensor:
+        batch = ids[torch.randint(len(ids) - CONTEXT, (BATCH, 1)) + torch.arange(CONTEXT + 1)]
+        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        return cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+    def new_model() -> PreTrainedModel:
+        return FAMILIES[how.family](characters, how.width, how.layers)
+
+    return resumable.train(new_model, loss_of, kept, asdict(how), LEARNING_RATE, every)
 
 
 def main() -> None:
@@ -143,8 +111,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16, about twice as fast on new CPUs")
     given = parser.parse_args()
-    if given.bfloat16 and not bfloat16_is_faster("cpu"):
-        print("bfloat16 is slower than float32 on this machine: leave out --bfloat16", flush=True)
+    if given.bfloat16:
+        resumable.warn_of_slow_bfloat16()
 
     text = read_text(given.text)
     vocabulary = character_vocabulary(text)

@@ -140,3 +140,30 @@ def test_training_takes_few_steps(steps: int, monkeypatch: pytest.MonkeyPatch, t
     how = character_models.Training("gpt2", 16, 1, seed=0, steps=steps, bfloat16=False)
     model = character_models.train(torch.arange(9).repeat(50), 9, how, tmp_path / "kept.pt")
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_images_are_read_as_they_were_in_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What commands read from the table, through the processor, is what the model saw, but for shift and mirror."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import image_models  # type: ignore[import-not-found]
+    import numpy as np
+
+    from onebasin.data import load_task
+
+    random = np.random.default_rng(0)
+    pixels, labels = random.integers(256, size=(9, 8, 8, 3), dtype=np.uint8), np.arange(9, dtype=np.uint8)
+    file = tmp_path / "images.npz"
+    np.savez(file, x_train=pixels, y_train=labels, x_test=pixels, y_test=labels)
+    images = image_models.from_file(file)["train"]
+    image_models.write_table(images, tmp_path / "train.parquet")
+    monkeypatch.setattr(image_models, "WIDTH", 16)
+    folder = tmp_path / "model-0"
+    monkeypatch.setattr("sys.argv", ["image_models.py", str(file), "-o", str(tmp_path), "--seeds", "0", "--steps", "3"])
+    image_models.main()
+    (read,) = load_task("image-classification", tmp_path / "train.parquet", folder).batches
+    assert torch.equal(read["labels"], images.labels)
+    drawn, of = image_models.drawn(images, mirrored=True)
+    for seen, label in zip(drawn, of, strict=True):
+        whole = torch.nn.functional.pad(read["pixel_values"][label], [4] * 4, value=-1)
+        places = [whole[:, i : i + 8, j : j + 8] for i in range(9) for j in range(9)]
+        assert any(torch.allclose(seen, place) or torch.allclose(seen, place.flip(2)) for place in places)
