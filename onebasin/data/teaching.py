@@ -6,6 +6,7 @@ Learned matching and distillation share it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -30,6 +31,7 @@ Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  #
 
 HELD_OUT = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
 KEPT = 2**26  # numbers in the models' outputs that are kept at most, rather than computed again
+PIECE = 2**24  # numbers in a model's outputs that are looked at together, where no gradient needs them all
 
 
 def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
@@ -173,7 +175,18 @@ class Teachers:
     def __init__(self, models: Sequence[Callable[[Batch], Outputs]]) -> None:
         self.models = models
         self.kept: dict[int, list[dict[str, Kept]]] = {}
+        self.cut: dict[int, list[Batch]] = {}
         self.room = KEPT
+
+    @torch.no_grad()
+    def pieces(self, batch: Batch) -> list[Batch]:
+        """Return a batch in pieces of one example or more, the same at every call: as many as leave a model's outputs
+        at `PIECE` numbers."""
+        if id(batch) not in self.cut:
+            numbers = sum(value.numel() for value in self.models[0](_examples(batch, 0, 1)).values())
+            count, step = examples_in(batch), max(1, PIECE // max(numbers, 1))
+            self.cut[id(batch)] = [_examples(batch, i, i + step) for i in range(0, count, step)]
+        return self.cut[id(batch)]
 
     @torch.no_grad()
     def asked(self, batch: Batch) -> list[Outputs]:
@@ -260,12 +273,36 @@ def split_held_out(
 def mean_loss(
     loss: Loss,
     model: Callable[[Batch], Outputs],
-    answers: Callable[[Batch], Sequence[Outputs]],
+    answers: Teachers,
     weights: Sequence[float],
     batches: Sequence[Batch],
 ) -> float:
-    """Return the loss of a model against its teachers' answers, averaged over batches."""
-    return float(torch.stack([loss(model(batch), answers(batch), weights, batch) for batch in batches]).mean())
+    """Return the loss of a model against its teachers' answers, averaged over the predictions of every batch, and then
+    over batches."""
+    means = []
+    for batch in batches:
+        total, count = 0.0, 0
+        for piece in answers.pieces(batch):
+            own = model(piece)
+            if here := _counted(own, piece):
+                total += here * float(loss(own, answers(piece), weights, piece))
+                count += here
+        means.append(total / count if count else math.nan)
+    return sum(means) / len(means)
+
+
+def _counted(own: Outputs, batch: Batch) -> int:
+    """Return how many predictions of a model count."""
+    found = 0
+    for name, output in own.items():
+        if name != "loss":
+            counted = where_counted(output, batch)
+            found += output.shape[:-1].numel() if counted is None else int(counted.sum())
+    return found
+
+
+def _examples(batch: Batch, start: int, stop: int) -> Batch:
+    return {name: value[start:stop] for name, value in batch.items()}
 
 
 @torch.no_grad()
@@ -282,5 +319,5 @@ def example_losses(
         own, theirs = model(batch), answers(batch)
         for i in range(examples_in(batch)):
             here = [{name: value[i : i + 1] for name, value in one.items() if value.dim()} for one in (own, *theirs)]
-            found.append(loss(here[0], here[1:], weights, {name: value[i : i + 1] for name, value in batch.items()}))
+            found.append(loss(here[0], here[1:], weights, _examples(batch, i, i + 1)))
     return torch.stack(found)

@@ -14,6 +14,7 @@ from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import available_memory, peak_memory
 from .parallel import behind, in_order, in_parallel, meanwhile
 from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
+from .spill import Spill
 from .store import Cache, Store, kept
 
 Tell = Callable[[str], None]  # receives a job's progress messages
@@ -26,6 +27,7 @@ __all__ = [
     "Means",
     "Pace",
     "Placing",
+    "Spill",
     "Store",
     "Tell",
     "appearing_file",

@@ -133,11 +133,13 @@ def merge_progressively(
     fit, held = split_held_out(batches, held_out) if len(ridges) > 1 else (list(batches), [])
     teachers = [loaded_model(model, **place) for model in sources.models]
     student = loaded_model(sources.models[sources.template], **place)
-    by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
     plain = merged_tensors(sources, average, replace(means, workers=1, ray=None))
-    mean = {by_name[name]: tensor for name, tensor in plain}
-    student.fill(mean.__getitem__)
-    student.fill_buffers(mean.__getitem__)
+
+    def mean(role: str) -> Tensor:
+        return plain.make([role])[role]
+
+    student.fill(mean)
+    student.fill_buffers(mean)
     calls = linear_calls(student, {key: value[:2] for key, value in fit[0].items()})
     answers = Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in teachers])
 
@@ -147,16 +149,20 @@ def merge_progressively(
 
     losses = {AVERAGE: held_out_loss()} if held else {}
     fitted = [call for call in calls if call.weight in sources.shared and not student.shared(call.weight)]
-    fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, how.spread, tell)
+    fitting = Fitting(teachers, student, weights, ridges, fitted, fit, held, how.spread, tell, folder=means.units)
     fitting.walk()
     if fitting.repeated and how.settle:
         _settle(fitting, held_out_loss)
     if held:
         losses[FITTED] = held_out_loss()
     better = not held or losses[FITTED] < losses[AVERAGE]
-    if better:
-        mean.update({role: tensor.detach() for role, tensor in student.parameter.items()})
-    return Progressive(mean, better, fitting.chosen, losses)
+    if not better:
+        student.fill(mean)
+    tensors = {
+        role: student.parameter[role].detach() if role in student.parameter else mean(role)
+        for role in sources.signature.tensors
+    }
+    return Progressive(tensors, better, fitting.chosen, losses)
 
 
 def _settle(fitting: Fitting, loss: Callable[[], float]) -> None:

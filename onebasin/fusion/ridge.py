@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ridge regression from sums over samples, with the ridge chosen on other samples."""
+"""Ridge regression from sums over samples, with the ridge chosen on other samples; moments of samples."""
 
 from __future__ import annotations
 
@@ -25,6 +25,31 @@ class Sums:
     def error(self, change: Tensor) -> float:
         """Return |X T - R|^2 up to a constant."""
         return float(((self.gram @ change - 2 * self.cross) * change).sum(dtype=torch.float64))
+
+
+@dataclass
+class Moments:
+    """Sums over samples (samples, n) that come in parts, in float64."""
+
+    count: int = 0
+    total: Tensor | float = 0.0
+    square: Tensor | float = 0.0
+
+    def add(self, rows: Tensor) -> None:
+        self.count += len(rows)
+        self.total = self.total + rows.sum(0).double()
+        self.square = self.square + torch.linalg.vector_norm(rows, dim=0).double().square()
+
+    @property
+    def mean(self) -> Tensor:
+        """(n,)."""
+        assert isinstance(self.total, Tensor)
+        return self.total / self.count
+
+    @property
+    def deviation(self) -> Tensor:
+        """The standard deviation, (n,)."""
+        return (self.square / self.count - self.mean.square()).clamp_min(0.0).sqrt()
 
 
 def gram(x: Tensor, constant: bool) -> Tensor:

@@ -112,7 +112,8 @@ def _before(look: Callable[[Tensor], None]) -> Callable[[nn.Module, Any, Any], N
 class _Event:
     module: str
     call: Call | None  # None for a norm
-    seen: Tensor  # output of a linear layer, input of a norm
+    shape: torch.Size  # of the output of a linear layer, or the input of a norm
+    seen: Tensor  # the input of a norm; the standard deviation of a layer's output
     roots: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -165,7 +166,7 @@ def _observed(stock: LoadedModel, example: Batch, events: list[_Event]) -> list[
             root = frozenset({signature.root[norm.source]})
 
             def note(n: Tensor, name: str = name, root: frozenset[str] = root) -> None:
-                events.append(_Event(name, None, n.clone(), root))
+                events.append(_Event(name, None, n.shape, n.clone(), root))
 
             before[name] = note
         elif len(matrices) == 1 and len(biases) <= 1:
@@ -178,7 +179,7 @@ def _observed(stock: LoadedModel, example: Batch, events: list[_Event]) -> list[
                 if call is not None:
                     output = call.axes(stock)[1]
                     roots = frozenset(signature.root[leaf.space] for leaf in leaves(output) if not leaf.constant)
-                    events.append(_Event(name, call, y.clone(), roots))
+                    events.append(_Event(name, call, y.shape, y.std(), roots))
 
             after[name] = look
     with hooks(stock, after, before):
@@ -215,7 +216,7 @@ def _with_norms(events: list[_Event]) -> list[tuple[int, Call, int]]:
         for j in range(i + 1, len(events)):
             if not events[j].roots & event.roots:
                 continue
-            if events[j].call is None and events[j].seen.shape == event.seen.shape:
+            if events[j].call is None and events[j].shape == event.shape:
                 norm = j
             break  # another layer writes the same space first: only the last one before the norm is paired with it
         found.append((i, event.call, norm))
@@ -237,7 +238,7 @@ def _perturbed(
     def after(x: Tensor, y: Tensor) -> None:
         nonlocal place
         if place in goes:
-            noise = torch.randn(y.shape, generator=generator).to(y) * events[place].seen.std()
+            noise = torch.randn(y.shape, generator=generator).to(y) * events[place].seen
             moved[place] = noise
             y.add_(noise)
         place += 1

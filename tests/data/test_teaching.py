@@ -80,3 +80,28 @@ def test_answers_that_are_kept_count_as_those_just_given(key, monkeypatch) -> No
     monkeypatch.setattr(teaching, "KEPT", 2 * 5 * 3 - 1)
     Teachers(kept.models)(batch), Teachers(kept.models)(batch)
     assert len(runs) == 6  # no room
+
+
+@pytest.mark.parametrize("key", ["labels", "attention_mask", "pixel_values"])
+def test_the_mean_loss_is_that_of_whole_batches_but_models_see_a_few_examples(key, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """An example in which nothing counts does not, either."""
+    generator = torch.Generator().manual_seed(1)
+    maps = [torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(3)]
+    counted = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
+    whole = {"labels": torch.where(counted.bool(), 3, -100), "attention_mask": counted}
+    shown = torch.randn(4, 3, 4, generator=generator, dtype=torch.float64)
+    batches = [{"shown": x, key: whole.get(key, shown)[: len(x)]} for x in (shown, shown[:3])]
+    rows = []
+
+    def model(number: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        rows.append(len(batch["shown"]))
+        return {"logits": batch["shown"] @ maps[number]}
+
+    own, *theirs = (partial(model, number) for number in range(3))
+    expected = [divergence(own(b), [one(b) for one in theirs], WEIGHTS, b) for b in batches]
+    for examples in (1, 2, 3):
+        monkeypatch.setattr(teaching, "PIECE", examples * 15 + 14)
+        rows.clear()
+        found = teaching.mean_loss(divergence, own, Teachers(theirs), WEIGHTS, batches)
+        assert found == pytest.approx(float(sum(expected)) / 2)
+        assert max(rows) == examples

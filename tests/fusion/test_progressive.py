@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from pairs import opened
 from torch import Tensor
 from zoo import CASES, inputs, named_outputs
 
-from onebasin.engine import Means
+from onebasin.engine import Means, Spill, spill
 from onebasin.fusion.average import average
 from onebasin.fusion.method import Sources
-from onebasin.fusion.progressive import Fitting, Progressive, ProgressiveMerge, merge_progressively
+from onebasin.fusion.progressive import RIDGES, Fitting, Progressive, ProgressiveMerge, merge_progressively
 from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
 from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Folder
@@ -172,6 +173,55 @@ def test_layers_called_again_and_again_settle_where_all_calls_are_solved_togethe
         wanted = ridge * x.square().sum(0).unsqueeze(1) * fitting.made[call.module]
         assert wanted.abs().max() > 1e-3
         assert torch.allclose(x.mT @ lacking, wanted, atol=1e-4 * float(wanted.abs().max())), call.module
+
+
+def fitting(models: list[Folder], batches: list[dict[str, Tensor]], room: int, spread: bool = False) -> Fitting:
+    """The fit of the models' mean, of which the last two batches are held out, after one walk."""
+    teachers = [loaded_model(model, dtype=torch.float64) for model in models]
+    student = loaded_model(models[0], dtype=torch.float64)
+    student.fill(lambda role: 0.3 * teachers[0].parameter[role] + 0.7 * teachers[1].parameter[role])
+    calls = [call for call in linear_calls(student, batches[0]) if not student.shared(call.weight)]
+    done = Fitting(teachers, student, [0.3, 0.7], RIDGES, calls, batches[:-2], batches[-2:], spread, room=room)
+    done.walk()
+    return done
+
+
+@pytest.mark.parametrize("case", CASE)
+@pytest.mark.parametrize("spread", [False, True])
+def test_passes_that_lie_on_disk_give_the_same_fit(
+    case: str, spread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "LEAST", 1)
+    models, batches = pair(case, tmp_path)
+    inside, outside = (fitting(models, batches[:6], room, spread) for room in (2**30, 0))
+    assert inside.chosen == outside.chosen
+    for role, parameter in inside.student.parameter.items():
+        assert torch.equal(parameter, outside.student.parameter[role]), role
+
+
+def test_memory_does_not_grow_with_the_number_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most bytes of activations at the moment when the passes over a batch pause."""
+    monkeypatch.setattr(spill, "LEAST", 1)
+    rest, peak = Spill.rest, 0
+
+    def watched(some: Spill, number: int) -> None:
+        nonlocal peak
+        if number == 3:  # looking for all tensors takes its time
+            found = [x.untyped_storage() for x in gc.get_objects() if type(x) is Tensor and x.is_floating_point()]
+            peak = max(peak, sum({storage._cdata: storage.nbytes() for storage in found}.values()))
+        rest(some, number)
+
+    monkeypatch.setattr(Spill, "rest", watched)
+    models, batches = pair("LlamaForCausalLM", tmp_path)
+    peaks = {}
+    for room in (0, 2**30):
+        for count in (4, 12):
+            peak = 0
+            fitting(models, batches[:count], room)
+            peaks[room, count] = peak
+    one = (peaks[2**30, 12] - peaks[2**30, 4]) / 8
+    assert peaks[0, 12] - peaks[0, 4] < one / 4
+    assert one > peaks[0, 4] / 10
 
 
 def test_the_solution_is_stationary() -> None:
