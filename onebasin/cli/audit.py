@@ -11,6 +11,8 @@ import typer
 
 from . import common as c
 
+SHOWN = 8  # tensors of a set at most
+
 Setting = Annotated[
     list[str] | None,
     typer.Option("--set", help="NAME=VALUE: a value in the configuration of the family's tiny model. Repeatable."),
@@ -27,7 +29,8 @@ def audit(
 ) -> None:
     """Check that the table has all continuous symmetries. Compares their dimension with that of the directions in
     parameter space that leave all outputs unchanged. Only the architecture matters: all parameters are drawn at random,
-    a FAMILY is audited on a tiny model, and a MODEL must be small. Exit code 1 if the dimensions differ."""
+    a FAMILY is audited on a tiny model, and a MODEL must be small. Lists the smallest sets of tensors that hold what is
+    missing. Exit code 1 if the dimensions differ."""
     from onebasin.studies.audit import audit as run
 
     with c.progress(quiet) as tell:
@@ -45,6 +48,9 @@ def audit(
             f"spectral gap          {kept:.1e} above, {lost:.1e} below\n"
             f"largest output change {found.largest_change:.1e} along a generated direction"
         )
+        for roles, count in found.missing:
+            rest = f" and {len(roles) - SHOWN} more" if len(roles) > SHOWN else ""
+            print(f"missing               {count} in {', '.join(roles[:SHOWN])}{rest}")
     if not found.complete:
         raise typer.Exit(1)
 

@@ -36,7 +36,7 @@ from onebasin.running.twins import build, floats_of
 from onebasin.running.verification import outward
 from onebasin.settings import Seed, checked
 from onebasin.symmetry import Entry, Signature
-from onebasin.symmetry.audit.null_space import Audit
+from onebasin.symmetry.audit.null_space import WRONG, Audit
 from onebasin.symmetry.audit.null_space import audit as audit_signature
 
 LARGEST = 7000  # parameters; the Jacobian has a column for each of them
@@ -46,7 +46,7 @@ ROWS = 96  # least number of inputs: every token should occur with every other
 FEW = 12  # inputs at a time
 SPREAD = 0.3  # of the random parameters
 LARGE = 1.0  # of convolutions of sound: the GELUs after the seven of them would otherwise be nearly linear
-LIMIT = 0.5  # of clipped gates: a neuron that no input takes there could be scaled, unlike others
+LIMIT = 0.5  # of clipped gates and projections: what no input takes there could be scaled, or turned, unlike others
 SMALL = 0.1  # of biases, so that no ReLU neuron is dead or always on
 
 # Of the tiny model of a family. A table of tokens or positions has more rows than the width of the stream, an embedding
@@ -125,7 +125,7 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
 
     One point at which nothing is missing is enough: a generic point has the least number of flat directions, and the
     table generates the largest number there. More directions are flat if a neuron happens to be dead, or is clipped for
-    most inputs.
+    most inputs, and nearly flat ones leave no gap.
 
     Raises:
         ValueError: No exact table is inferred for it, or its smallest twin is too large.
@@ -145,7 +145,10 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
             checkpoint.read_by(of_config(checkpoint.raw_config).table)
         for point in range(seed, seed + POINTS):
             found = audit_checkpoint(checkpoint, point, given)
-            if found.nullity == found.dimension:
+            if found.largest_change >= WRONG:  # a size that this configuration tells otherwise
+                checkpoint.read_by(of_config(checkpoint.raw_config).table)
+                found = audit_checkpoint(checkpoint, point, given)
+            if found.complete:
                 break
         return found
 
@@ -258,7 +261,7 @@ def as_functions(
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
         for name, value in list(vars(module).items()):
-            if name.endswith("limit") and isinstance(value, float) and isfinite(value):
+            if name.endswith(("limit", "clip_qkv")) and isinstance(value, float) and isfinite(value):
                 setattr(module, name, min(value, LIMIT))
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # this row would get no gradient

@@ -47,10 +47,13 @@ TYPES: dict[str, dict[str, Any]] = {
 # the stream for its dtype, of qwen2_vl_text a norm whose output leaves the model; of nomic_bert post-norm sums without
 # biases; of mpnet positions that count what does not pad; of openai_privacy_filter gates that are cut off; of
 # chinese_clip_vision_model a class token with a row of positions, of minicpmv4_7_vision positions in another order, of
-# yoso heads divided by their length, of esm norms with a gamma and a beta, of exaone4_5_vision patches side by side.
+# yoso heads divided by their length, of esm norms with a gamma and a beta, of exaone4_5_vision patches side by side;
+# of pixio several class tokens, of mlcd turns by a parameter, of mra a matrix whose input is zero, of persimmon
+# LayerNorms of queries and keys that turn, of siglip_vision_model a probe that asks for all images.
 INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "nomic_bert", "mpnet",
             "openai_privacy_filter",
-            "chinese_clip_vision_model", "minicpmv4_7_vision", "yoso", "esm", "exaone4_5_vision"]  # fmt: skip
+            "chinese_clip_vision_model", "minicpmv4_7_vision", "yoso", "esm", "exaone4_5_vision",
+            "pixio", "mlcd_vision_model", "mra", "persimmon", "siglip_vision_model"]  # fmt: skip
 
 BERT = dict(
     vocab_size=14, max_position_embeddings=4, hidden_size=6, num_hidden_layers=1, num_attention_heads=2,
@@ -193,11 +196,15 @@ def test_a_norm_alone_between_two_bases_has_one_direction_more(width: int) -> No
     assert not complete(found) and found.nullity - found.dimension == 1
 
 
-def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it() -> None:
+def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does takes GL(3) from the two heads, once for queries and keys and once for values."""
+    monkeypatch.setattr(studied, "LIMIT", 100.0)
     idle = audit("mpt", **{**CLIPPED, "attn_config": dict(clip_qkv=100.0)})
     assert not complete(idle)
     assert idle.nullity == audit("mpt", **NARROW).nullity == idle.dimension + 2 * 2 * 9
+    attention = {f"blocks.0.attn.{name}.weight" for name in ("Wqkv", "out_proj")}
+    assert sum(count for _, count in idle.missing) == 2 * 2 * 9
+    assert all(set(roles) <= attention for roles, _ in idle.missing)
 
 
 # --- an audit that fails ------------------------------------------------------------------------------------------
@@ -251,6 +258,24 @@ def test_one_point_at_which_nothing_is_missing_is_enough(
     monkeypatch.setattr(studied, "audit_checkpoint", at_a_point)
     found = audit_inferred("phi", seed=4)
     assert points == [4, 5, 6][:asked] and found.nullity - found.dimension == missing[asked - 1]
+
+
+def test_a_table_that_is_wrong_for_a_twin_is_inferred_from_the_twin_s_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sapiens 2 says how many heads each layer has in a list, and in a number beside it, which may differ."""
+    asked = []
+    changes = iter([1e-3, 0.0])
+    known = studied.of_config
+
+    def of_config(config: Any) -> Any:
+        asked.append(config)
+        return known(config)
+
+    monkeypatch.setattr(studied, "of_config", of_config)
+    monkeypatch.setattr(studied, "audit_checkpoint", lambda *_: Audit(9, 6, 3, (1e-5, 1e-15), 3, next(changes)))
+    assert audit_inferred("phi").complete and len(asked) == 2
+    assert asked[1]["hidden_size"] < asked[0]["hidden_size"]
 
 
 def test_a_basis_is_found_where_the_faster_algorithm_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,10 @@
 """Directions that a norm removes from its input, and the constant part of its output.
 
 No group acts there, and matching does not use them: the scale of everything that a norm reads, the ones that a
-LayerNorm does not see, and the effect of the constant part of its output on its readers. Which of these compensate each
-other depends on the tensors between two norms. So this file lists the directions of each tensor alone, and the audit
-finds the sums of them that are flat.
+LayerNorm does not see, and the effect of the constant part of its output on its readers; the scale of each channel
+around a batch norm, and of what reads a norm of a stream in which nothing moves, whose weight no table folds. Which of
+these compensate each other depends on the tensors between two norms. So this file lists the directions of each tensor
+alone, and the audit finds the sums of them that are flat.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from torch import Tensor
 
 from ..gauge.dataflow import along, has
 from ..groups.group import units
-from ..tables.axes import Leaf
-from ..tables.signature import Signature
-from .directions import Tensors, gain
+from ..tables.axes import Leaf, nesting
+from ..tables.axes import leaves as leaves_of
+from ..tables.signature import MOVES, Signature
+from .directions import Tensors, gain, part
 
 
 def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
-    """Return directions of a tensor, (directions, *its shape): its scale next to a norm, every entry of a vector, and
-    changes along a LayerNorm's ones."""
+    """Return directions of a tensor, (directions, *its shape): its scale next to a norm, every entry of a vector,
+    changes along a LayerNorm's ones, and scales of channels."""
     tensor = tensors[role]
     same = [other for other, entry in signature.tensors.items() if entry.alias == role]
     found = [each for other in (role, *same) for each in _given(signature, tensors, other, tensor)]
@@ -36,6 +38,15 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
     if max(tensor.shape) == tensor.numel():  # a vector, also one with further dimensions of 1
         yield from units(tensor.shape)
         return
+    for leaf in _by_channel(signature):
+        for block, view in enumerate(along(signature, role, tensor, leaf)):
+            for unit in units(view.shape[-1:]):
+                found = torch.zeros_like(tensor)
+                list(along(signature, role, found, leaf))[block].add_(view * unit)
+                yield found
+    for leaf, outer in _lengths(signature, role):
+        for unit in units(tuple(signature.sizes[space] for space in outer)):
+            yield part(signature, {role: tensor}, role, {leaf}, outer, unit)
     unseen: dict[Leaf, list[Tensor]] = {}
     for weight, other in signature.tensors.items():
         norm = other.norm
@@ -61,6 +72,32 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
                     found = torch.zeros_like(tensor)
                     list(along(signature, role, found, leaf))[block].add_(unit.unsqueeze(-1) * direction)
                     yield found
+
+
+def _by_channel(signature: Signature) -> list[Leaf]:
+    """Return the spaces that a batch norm normalizes, written and read, and those of norms that write back where
+    nothing moves, read."""
+    found: list[Leaf] = []
+    for role, entry in signature.tensors.items():
+        if role.endswith("running_var"):
+            found += [Leaf(leaf.space, dual) for leaf in signature.leaves(entry) for dual in (False, True)]
+        norm = entry.norm
+        if norm is not None and norm.writes_back and not MOVES[signature.kinds[signature.root[norm.target]]]:
+            found.append(Leaf(norm.target, dual=True))
+    return list(dict.fromkeys(found))
+
+
+def _lengths(signature: Signature, role: str) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
+    """Yield the spaces of heads, or of a table's rows, that may be divided by their own length, which no table tells,
+    with the spaces for each of whose entries they have one."""
+    entry = signature.tensors[role]
+    table = len(entry.axes) == 2 and all(isinstance(axis, Leaf) and not axis.dual for axis in entry.axes)
+    rows = tuple(axis.space for axis in entry.axes[:1] if isinstance(axis, Leaf) and table)
+    written = set(leaves_of(entry.axes[0]))  # queries and keys by themselves, unlike values, whose readers shrink
+    for leaf, outer in nesting(entry.axes):
+        kind = "" if leaf.constant or entry.norm else signature.spaces[leaf.space].kind
+        if kind == "orthogonal" or (kind == "fixed" and outer and leaf in written):
+            yield leaf, outer or rows
 
 
 def _follows(signature: Signature, weight: str, role: str) -> bool:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -83,6 +83,21 @@ def meeting(
         tangent[bias] = torch.zeros_like(tensors[bias])
         absorb(signature, tangent, reader, bias, -constant, (Leaf(leaf.space),))
         yield tangent
+
+
+def part(
+    signature: Signature, tensors: Tensors, role: str, wanted: Collection[Leaf], outer: Sequence[str], unit: Tensor
+) -> Tensor:
+    """Return the blocks of a tensor that have one of some leaves (not `rope'` in `[latent | rope']`, say), times a
+    factor for each index of the outer spaces; 0 elsewhere."""
+    found = torch.zeros_like(tensors[role])
+    for (piece, axes), (target, _) in zip(
+        cut(signature, role, tensors[role]), cut(signature, role, found), strict=True
+    ):
+        names = [leaf.space for leaf in axes]
+        if not set(wanted).isdisjoint(axes):
+            target += piece * spread(unit, [names.index(space) for space in outer], piece.dim())
+    return found
 
 
 def spread(unit: Tensor, dims: list[int], count: int) -> Tensor:

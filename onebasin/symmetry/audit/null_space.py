@@ -21,13 +21,13 @@ from ..tables.signature import Signature
 from ..tables.ties import separate, share, with_ties
 from .around_norms import around_norms
 from .directions import SPAN, Tangent, Tensors, decomposed, singular
+from .missing import NEAR, smallest_sets
 from .tangents import tangents
 
 WRONG = 1e-9  # a direction along which the outputs change by this much is not flat
 STEPS = 50  # of power iteration
 CHUNK, SPARE = 128, 50  # rows of the Jacobian: how many are computed at a time, and how many more than parameters
 CLEAR = 100.0  # least ratio of the smallest singular value that counts and the largest that counts as zero
-NEAR = 1e-6  # accuracy of null vectors, which depends on the width of the gap
 NOISE = 1e-13  # shift for singular values of zero, relative to the largest
 
 
@@ -39,7 +39,8 @@ class Audit:
     that only choose experts. rank, nullity: of the Jacobian; they add up to the number of parameters. gap: its smallest
     singular value that counts and its largest that does not, relative to the largest. dimension: of the span of all
     generated tangents that are flat. largest_change: of the outputs along a tangent of norm 1 that the signature
-    states, relative to the largest singular value.
+    states, relative to the largest singular value. missing: the smallest sets of tensors that hold flat directions that
+    are not generated, and how many of them each holds beyond those of the sets before.
     """
 
     parameters: int
@@ -48,6 +49,7 @@ class Audit:
     gap: tuple[float, float]
     dimension: int
     largest_change: float
+    missing: tuple[tuple[tuple[str, ...], int], ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -91,14 +93,25 @@ def audit(
     values, vectors = smallest((full * ~small)[:, seen] / units, basis.shape[1], tolerance)
     zeros = int((values <= tolerance).sum())
     dimension = basis.shape[1]
+    missing: tuple[tuple[tuple[str, ...], int], ...] = ()
     if zeros > dimension:
         basis = orthonormal(_flat(full, tied_span(signature, tensors, tried=True), largest)[seen])
         null = torch.linalg.qr(vectors[:, len(values) - zeros :] / units.unsqueeze(1)).Q
-        known = torch.cat([null.mT @ basis, _explained(null, signature, free, seen)], dim=1)
-        dimension = int((torch.linalg.svdvals(known) > NEAR).sum())
+        idle = null.mT[:, small[seen]]  # no output depends on these (a router whose one weight is always 1)
+        known = torch.cat([null.mT @ basis, idle, _explained(null, signature, free, seen)], dim=1)
+        u, found, _ = decomposed(known)
+        dimension = int((found > NEAR).sum())
+        missing = tuple(smallest_sets(null, null @ u[:, :dimension], _places(free, seen)))
     gap = float(values[-zeros - 1]), float(values[-zeros]) if zeros else 0.0
     return Audit(int(seen.sum()), int(seen.sum()) - zeros, zeros, gap,
-                 dimension, float(change.max()) if len(change) else 0.0)  # fmt: skip
+                 dimension, float(change.max()) if len(change) else 0.0, missing)  # fmt: skip
+
+
+def _places(tensors: Tensors, seen: Tensor) -> dict[str, Tensor]:
+    """Return where each tensor's parameters stand among those seen, without tensors that have none."""
+    numbers = torch.split(torch.cumsum(seen, 0) - 1, [tensor.numel() for tensor in tensors.values()])
+    used = torch.split(seen, [len(each) for each in numbers])
+    return {role: places[here] for role, places, here in zip(tensors, numbers, used, strict=True) if here.any()}
 
 
 def _flat(full: Tensor, columns: Tensor, largest: float) -> Tensor:

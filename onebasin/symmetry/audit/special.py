@@ -11,7 +11,7 @@ from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers,
 from ..groups.group import units
 from ..tables.axes import Leaf
 from ..tables.signature import MOVES, Signature, bias_beside
-from .directions import Tangent, Tensors, sandwiched, spread
+from .directions import Tangent, Tensors, meeting, sandwiched, spread
 
 
 def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -45,11 +45,36 @@ def lone_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         alone = len(reading) == 1 or (reading and returns(signature, reading[0], space))
         if not alone or reading[0] not in sources:
             continue
-        for i, target in enumerate(summands(signature, signature.tensors[role])[0]):
-            found = torch.zeros_like(tensors[role])
-            rows, row = (values.reshape(-1, signature.sizes[space]) for values in (found, tensors[role]))
-            rows[i] = row[i] + tensors[target].reshape(-1)
-            yield {role: found}
+        for target, some in summands(signature, signature.tensors[role])[0]:
+            row, own = (tensors[one].reshape(-1, signature.sizes[space]) for one in (role, target))
+            for i in range(some.start, some.stop):
+                found = torch.zeros_like(row)
+                found[i] = row[i] + own[i - some.start]
+                yield {role: found.view(tensors[role].shape)}
+
+
+def lone_readers(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Yield changes of what reads one vector p for all inputs (a probe that asks for a summary of them): a matrix makes
+    the constant W p + c of it, so that c takes back what p, or a row of W, makes differently."""
+    for role, entry in signature.tensors.items():
+        leaf = next((leaf for leaf in signature.leaves(entry) if not leaf.constant), None)
+        if leaf is None or leaf.dual or entry.diagonal or role.endswith("bias"):
+            continue
+        if max(entry.shape) != tensors[role].numel():
+            continue
+        p, read = tensors[role].reshape(-1), Leaf(leaf.space, dual=True)
+        for reader in readers(signature, leaf.space):
+            bias = bias_of(signature, reader, (read,))
+            if bias is None:
+                continue
+            for unit in units(p.shape):
+                yield from meeting(signature, tensors, reader, bias, read, unit, p)
+                made = torch.zeros_like(tensors[bias])
+                absorb(signature, {**tensors, bias: made}, reader, bias, -unit, (leaf,))
+                for number in range(len(cut(signature, bias, made))):
+                    part = torch.zeros_like(made)
+                    cut(signature, bias, part)[number][0].add_(cut(signature, bias, made)[number][0])
+                    yield {role: unit.view(entry.shape), bias: part}
 
 
 def unscaled(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:

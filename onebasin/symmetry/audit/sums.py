@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from .directions import (
     gain,
     lie,
     meeting,
+    part,
     sandwiched,
     singular,
     spread,
@@ -181,7 +182,7 @@ def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         yield {
             entry.role: gain(tensors, entry.role, entry.norm)
             if entry.norm
-            else _part(signature, tensors, entry.role, {Leaf(space)}, (), torch.ones(()))
+            else part(signature, tensors, entry.role, {Leaf(space)}, (), torch.ones(()))
             for entry in stage
             if entry.role in writing and not entry.scaled
         } | {role: -tensors[role] for role in reading}
@@ -189,21 +190,6 @@ def scales(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         if outlet.writers:
             grown = [outlet.role, *([outlet.bias] if outlet.bias else []), *outlet.writers]
             yield {role: tensors[role] for role in grown} | {role: -tensors[role] for role in outlet.readers}
-
-
-def _part(
-    signature: Signature, tensors: Tensors, role: str, wanted: Collection[Leaf], outer: Sequence[str], unit: Tensor
-) -> Tensor:
-    """Return the blocks of a tensor that have one of some leaves (not `rope'` in `[latent | rope']`, say), times a
-    factor for each index of the outer spaces; 0 elsewhere."""
-    found = torch.zeros_like(tensors[role])
-    for (piece, axes), (target, _) in zip(
-        cut(signature, role, tensors[role]), cut(signature, role, found), strict=True
-    ):
-        names = [leaf.space for leaf in axes]
-        if not set(wanted).isdisjoint(axes):
-            target += piece * spread(unit, [names.index(space) for space in outer], piece.dim())
-    return found
 
 
 def starts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -296,22 +282,7 @@ def branches(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         )
         parts = [Leaf(space, dual) for space in norm.parts for dual in (False, True)]
         for unit in units(tuple(signature.sizes[space] for space in outer)):
-            yield {writer: _part(signature, tensors, writer, parts, outer, unit) for writer in members}
-
-
-def lengths(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
-    """Yield the scale of every head, and of every row of a table. Where each is divided by its own length, nothing sees
-    it."""
-    for role, entry in signature.tensors.items():
-        table = len(entry.axes) == 2 and all(isinstance(axis, Leaf) and not axis.dual for axis in entry.axes)
-        rows = [axis.space for axis in entry.axes[:1] if isinstance(axis, Leaf) and table]
-        for leaf, before in nesting(entry.axes):
-            outer = before or rows
-            if leaf.constant or entry.norm or signature.spaces[leaf.space].kind != "orthogonal":
-                continue
-            grown = [name for name in (role, bias_beside(role)) if has(signature, name, leaf)]
-            for unit in units(tuple(signature.sizes[space] for space in outer)):
-                yield {name: _part(signature, tensors, name, {leaf}, outer, unit) for name in grown}
+            yield {writer: part(signature, tensors, writer, parts, outer, unit) for writer in members}
 
 
 def gains(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:

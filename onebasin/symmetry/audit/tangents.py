@@ -29,11 +29,12 @@ from .special import (
     constants,
     gated_convolutions,
     idle,
+    lone_readers,
     lone_rows,
     twice_normed,
     unscaled,
 )
-from .sums import apart, branches, first_read, gains, lengths, passed_as_ones, scales, shared_rows, shifts, starts
+from .sums import apart, branches, first_read, gains, passed_as_ones, scales, shared_rows, shifts, starts
 
 
 def tangents(signature: Signature, tensors: Tensors, stated: bool = False, tried: bool = False) -> Iterator[Tangent]:
@@ -59,7 +60,7 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False, tried
     sums = (passed_as_ones, circles, apart, lone_rows, shifts)
     norms = (first_read, constant_ones, twice_normed)
     guessed = () if stated else (*norms, *sums, scales, starts, branches, gains)
-    rare = (shared_rows, lengths) if tried else ()
+    rare = (shared_rows, lone_readers) if tried else ()
     for generate in (_groups, _gauge, *noted_so, *guessed, *rare):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import prod
 
 import torch
 from torch import Tensor
@@ -356,10 +358,13 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     return [*zip(reading, (b for b in biases if b), strict=True), *(("", bias) for bias in summed[:1])]
 
 
-def summands(signature: Signature, entry: Entry) -> tuple[list[str], list[str]]:
-    """Return where the rows of a summed table can move: the tensors that absorb one of the first rows each, and those
-    that absorb the mean of all other rows. A tied table absorbs nothing, but another one that is summed with it may."""
-    rows = [role for role in entry.notes.get("rows", "").split() if role in signature.tensors]
+def summands(signature: Signature, entry: Entry) -> tuple[list[tuple[str, slice]], list[str]]:
+    """Return where the rows of a summed table can move: the tensors that absorb some of the first rows each, with these
+    rows, and those that absorb the mean of all other rows. A tied table absorbs nothing, but another one that is summed
+    with it may."""
+    taking = [role for role in entry.notes.get("rows", "").split() if role in signature.tensors]
+    ends = list(accumulate((prod(signature.tensors[role].shape[:-1]) for role in taking), initial=0))
+    rows = [(role, slice(*some)) for role, some in zip(taking, pairwise(ends), strict=True)]
     leaf = list(signature.leaves(entry))[-1]
     rest = [role for role in entry.notes["into"].split() if role in signature.tensors and has(signature, role, leaf)]
     if any(tied(signature, role) for role in rest):

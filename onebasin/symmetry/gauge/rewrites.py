@@ -82,11 +82,12 @@ def _multiply(signature: Signature, role: str, target: str, tensors: Mapping[str
 def _tables(signature: Signature) -> Iterator[Step]:
     for role in (role for role, _ in noted(signature, "into") if moves(signature, role)):
         rows, rest = summands(signature, signature.tensors[role])
-        for i, target in enumerate(rows):
-            yield Step(target, (role,), partial(_add_mean, signature, role, slice(i, i + 1), target))
+        for target, some in rows:
+            yield Step(target, (role,), partial(_add_rows, signature, role, some, target))
+        taken = max((some.stop for _, some in rows), default=0)
         for target in rest:
-            yield Step(target, (role,), partial(_add_mean, signature, role, slice(len(rows), None), target))
-        yield Step(role, (), partial(_without_mean, signature, role, len(rows), bool(rest)))
+            yield Step(target, (role,), partial(_add_mean, signature, role, taken, target))
+        yield Step(role, (), partial(_without_mean, signature, role, taken, bool(rest)))
 
 
 def _table(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Leaf]:
@@ -94,10 +95,15 @@ def _table(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> tu
     return table.reshape(-1, table.shape[-1]), axes[-1]  # (rows, stream)
 
 
-def _add_mean(signature: Signature, role: str, rows: slice, target: str, tensors: Mapping[str, Tensor]) -> None:
+def _add_rows(signature: Signature, role: str, rows: slice, target: str, tensors: Mapping[str, Tensor]) -> None:
+    (table, _), (own, _) = (_table(signature, one, tensors) for one in (role, target))
+    own += table[rows]
+
+
+def _add_mean(signature: Signature, role: str, rows: int, target: str, tensors: Mapping[str, Tensor]) -> None:
     table, leaf = _table(signature, role, tensors)
     for view in along(signature, target, tensors[target], leaf):
-        view += table[rows].mean(0)
+        view += table[rows:].mean(0)
 
 
 def _without_mean(signature: Signature, role: str, rows: int, rest: bool, tensors: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..tables.signature import MOVES
-from .atoms import Axis, evens_first, fix, flat, joined, pick, restrict, split
+from .atoms import Axis, data, evens_first, fix, flat, joined, pick, restrict, split
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,14 @@ def once(images: Tensor) -> Tensor:
 def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list[Axis | None]:
     """Return the axes of the dimensions `dims`, along which the images vary because of the map."""
     axis = linear.axis
+    for dim in dims:
+        if (period := _period(linear.images, dim + 1)) < shape[dim]:  # several vectors side by side: heads of a batch
+            narrower = Linear(axis, linear.images.narrow(dim + 1, 0, period))
+            inner = settle(narrower, dims, narrower.images.shape[1:], why)
+            place = dims.index(dim)
+            if (one := inner[place]) is not None:
+                inner[place] = flat([data(shape[dim] // period), one])
+            return inner
     every = linear.images.movedim(0, -1)  # (*shape, n)
     order = [dim for dim in range(len(shape)) if dim not in dims]
     for dim in order:
@@ -61,8 +69,8 @@ def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list
                 return found
         rest, kept, off = peeled(linear, tuple(dims), ())
         if off:
-            inner = dict(zip(kept, settle(rest, list(kept), shape, why), strict=True))
-            return [off.get(dim, inner.get(dim)) for dim in dims]
+            within = dict(zip(kept, settle(rest, list(kept), shape, why), strict=True))
+            return [off.get(dim, within.get(dim)) for dim in dims]
         narrow = _narrowed(linear, why)
         if narrow is not None:
             return settle(narrow, dims, shape, why)
@@ -101,6 +109,14 @@ def peeled(
         linear = Linear(inner, own[0].unsqueeze(dim + 1).expand(-1, *shape))
         dims = tuple(d for d in dims if d != dim)
     return linear, dims, off
+
+
+def _period(images: Tensor, dim: int) -> int:
+    """Return the number of entries along a dimension after which they are repeated."""
+    size = images.shape[dim]
+    images = once(images)
+    return size if images.shape[dim] == 1 else next((n for n in range(2, size) if size % n == 0 and bool(
+        (images.narrow(dim, n, size - n) == images.narrow(dim, 0, size - n)).all())), size)  # fmt: skip
 
 
 def _narrowed(linear: Linear, why: str) -> Linear | None:

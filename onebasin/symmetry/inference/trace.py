@@ -198,7 +198,7 @@ class Trace(TorchFunctionMode):
         ]
         known = {key: value for key, value in known.items() if value is not None}
         label = Label(kept, within=self.within(*sources), **known)
-        if known or any(axis is not None for axis in kept):
+        if known.keys() - {"made"} or any(axis is not None for axis in kept):
             setattr(tensor, KEY, label)
             self.met(label)
         elif hasattr(tensor, KEY):

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
+from math import prod
 
 from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
@@ -390,6 +391,8 @@ class Writer:
         for kept, gone in self.trace.apart:
             apart |= {pair for a in kept for b in gone for pair in product(self._of(a), self._of(b))}
         before: dict[tuple[int, int], bool] = {}
+        rows = {(place, *self.parsed(one)[::2]) for one in self.found for a in self._axes(one) for place in self._of(a)}
+        having = Counter(place for place, *_ in rows)  # how many tensors have it, of all layers as one
         for one in self.found:
             for view in _views([axis for axis in one.axes if axis is not None]):
                 first: dict[int, int] = {}
@@ -399,8 +402,8 @@ class Writer:
                     for b in first:
                         before[a, b] = before.get((a, b), True) and first[a] < first[b]
         for number, space in enumerate(self.places):
-            if kind_of(space.moves) == "fixed":
-                continue
+            if kind_of(space.moves) == "fixed" or (having[number] == 1 and space.moves == LINEAR):
+                continue  # what only one tensor has is free, and says nothing of what stands beside it
             found = []
             for outer in beside.get(number, ()):
                 other = self.places[outer]
@@ -533,10 +536,10 @@ class Writer:
         return kind_of(own if implied else place.moves)
 
     def _begins_anew(self, place: Place) -> bool:
-        """Whether all norms of a space, or all but a last one, write back into it, have biases, and follow one another,
+        """Whether all norms of a stream, or all but a last one, write back into it, have biases, and follow each other,
         unlike those of an encoder, whose output a decoder reads in all layers."""
         keys = {id(axis.atom) for axis in place.atoms}
-        norms = [norm for norm in self.trace.norms if id(norm.source.top.atom) in keys]
+        norms = [] if place.heading else [n for n in self.trace.norms if id(n.source.top.atom) in keys]
         weights = {norm.weight for norm in norms}
         blocks = {self.parsed(one)[0] for one in self.found if one.parameter in weights} - {""}
         if len(norms) > 1 and self.free[norms[-1].weight]:
@@ -580,7 +583,7 @@ class Writer:
             parts: list[Written] = []
             still = 0
             for part in [*_pieces(axis), None]:
-                if part is not None and self._still(part):
+                if part is not None and self._still(part) and not self._normed(part):
                     still += part.size
                     continue
                 if still:
@@ -604,6 +607,10 @@ class Writer:
         """Whether all parts of an axis are fixed, and no space has a map for each of their entries."""
         numbers = self._of(axis)
         return all(kind_of(self.places[n].moves) == "fixed" and n not in self.outer for n in numbers)
+
+    def _normed(self, axis: Axis) -> bool:
+        """Whether a norm reads an axis, so that the table has to name it (queries or keys where nothing moves)."""
+        return any(self._written(norm) and norm.source.top.atom is axis.top.atom for norm in self.trace.norms)
 
     def _kept(self, size: int) -> str:
         """Return the name of a new fixed space."""
@@ -712,7 +719,8 @@ class Writer:
         *first, (_, shared) = self.trace.placed.get(one.parameter, ((0, ()),))
         vectors = [[other for other in self.found if other.parameter in names] for names in (
             *(names for _, names in first), shared)]  # fmt: skip
-        alone = all(length == 1 and len(found) == 1 for (length, _), found in zip(first, vectors, strict=False))
+        alone = all([prod(other.shape[:-1]) for other in found] == [length]
+                    for (length, _), found in zip(first, vectors, strict=False))  # fmt: skip
         return ([each[0] for each in vectors[:-1]], vectors[-1]) if once and alone and any(vectors) else None
 
     def _biases(self, one: Found, matrix: Found) -> bool:

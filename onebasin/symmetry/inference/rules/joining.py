@@ -13,7 +13,7 @@ from ..trace import ONES, Call, Trace
 from .constants import beside
 from .maps import joined_maps
 from .registry import rule
-from .summands import vectors_of
+from .summands import tokens_of, vectors_of
 
 
 @rule("cat concat concatenate stack hstack vstack")
@@ -52,8 +52,9 @@ def together(trace: Trace, call: Call) -> Any:
     known: dict[str, Any] = {}
     if label_of is not None and label_of.indexes is not None:
         known["indexes"] = label_of.indexes
+    known["made"] = any(label.made for g in given if (label := trace.label(g)) is not None)
     if not stacking and dim == out.dim() - 2:
-        known["side"] = tuple((g.shape[dim], vectors_of(g)) for g in given)
+        known["side"] = tuple((g.shape[dim], vectors_of(g) or tokens_of(g)) for g in given)
     return trace.put(out, axes, *given, **known)
 
 

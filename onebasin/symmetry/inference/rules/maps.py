@@ -125,10 +125,16 @@ def sum_of_maps(trace: Trace, a: Tensor, b: Tensor, out: Tensor, call: Call) -> 
     return out
 
 
+def is_still(label: Label) -> bool:
+    """Return whether a tensor is made of parameters alone, none of which anything moves: it is a constant."""
+    moving = any(leaf.moves for axis in label.axes if axis is not None for leaf in axis.leaves)
+    return not (moving or label.made or label.name or label.linear or label.square or label.plus)
+
+
 def times_constants(trace: Trace, a: Tensor, b: Tensor, out: Tensor, divides: bool) -> Tensor | None:
     """Multiply an axis of `a`, or a map of one, by constants that vary along it: rotations by position."""
-    label = trace.label(a)
-    if label is None or trace.label(b) is not None or (out.shape != a.shape and label.linear is None):
+    label, theirs = trace.label(a), trace.label(b)
+    if label is None or not (theirs is None or is_still(theirs)) or (out.shape != a.shape and label.linear is None):
         return None
     if label.square is not None or label.plus:
         return None

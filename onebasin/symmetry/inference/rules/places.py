@@ -34,7 +34,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
     dims: tuple[int, ...] = ()
     if label.linear is not None:
         mine = set().union(*(depends[d] for d in label.dims))
-        shared = any(depends[d] & mine for d in range(source.dim()) if d not in label.dims)
+        shared = any(depends[d] & mine for d, axis in enumerate(label.axes) if d not in label.dims and axis is not None)
         if shared:
             trace.axes(source, why)
         else:
@@ -66,9 +66,8 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
             out_dims = set().union(*(depends[e] for e in group))
             merged = None if out_dims & done else _merged(source, label, group, places, out_dims, out)
             alone = merged is None and len(mine) == 1 and all(label.axes[e] is None for e in others)
-            if alone and not mine & done and _in_turn(places[d], next(iter(mine)), axis.size):
-                (j,) = mine  # several vectors side by side
-                axes[j] = flat([data(out.shape[j] // axis.size), axis])
+            if alone and not mine & done and (several := _several(places[d], next(iter(mine)), axis)) is not None:
+                axes[next(iter(mine))] = several
                 done |= mine
                 continue
             grouped |= set(group)
@@ -147,10 +146,15 @@ def line_of(places: Tensor, dim: int) -> Tensor:
     return places.movedim(dim, 0).reshape(places.shape[dim], -1)[:, 0]
 
 
-def _in_turn(places: Tensor, dim: int, size: int) -> bool:
-    """Return whether coordinates along a dimension go through all entries in turn, several times."""
+def _several(places: Tensor, dim: int, axis: Axis) -> Axis | None:
+    """Return the axis of several vectors in one, if coordinates along a dimension go through all entries: in turn, one
+    vector after the other, or each as often as there are vectors (patches of each channel)."""
     length = places.shape[dim]
-    return length % size == 0 and bool((line_of(places, dim) == torch.arange(length) % size).all())
+    times, rest = divmod(length, axis.size)
+    line, here = line_of(places, dim), torch.arange(length)
+    if not rest and bool((line == here % axis.size).all()):
+        return flat([data(times), axis])
+    return flat([axis, data(times)]) if not rest and bool((line == here // times).all()) else None
 
 
 def _merged(

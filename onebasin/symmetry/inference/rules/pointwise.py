@@ -35,7 +35,7 @@ def _point(trace: Trace, call: Call, moves: frozenset[str]) -> Any:
         equal = isinstance(out, Tensor) and out.dtype == torch.bool and (bool(out.all()) or not bool(out.any()))
         if not equal:
             fix(label.indexes, call.name)
-    return trace.put(out, axes, *given, length=label.length)
+    return trace.put(out, axes, *given, length=label.length, made=len(given) > 1 or label.made)
 
 
 @rule(

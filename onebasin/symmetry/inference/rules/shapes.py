@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..trace import Call, Trace
 from .indexing import by_index
@@ -36,7 +37,7 @@ def rearranged(trace: Trace, call: Call) -> Any:
     if label is None or call.name == "broadcast_tensors":
         return trace.unruled(call)
     where = torch.arange(source.numel()).view(source.shape)
-    after = call.on({id(source): where})
+    after = _patches(trace, call, where) if call.func is functional.unfold else call.on({id(source): where})
     out = call.run()
     if isinstance(out, Tensor):
         moved(trace, source, out, after, call)
@@ -45,3 +46,20 @@ def rearranged(trace: Trace, call: Call) -> Any:
         for one, place in zip(out, after, strict=True):
             moved(trace, source, one, place, call)
     return out
+
+
+def _patches(trace: Trace, call: Call, where: Tensor) -> Tensor:
+    """Return the places of the numbers in patches of images; zeros beside these count as the nearest number in the same
+    channel, which moves as they do."""
+    kernel, dilation, padding, stride = (
+        call.get(place, word, default)
+        for place, (word, default) in enumerate(
+            (("kernel_size", None), ("dilation", 1), ("padding", 0), ("stride", 1)), start=1
+        )
+    )
+    high, wide = (padding, padding) if isinstance(padding, int) else padding
+    if high or wide:
+        channels = trace.axes(call.get(0, "input"))[1]
+        trace.padded += [channels] if channels is not None else []
+    padded = functional.pad(where.double(), (wide, wide, high, high), mode="replicate")
+    return functional.unfold(padded, kernel, dilation, 0, stride).long()

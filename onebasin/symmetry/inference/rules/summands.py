@@ -21,12 +21,18 @@ def vectors_of(tensor: Any) -> tuple[str, ...]:
 
 
 def whole_of(tensor: Any) -> str:
-    """Return the name of the table whose first rows are the rows of a tensor."""
+    """Return the name of the table whose first rows, in one or more dimensions, are those of a tensor, the same ones
+    for all of a batch."""
     label: Label | None = getattr(tensor, KEY, None)
     if label is None or tensor.dim() < 2:
         return ""
-    rows = tensor.shape[-2] * tensor.shape[-1]
-    return label.name if label.name and tensor.shape[-2] > 1 and tensor.numel() == rows else label.whole
+    several = any(n > 1 and step for n, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True))
+    return label.name if label.name and several else label.whole
+
+
+def tokens_of(tensor: Any) -> tuple[str, ...]:
+    """Return the parameter whose rows a tensor consists of: tokens of its own."""
+    return (table,) if (table := whole_of(tensor)) else ()
 
 
 def as_biases(label: Label) -> tuple[tuple[str, Axis], ...]:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Axes of vectors that stand beside others in one dimension, and constants that parameters make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from onebasin.symmetry.inference.atoms import Axis, new
+from onebasin.symmetry.inference.rules import RULES, SILENT
+from onebasin.symmetry.inference.trace import KEY, Label, Trace
+from onebasin.symmetry.tables.signature import MOVES
+
+FREE = MOVES["linear"]
+
+
+def labelled(**held: Tensor) -> Trace:
+    """Return a trace in which every axis of some parameters is free."""
+    torch.manual_seed(0)
+    for name, tensor in held.items():
+        setattr(tensor, KEY, Label([new(n) if n > 1 else None for n in tensor.shape], name=name, made=False))
+    return Trace(rules=RULES, silent=SILENT)
+
+
+def first_axis(trace: Trace, tensor: Tensor) -> Axis:
+    axis = trace.axes(tensor)[0]
+    assert axis is not None
+    return axis
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_patches_keep_the_channels_that_they_are_of(padding: int) -> None:
+    """As Mistral 3 merges patches of images; zeros beside them move like any other vector."""
+    made, read = nn.Conv2d(3, 5, 1, bias=False), nn.Linear(20, 7, bias=False)
+    trace = labelled(made=made.weight, read=read.weight)
+    with torch.no_grad(), trace:
+        patches = functional.unfold(made(torch.randn(2, 3, 4, 4)), kernel_size=2, padding=padding, stride=2)
+        read(patches.transpose(1, 2))
+    channels = first_axis(trace, made.weight)
+    reading = trace.axes(read.weight)[1]
+    assert channels.moves == FREE and not trace.unknown
+    assert reading is not None and [leaf.size for leaf in reading.leaves] == [5, 4]
+    assert next(reading.leaves).top.atom is channels.top.atom
+    assert [axis.top.atom for axis in trace.padded] == [channels.top.atom] * bool(padding)
+
+
+def test_heads_in_one_dimension_with_a_batch_keep_their_parts() -> None:
+    """As SAM attends: queries, keys and values in one matrix, and heads flattened with images. They are three parts,
+    not the same part three times."""
+    fused, out = nn.Linear(6, 3 * 2 * 4, bias=False), nn.Linear(8, 6, bias=False)
+    trace = labelled(fused=fused.weight, out=out.weight)
+    with torch.no_grad(), trace:
+        qkv = fused(torch.randn(5, 7, 6)).reshape(5, 7, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, 10, 7, 4).unbind(0)
+        mixed = (q @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+        out(mixed.reshape(5, 2, 7, 4).permute(0, 2, 1, 3).reshape(5, 7, 8))
+    axis = first_axis(trace, fused.weight)
+    assert axis.cat and not trace.unknown
+    leaves = list(axis.leaves)
+    assert [leaf.size for leaf in leaves] == [2, 4] * 3
+    queries, keys, values = leaves[:2], leaves[2:4], leaves[4:]
+    assert queries[0].top == keys[0].top == values[0].top and queries[0].moves == MOVES["permutation"]
+    assert queries[1].moves == values[1].moves == FREE
+    assert queries[1].top == ~keys[1].top and queries[1].top.atom is not values[1].top.atom
+
+
+def test_what_a_parameter_turns_by_is_a_constant_where_nothing_moves() -> None:
+    """As MLCD turns a class token by angles that it learns, beside those of places."""
+    asking, answering = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)
+    own = nn.Parameter(torch.randn(1, 2))
+    trace = labelled(asking=asking.weight, answering=answering.weight, own=own)
+    with torch.no_grad(), trace:
+        angles = torch.cat([own, torch.randn(6, 2)])
+        angles = torch.cat([angles, angles], dim=-1)
+        q, k = (
+            layer(x) * angles.cos() + torch.cat([-layer(x)[..., 2:], layer(x)[..., :2]], dim=-1) * angles.sin()
+            for layer, x in ((asking, torch.randn(3, 7, 6)), (answering, torch.randn(3, 7, 6)))
+        )
+        q @ k.mT
+    assert first_axis(trace, asking.weight).moves == MOVES["rotary"] and not trace.unknown
+    assert not any(axis.moves for axis in trace.axes(own) if axis is not None)
