@@ -31,7 +31,7 @@ Loss = Callable[[Outputs, Sequence[Outputs], Sequence[float], Batch], Tensor]  #
 
 HELD_OUT = 1 / 16  # share of the calibration batches on which a ridge or the best step is chosen
 KEPT = 2**26  # numbers in the models' outputs that are kept at most, rather than computed again
-PIECE = 2**24  # numbers in a model's outputs that are looked at together, where no gradient needs them all
+PIECE = 2**22  # numbers in a model's outputs that are looked at together, where no gradient needs them all
 
 
 def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
