@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from onebasin.engine import in_parallel
+from onebasin.engine import in_order
 from onebasin.matching import coordinate_descent as descent
 from onebasin.matching.moments import Pair, cross_moments, pairwise_moments
 from onebasin.symmetry import Group, Moments, Signature
@@ -116,8 +116,8 @@ def tracing(groups: Mapping[str, Group], clock: Clock) -> Iterator[Floor]:
     with patch.multiple(descent, **replaced):
         yield floor
     workers = torch.get_num_threads()
-    floor.svd = min(timed(lambda: in_parallel(_call, svds, workers), clock)[0] for _ in range(2))
-    floor.assignment = timed(lambda: in_parallel(_call, assignments, workers), clock)[0]
+    floor.svd = min(timed(lambda: [*in_order(_call, svds, workers)], clock)[0] for _ in range(2))
+    floor.assignment = timed(lambda: [*in_order(_call, assignments, workers)], clock)[0]
 
 
 def _call(job: Callable[[], object]) -> None:

@@ -8,11 +8,10 @@ interrupted and resumed. Output files and folders appear whole or not at all.
 
 from collections.abc import Callable
 
-from .cluster import on_ray
 from .descent import MOST_STEPS, Descent, Pace
 from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import available_memory, peak_memory
-from .parallel import behind, in_order, in_parallel, meanwhile
+from .parallel import behind, in_order, meanwhile, on_ray
 from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
 from .spill import Spill
 from .store import Cache, Store, kept
@@ -38,7 +37,6 @@ __all__ = [
     "bfloat16_is_faster",
     "clearly",
     "in_order",
-    "in_parallel",
     "kept",
     "meanwhile",
     "on_ray",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Independent units of work in threads."""
+"""Independent units of work in threads, and as tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
+RETRIES = 3  # runs of a unit after its worker was lost
 _inside = threading.local()  # marks threads that run a unit: nested calls run in line
 
 
-def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> list[R]:
-    """Return [function(item) for item in items], computed in threads.
+def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> Iterator[R]:
+    """Yield function(item) for every item, in order, computed in threads; at most one result per worker waits.
 
     Threads are enough: GEMM, SVD and assignment release the interpreter lock. Each unit runs its linear algebra on one
     core, so results have the same bits for any number of workers. The first exception is raised.
@@ -29,11 +30,6 @@ def in_parallel(function: Callable[[T], R], items: Iterable[T], workers: int | N
         items: Its arguments, one per unit.
         workers: Number of threads (default: one per core).
     """
-    return list(in_order(function, items, workers))
-
-
-def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None = None) -> Iterator[R]:
-    """Yield the results of `in_parallel` one by one; at most one result per worker waits to be consumed."""
     count = workers or os.cpu_count() or 1
     with one_core_each():
         if count == 1 or getattr(_inside, "unit", False):
@@ -126,3 +122,48 @@ def one_core_each() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def on_ray(function: Callable[[T], R], items: Iterable[T], address: str) -> Iterator[R]:
+    """Yield function(item) for every item, in order, each as a Ray task on one core.
+
+    Args:
+        function: A function that can be pickled. Where a worker is lost, its units run again.
+        items: The function's arguments, one per unit.
+        address: Address of a running cluster, or `local` for one on this machine that ends with the program.
+
+    Raises:
+        ValueError: Ray is not installed, or the cluster cannot be reached.
+        Exception: The first error of a unit; the remaining units are cancelled.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("--ray needs Ray: pip install 'onebasin[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            # The caller's working folder is not shipped to the workers: all files are on shared paths.
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            raise ValueError(f"--ray {address}: there is no such cluster ({str(error).splitlines()[0]})") from None
+    task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_alone)
+    shared = ray.put(function)
+    waiting = [task.remote(shared, item) for item in items]
+    done = 0
+    try:
+        for reference in waiting:
+            try:
+                yield ray.get(reference)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause if isinstance(error.cause, Exception) else error from None
+            done += 1
+    finally:
+        for reference in waiting[done:]:
+            ray.cancel(reference)
+        if waiting[done:]:
+            ray.wait(waiting[done:], num_returns=len(waiting) - done)
+
+
+def _alone(function: Callable[[T], R], item: T) -> R:
+    torch.set_num_threads(1)
+    return function(item)

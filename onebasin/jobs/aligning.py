@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from onebasin.data.calibration import Data, recut
 from onebasin.data.teaching import Forward, attention_of, forward_of, slowed
-from onebasin.matching import Matched, Run, Universe, match_universe, soft_couplings
+from onebasin.engine import Store
+from onebasin.matching import Matched, Run, Universe, match_universe, match_weights, soft_couplings
 from onebasin.matching.activations import match_activations
 from onebasin.matching.learned import Learned, Lessons, match_learned
 from onebasin.models import (
@@ -31,12 +34,11 @@ from onebasin.models.pairing import corner
 from onebasin.models.weight_files import name_of
 from onebasin.running import loaded_model, tolerance_of
 from onebasin.running.trace import Batch, examples_in
-from onebasin.symmetry import Alignment
+from onebasin.symmetry import Alignment, Group, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.groups.coupling import Coupling
 
 from .options import Options, Tell
-from .units import align_weights, groups_of
 
 PER_STEP = 1024  # predictions in a step of learning, as nearly as whole examples allow
 EXAMPLES = (16, 64)  # fewest and most examples in a step
@@ -163,6 +165,36 @@ def starts(
             groups = groups_of(models[i], opt)
             found[i] = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
     return found, next((one.objective for one in matched.values()), []), matched
+
+
+def align_weights(source: Model, anchor: Model, roles: Sequence[str], opt: Options, tell: Tell | None) -> Matched:
+    """Match the weights of `source` to those of `anchor`, over the tensors `roles`."""
+
+    def read(role: str) -> tuple[Tensor, Tensor]:
+        return read_pair(anchor, source, role, opt.dtype, opt.device)
+
+    def progress(what: str, objective: float) -> None:
+        if tell:
+            tell(f"matching {source.name}: {what}, distance {objective**0.5:.6g}")
+
+    store = None if opt.units is None else Store(Path(opt.units), inputs(source, anchor, roles, opt))
+    run = Run(opt.workers, opt.ray, tell and progress, store)
+    return match_weights(source.signature, read, groups_of(source, opt), opt, roles=roles, run=run)
+
+
+def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> str:
+    """Return, as text, all that a match depends on: the present files of both models, the tensors and the options."""
+    files = [
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        for model in (source, anchor)
+        for path in sorted({model.origin.folder / "config.json", *model.origin.files.values()})
+    ]
+    settings = {key: str(value) for key, value in opt.to_dict().items()}
+    return json.dumps([torch.__version__, files, list(roles), settings])
+
+
+def groups_of(model: Model, opt: Options) -> dict[str, Group]:
+    return acting_groups(model.signature, opt.symmetry, rescale=opt.rescale, parts=opt.parts, layers=opt.layers)
 
 
 def spread_over(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
@@ -310,7 +342,7 @@ def align_together(models: Sequence[Model], centre: int, opt: Options, tell: Tel
         opt,
         roles=common_roles(models).roles,
         centre=centre,
-        run=Run(opt.workers, tell and progress),
+        run=Run(opt.workers, progress=tell and progress),
     )
 
 

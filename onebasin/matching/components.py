@@ -39,6 +39,11 @@ class Component:
     blocks: list[Block]
     roles: list[str]
 
+    @property
+    def name(self) -> str:
+        """Return the name by which its result is kept: that of its first space."""
+        return self.blocks[0].root
+
 
 def present(signature: Signature, roles: Sequence[str], groups: Mapping[str, Group]) -> dict[str, Group]:
     """Return the groups of those spaces that a tensor in `roles` touches."""

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from onebasin.engine import Store, in_order, in_parallel
+from onebasin.engine import Store, in_order
 from onebasin.models.distance import squared_distance
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import GroupedWreath, Wreath
@@ -75,12 +75,14 @@ class Matched:
 class Run:
     """How weight matching is run. None of this changes the alignment.
 
-    workers: how many independent pieces run at once (default: one per core). progress: called with a text and the
-    objective after every step. store: saves the state of coupled spaces after every sweep, to continue from it.
-    measure: False omits the distance before any move for closed forms; their objective then starts at 0.
+    workers: how many independent pieces run at once (default: one per core). ray: the address of a Ray cluster whose
+    tasks they are instead. progress: called with a text and the objective after every step. store: keeps the result of
+    every piece, and the state of coupled spaces after every sweep, to continue from them. measure: False omits the
+    distance before any move for closed forms; their objective then starts at 0.
     """
 
     workers: int | None = None
+    ray: str | None = None
     progress: Callable[[str, float], None] | None = None
     store: Store | None = None
     measure: bool = True
@@ -117,7 +119,7 @@ class CoordinateDescent:
     @property
     def kept(self) -> str:
         """The name of its state in the store."""
-        return f"{self.component.blocks[0].root}, start {self.number}, warm {self.start is not None}"
+        return f"{self.component.name}, start {self.number}, warm {self.start is not None}"
 
     def descend(self) -> None:
         """Find the optimum of a single block, or sweep over coupled ones."""
@@ -133,8 +135,6 @@ class CoordinateDescent:
             elements, gain = self._best(blocks[0])
             self.total = Alignment(elements, self.batch).after(self.total)
             self.objective.append(max(self.objective[0] - gain, 0.0) if measure else -gain)
-            if self.run.progress:
-                self.run.progress(blocks[0].root, self.objective[-1])
             return None
         if self.start is None:
             self._start()
@@ -269,7 +269,7 @@ class CoordinateDescent:
         def best(block: Block) -> dict[str, Element]:
             return self._best(block, roles)[0]
 
-        return in_parallel(best, wave, self.run.workers) if len(wave) > 1 else [*map(best, wave)]
+        return [*(in_order(best, wave, self.run.workers) if len(wave) > 1 else map(best, wave))]
 
     def _apply(self, wave: Iterable[Mapping[str, Element]]) -> None:
         """Compose the alignment so far with the elements found for every block."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onebasin.engine import in_parallel
+from onebasin.engine import in_order
 from onebasin.symmetry import Group, Moments, Signature
 from onebasin.symmetry.groups import Wreath
 from onebasin.symmetry.groups.assignment import assignment
@@ -116,7 +116,7 @@ def _solve(groups: Sequence[Group], terms: list[_Term], workers: int | None) -> 
     def row(i: int) -> Tensor:
         return torch.tensor([inside(i, j)[1] for j in range(size)], dtype=torch.float64)
 
-    values = torch.stack(in_parallel(row, range(size), workers)).to(terms[0].anchor.device)
+    values = torch.stack([*in_order(row, range(size), workers)]).to(terms[0].anchor.device)
     values = values - 2 * _cross(here).to(values) if here else values
     index = assignment(-values)
     found = [inside(i, j)[0] for i, j in enumerate(index.tolist())]

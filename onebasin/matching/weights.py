@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from onebasin.engine import in_parallel
+from onebasin.engine import in_order, on_ray
 from onebasin.settings import Count, Factor, Few, Seeded, Strength, setting
 from onebasin.symmetry import Alignment, Group, Signature
 
@@ -92,29 +93,55 @@ def match_weights(
         wanted = set(roles)
         counted = [role for role in counted if role in wanted]
     active = present(signature, counted, groups)
+    parts = components_of(signature, counted, active)
+    found = {part.name: Matched.load(path) for part in parts if run.store and (path := run.store.find(part.name))}
+    left = sorted((part for part in parts if part.name not in found), key=partial(_wide, signature))
+    here = replace(run, progress=None) if run.ray else run  # which has to be pickled
+    solve = partial(_solved, signature, read, active, how, here, start)
+    if run.ray:
+        solved = on_ray(solve, left, run.ray)
+    else:
+        beside = [part for part in left if not _wide(signature, part)]
+        solved = chain(in_order(solve, beside, run.workers), map(solve, left[len(beside) :]))
+    for part, matched in zip(left, solved, strict=True):
+        found[part.name] = matched
+        if run.store:
+            run.store.put(part.name, matched.save)
+        if run.progress:
+            run.progress(f"{part.name}, {len(found)} of {len(parts)}", matched.objective[-1])
+    return joined(found[part.name] for part in parts)
 
-    def solve(component: Component) -> Matched:
-        descent = partial(CoordinateDescent, signature, component, read, active, how, run)
-        best: CoordinateDescent | None = None
-        coupled = len(component.blocks) > 1
-        for number in range(how.starts if coupled and start is None else 1):
-            tried = descent(number, start)
-            tried.descend()
-            if best is None or tried.objective[-1] < best.objective[-1]:
-                best = tried
-        assert best is not None
-        if coupled and start is None and best.objective[-1] > sum(best.before.values()):
-            # The start has moved the source away for good (the models were near already): descend from the source.
-            best = descent(0, Alignment())
-            best.descend()
-        return best.finish()
 
-    components = components_of(signature, counted, active)
-    # Components run in parallel; one with spaces of all layers uses the cores inside its sweeps instead.
-    inward = [any(signature.spaces[block.root].layer is None for block in component.blocks) for component in components]
-    alone = [component for component, inside in zip(components, inward, strict=True) if not inside]
-    beside = iter(in_parallel(solve, alone, run.workers))
-    return joined(solve(c) if inside else next(beside) for c, inside in zip(components, inward, strict=True))
+def _wide(signature: Signature, component: Component) -> bool:
+    """Whether a component has spaces of all layers. Its sweeps use all cores; the other components run in parallel."""
+    return any(signature.spaces[block.root].layer is None for block in component.blocks)
+
+
+def _solved(
+    signature: Signature,
+    read: Read,
+    groups: Mapping[str, Group],
+    how: Weights,
+    run: Run,
+    start: Alignment | None,
+    component: Component,
+) -> Matched:
+    """Match the spaces of one component, which another process can do, too."""
+    run = run if _wide(signature, component) else replace(run, workers=1)
+    descent = partial(CoordinateDescent, signature, component, read, groups, how, run)
+    best: CoordinateDescent | None = None
+    coupled = len(component.blocks) > 1
+    for number in range(how.starts if coupled and start is None else 1):
+        tried = descent(number, start)
+        tried.descend()
+        if best is None or tried.objective[-1] < best.objective[-1]:
+            best = tried
+    assert best is not None
+    if coupled and start is None and best.objective[-1] > sum(best.before.values()):
+        # The start has moved the source away for good (the models were near already): descend from the source.
+        best = descent(0, Alignment())
+        best.descend()
+    return best.finish()
 
 
 def joined(found: Iterable[Matched]) -> Matched:

@@ -73,7 +73,7 @@ def test_verifying_needs_a_class_and_says_so_before_any_work(
     def worked(*args: object, **kwargs: object) -> None:
         raise AssertionError("matching began")
 
-    monkeypatch.setattr("onebasin.jobs.units.match_weights", worked)
+    monkeypatch.setattr("onebasin.jobs.aligning.match_weights", worked)
     for place in ("folders", "canonical"):
         monkeypatch.setattr(f"onebasin.jobs.{place}.Canonical", worked)
     jobs = (

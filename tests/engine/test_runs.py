@@ -25,9 +25,9 @@ from zoo import CASES, save
 
 import onebasin
 from onebasin.engine import Cache, Store, behind, in_order, kept, on_ray, placing
-from onebasin.jobs.units import units
 from onebasin.jobs.writing import tensors_of
 from onebasin.matching import Matched
+from onebasin.matching.components import components_of
 from onebasin.models import Folder, ModelError, write_model
 from onebasin.models import weight_files as weights
 from onebasin.settings import OutputSettings
@@ -451,17 +451,16 @@ def test_a_disk_that_is_full_while_units_are_saved(
 # --- units and threads ------------------------------------------------------------------------------
 
 
-def test_the_units_of_a_model(pair: list[Path]) -> None:
+def test_the_parts_of_a_model_that_are_matched_by_themselves(pair: list[Path]) -> None:
     signature = onebasin.Folder(pair[0]).signature
     roles = [role for role, entry in signature.tensors.items() if entry.alias is None]
-    for level, names in (("paper", ["layer 0", "layer 1", "layer 2"]), ("permutation", ["stream"])):
+    for level, wide in (("paper", set()), ("permutation", {"stream"})):
         groups = acting_groups(signature, level)
-        found = units(signature, roles, groups)
-        assert sorted(root for unit in found for root in unit.roots) == sorted(groups)  # each once
-        if level == "paper":
-            assert [unit.name for unit in found] == names and not any(unit.wide for unit in found)
-        else:
-            assert len(found) == 1 and found[0].wide
+        parts = components_of(signature, roles, groups)
+        assert sorted(root for part in parts for block in part.blocks for root in block.roots) == sorted(groups)
+        assert len({part.name for part in parts}) == len(parts)
+        assert {root for root in groups if signature.spaces[root].layer is None} == wide
+        assert (len(parts) == 1) == bool(wide)
 
 
 def test_what_was_found_is_kept_exactly(pair: list[Path], tmp_path: Path) -> None:
