@@ -236,7 +236,7 @@ def given_options(context: typer.Context) -> dict[str, str]:
 def push(output: str, repository: str | None, result: dict[str, Any], tell: Callable[[str], None] | None) -> None:
     """Upload the output if a repository is given, and add its address to the result."""
     if repository is not None:
-        from onebasin.models.hub import upload
+        from onebasin.models.fetching import upload
 
         if tell:
             tell(f"uploading to {repository}")

@@ -64,18 +64,11 @@ def check(
                     ends = expected(seen.signature, seen.roles, groups, item, workers)
                     times[level] = [round(end, 2) for end in ends]
         verifying = item * numbers_run(found.signature) if found.signature is not None else None
+    facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(found).items()}
     return {
         "can_match": found.reason is None,
-        "reason": found.reason,
         "symmetry": symmetry,
-        "moves": found.moves,
-        "fixed": found.fixed,
-        "rows": found.rows,
-        "heads": list(found.heads),
-        "only_a": list(found.only_a),
-        "only_b": list(found.only_b),
-        "widened": found.widened,
-        "untied": found.untied,
+        **{name: value for name, value in facts.items() if name not in ("signature", "roles")},
         "vocabulary": None if words is None else asdict(words),
         "ancestors": named,
         "common_ancestors": sorted(both[0] & both[1]),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onebasin.models import ModelError
-from onebasin.models.hub import upload
+from onebasin.models.fetching import upload
 from onebasin.running import load_model
 
 from .apply import ModelAlignment
@@ -21,10 +21,23 @@ if TYPE_CHECKING:
 
 
 class Result(dict[str, Any]):
-    """The result of a job. `result["distance_after"]` and `result.distance_after` are the same. The facts are those
-    that a command prints with --json."""
+    """The result of a job: the facts that a command prints with --json, as items and as attributes.
 
+    Attributes:
+        notes: Remarks for the reader of the result.
+        seconds: How long it took.
+    """
+
+    notes: list[str]
+    seconds: float
     _loaded: PreTrainedModel | None = None
+
+    if not TYPE_CHECKING:  # which knows the facts that the classes name
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in self:
+                raise AttributeError(f"this result has no '{name}'")
+            return self[name]
 
     @property
     def output(self) -> Path | None:
@@ -40,16 +53,6 @@ class Result(dict[str, Any]):
         if self._loaded is None:
             self._loaded = load_model(self["output"])
         return self._loaded
-
-    @property
-    def notes(self) -> list[str]:
-        """Remarks for the reader of the result."""
-        return list(self["notes"])
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return float(self["seconds"])
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model to another folder: a copy of the output, or only the model if there is no output.
@@ -80,35 +83,38 @@ class Result(dict[str, Any]):
 class MatchResult(Result):
     """The result of `match`.
 
-    alignment: how the source was moved. Its `apply_to` moves whatever belongs to the source in the same way.
+    Attributes:
+        alignment: How the source was moved. Its `apply_to` moves whatever belongs to the source in the same way.
+        distance_before: The distance between source and anchor.
+        distance_after: The distance between the rewritten source and the anchor.
+        max_output_difference: The largest difference of an output from that of the source; None if the models were not
+            run.
     """
+
+    distance_before: float
+    distance_after: float
+    max_output_difference: float | None
 
     def __init__(self, facts: Mapping[str, Any], alignment: ModelAlignment) -> None:
         super().__init__(facts)
         self.alignment = alignment
 
-    @property
-    def distance_before(self) -> float:
-        """The distance between source and anchor."""
-        return float(self["distance_before"])
-
-    @property
-    def distance_after(self) -> float:
-        """The distance between the rewritten source and the anchor."""
-        return float(self["distance_after"])
-
-    @property
-    def max_output_difference(self) -> float | None:
-        """The largest difference of an output from that of the source; None if the models were not run."""
-        found: float | None = self["max_output_difference"]
-        return found
-
 
 class MergeResult(Result):
     """The result of `merge`.
 
-    alignments: how the models were moved, one for each model but the anchor, in their order.
+    Attributes:
+        alignments: How the models were moved, one for each model but the anchor, in their order.
+        anchor: The model that stayed as it is.
+        distance_before: The distance of every other model to the anchor.
+        distance_after: The distance of every other model to the anchor after matching.
+        max_output_difference: For every moved model, the largest difference of an output from that of its source.
     """
+
+    anchor: int
+    distance_before: list[float]
+    distance_after: list[float]
+    max_output_difference: list[float | None]
 
     def __init__(self, facts: Mapping[str, Any], alignments: Sequence[ModelAlignment] = ()) -> None:
         super().__init__(facts)
@@ -118,23 +124,3 @@ class MergeResult(Result):
     def verdict(self) -> Verdict | None:
         """Whether the merged model still predicts what its sources predict; None if it was not judged."""
         return Verdict(**self["verdict"]) if "verdict" in self else None
-
-    @property
-    def anchor(self) -> int:
-        """The model that stayed as it is."""
-        return int(self["anchor"])
-
-    @property
-    def distance_before(self) -> list[float]:
-        """The distance of every other model to the anchor."""
-        return list(self["distance_before"])
-
-    @property
-    def distance_after(self) -> list[float]:
-        """The distance of every other model to the anchor after matching."""
-        return list(self["distance_after"])
-
-    @property
-    def max_output_difference(self) -> list[float | None]:
-        """For every moved model, the largest difference of an output from that of its source."""
-        return list(self["max_output_difference"])

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from .errors import ModelError, one_line
@@ -87,6 +87,22 @@ def refuse_links_out(folder: Path) -> None:
 def _fetch(model: str, *weights: str) -> Path:
     name, _, revision = model.partition("@")
     return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*_BESIDES, *weights]))
+
+
+def upload(folder: str | Path, repository: str) -> str:
+    """Upload a model folder to `owner/name` on the hub, create it if necessary, and return its address.
+
+    The token is that of `hf auth login` or HF_TOKEN. Raises ModelError if the hub cannot be reached or refuses.
+    """
+    if repository.count("/") != 1:
+        raise ModelError(f"'{repository}' is not a repository on the hub; write owner/name")
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload a model made with onebasin")
+    except Exception as error:  # the client's own errors, and those of whichever transport it uses
+        raise ModelError(f"'{folder}' is written, but its upload to '{repository}' failed: {one_line(error)}") from None
+    return str(address)
 
 
 def gguf(file: Path) -> str:
