@@ -11,13 +11,14 @@ several modules share (a tied output head). A convolution is a linear layer over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import unfold
+from torch.nn.functional import linear, unfold
+from torch.overrides import TorchFunctionMode
 
 from onebasin.data.calibration import Data
 from onebasin.engine import Means, Tell
@@ -29,7 +30,6 @@ from onebasin.symmetry import Entry, Signature
 
 from .average import average
 from .examples import alike, unpadded
-from .experts import ExpertGrams, expert_inputs
 from .method import Merged, Sources
 from .statistics import Statistics, StatisticsMethod, measured
 from .tensors import merged_tensors
@@ -117,6 +117,48 @@ def input_grams(
     means = {role: sums[role] / counts[role] for role in sums}
     means |= {role: total / tokens for role, total in grams.sums.items()}
     return means, frozenset((columns | grams.sums.keys()) & means.keys()), examples
+
+
+class expert_inputs(TorchFunctionMode):
+    """Call `look(role, expert, rows)` with the inputs of every expert matrix that is multiplied in the block.
+
+    A product is recognised by the memory of its matrix, which may hold several roles (gate and up projection).
+    """
+
+    def __init__(self, stock: LoadedModel, look: Callable[[str, int, Tensor], None]) -> None:
+        super().__init__()
+        self.look = look
+        self.held: dict[int, list[tuple[int, str, int]]] = {}
+        for role, parts in stock.parts.items():
+            for expert, part in enumerate(parts):
+                place = part.of(stock.model)
+                within = self.held.setdefault(place.untyped_storage().data_ptr(), [])
+                within.append((int(place.storage_offset()), role, expert))
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is linear and self.held:
+            rows, weight = args[:2]
+            first = weight.storage_offset()
+            for place, role, expert in self.held.get(weight.untyped_storage().data_ptr(), []):
+                if first <= place < first + weight.numel():
+                    self.look(role, expert, rows.detach().reshape(-1, rows.shape[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+class ExpertGrams:
+    """Sums of x x^T over the inputs of each expert: role -> (experts, n, n) float64."""
+
+    def __init__(self, stock: LoadedModel) -> None:
+        self.counts = {role: len(parts) for role, parts in stock.parts.items()}
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, role: str, expert: int, rows: Tensor) -> None:
+        n = rows.shape[-1]
+        if role not in self.sums:
+            self.sums[role] = rows.new_zeros((self.counts[role], n, n), dtype=torch.float64)
+        self.sums[role][expert] += (rows.mT @ rows).double()
 
 
 def _convolutions(stock: LoadedModel) -> dict[str, str]:

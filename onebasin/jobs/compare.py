@@ -11,7 +11,7 @@ import torch
 from onebasin.engine import Means
 from onebasin.models import Canonical, Distances, distances
 from onebasin.running import Verification, compare
-from onebasin.running.same_tensors import compare_tensors
+from onebasin.running.verification import compare_tensors
 from onebasin.settings import Seeded, refuses_unknown, take
 from onebasin.symmetry import Alignment
 

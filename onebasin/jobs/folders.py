@@ -23,9 +23,8 @@ from onebasin.models.fetching import link, locate, refuse_links_out
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.models.weight_files import CannotWrite
-from onebasin.running.adapted import write_adapted
 from onebasin.running.classes import has_class
-from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
+from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, write_adapted
 from onebasin.running.trial import TOLERANCE, departure_on_twin
 from onebasin.symmetry import Table
 from onebasin.symmetry.gauge.widening import widening

@@ -264,7 +264,7 @@ def test_all_inputs_are_looked_at_before_the_first_is_worked_on(
         "jobs.merge.in_one_frame",
         "jobs.refine.Data",
         "jobs.mergekit.merge_file.write_adapted",
-        "running.same_tensors.in_order",
+        "running.verification.in_order",
     ):
         monkeypatch.setattr(f"onebasin.{place}", work)
     on = ("--task", "text-classification", "--data", data)

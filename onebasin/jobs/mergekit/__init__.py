@@ -5,6 +5,6 @@ Every key means what mergekit's documentation says; `align` is the one addition,
 """
 
 from .schema import Align, Recipe, Reference, Slice, Source, read_recipe
-from .values import number, truth
+from .stacking import number, truth
 
 __all__ = ["Align", "Recipe", "Reference", "Slice", "Source", "number", "read_recipe", "truth"]

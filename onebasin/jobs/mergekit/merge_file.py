@@ -22,8 +22,7 @@ from onebasin.models.fetching import locate
 from onebasin.models.outputs import Output, model_folder, refuse_outputs
 from onebasin.models.published import without_paths
 from onebasin.running import load_model
-from onebasin.running.adapted import write_adapted
-from onebasin.running.lora import CONFIG, WEIGHTS, Adapter
+from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, write_adapted
 from onebasin.settings import OutputSettings, refuse_unknown, refuses_unknown
 
 from ..aligning import AlignedPair, align_all
