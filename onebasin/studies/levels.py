@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-import onebasin
 from onebasin.data import Task, load_model
 from onebasin.data.calibration import Calibration, Data
 from onebasin.data.models import quiet
@@ -27,6 +25,7 @@ from onebasin.settings import Points, check_fields, refuse_unknown
 from onebasin.symmetry import LEVELS
 
 from .results import refuse_results
+from .settings import matched
 
 FILES = ("levels.json", "levels.md", "levels.png")
 
@@ -98,12 +97,16 @@ def study_levels(
     require_matplotlib()
     found: dict[str, Any] = {}
     for level in how.levels:
-        with tempfile.TemporaryDirectory() as temporary:
-            ends, found[level] = _matched(a, b, level, Path(temporary), how, tell)
-            found[level]["methods"] = {}
+        matching = None if level == "none" else {"symmetry": level, "rescale": how.rescale, "device": how.device}
+        with matched([str(a), str(b)], matching, verify=True, tell=tell) as at:
+            found[level] = {
+                "distance_before": at.before[0], "distance_after": at.after[0], "seconds": at.seconds, "methods": {},
+            }  # fmt: skip
+            ends = at.folders[0], at.folders[1]
             for method in how.methods:
                 say = None if tell is None else _prefixed(tell, f"{level}, {method}")
-                found[level]["methods"][method] = _curve(*ends, task, method, even(how.points), how.device, say)
+                curve = _curve(*ends, task, method, even(how.points), how.device, say)
+                found[level]["methods"][method] = curve
     results = {
         "models": [Path(a).name, Path(b).name],
         "task": task.name,
@@ -137,21 +140,6 @@ def table(results: Mapping[str, Any]) -> str:
         distances = [f"{entry[key]:.2f}" for key in ("distance_before", "distance_after")]
         lines.append("| " + " | ".join([level, *barriers, *distances, f"{entry['seconds']:.1f}"]) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _matched(
-    a: str | Path, b: str | Path, level: str, temporary: Path, how: Compared, tell: Tell | None
-) -> tuple[tuple[str, str], dict[str, Any]]:
-    """Return the folders of the two ends at a level, and their distances."""
-    if level == "none":
-        distance = onebasin.distance(a, b).distance
-        return (str(a), str(b)), {"distance_before": distance, "distance_after": distance, "seconds": 0.0}
-    found = onebasin.match(
-        b, a, temporary / "matched", symmetry=level, rescale=how.rescale, device=how.device, tell=tell
-    )
-    # A level that moves the residual stream rewrites the anchor in canonical form: the line starts there.
-    ends = (str(found.get("anchor_output", a)), str(found["output"]))
-    return ends, {key: found[key] for key in ("distance_before", "distance_after", "seconds")}
 
 
 def _curve(

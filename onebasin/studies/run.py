@@ -12,7 +12,7 @@ from onebasin.data.models import TASKS, refuse_unfit
 from onebasin.engine import Tell
 from onebasin.landscape.plots import require_matplotlib
 
-from . import distances, fusion, landscapes, layers, runtime
+from . import figures
 from .config import Config, read_config
 from .measurement_cache import Once, measuring
 from .report import write
@@ -20,12 +20,12 @@ from .results import Results, refuse_results
 
 # name -> its function, and defaults for its file
 STUDIES: dict[str, tuple[Callable[[Config, Once], Results], dict[str, Any]]] = {
-    "fusion-table": (fusion.fusion_table, {"matchings": fusion.MATCHINGS, "methods": fusion.METHODS}),
-    "ablation": (fusion.ablation, {"matchings": fusion.ABLATIONS, "methods": fusion.METHODS}),
-    "distance": (distances.distances, {"matchings": distances.MATCHINGS}),
-    "landscape": (landscapes.landscape, {"matchings": landscapes.MATCHINGS}),
-    "runtime": (runtime.runtime, {"matchings": runtime.MATCHINGS, "methods": fusion.METHODS}),
-    "layers": (layers.layers, {"matchings": layers.MATCHINGS}),
+    "fusion-table": (figures.fusion_table, {"matchings": figures.FUSION, "methods": figures.METHODS}),
+    "ablation": (figures.ablation, {"matchings": figures.ABLATIONS, "methods": figures.METHODS}),
+    "distance": (figures.distances, {"matchings": figures.DISTANCES}),
+    "landscape": (figures.landscape, {"matchings": figures.LANDSCAPE}),
+    "runtime": (figures.runtime, {"matchings": figures.RUNTIME, "methods": figures.METHODS}),
+    "layers": (figures.layers, {"matchings": figures.LAYERS}),
 }
 
 

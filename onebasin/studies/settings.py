@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import onebasin
 from onebasin.data import Task, evaluate, load_model, load_task
 from onebasin.data.files import split_off
+from onebasin.engine import Tell
 from onebasin.jobs.layers import best_layers
 from onebasin.models import Folder
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Matched:
-    """folders: all models in one frame, the anchor first. seconds: of matching, without verification."""
+    """folders: all models in one frame, the anchor first. before, after: distances to it. seconds: of matching."""
 
     folders: list[str]
     before: list[float]
@@ -35,8 +36,10 @@ class Matched:
 
 
 @contextmanager
-def matched(models: Sequence[str], matching: Matching) -> Iterator[Matched]:
-    """Match all models to the first; the folders exist for the duration of the block."""
+def matched(
+    models: Sequence[str], matching: Matching, verify: bool = False, tell: Tell | None = None
+) -> Iterator[Matched]:
+    """Match all models to the first; the folders exist for the duration of the block. verify: as part of matching."""
     if matching is None:
         gaps = [onebasin.distance(model, models[0]).distance for model in models[1:]]
         yield Matched(list(models), gaps, gaps, 0.0)
@@ -44,7 +47,8 @@ def matched(models: Sequence[str], matching: Matching) -> Iterator[Matched]:
     with TemporaryDirectory() as temporary:
         folders, before, after, seconds = [models[0]], [], [], 0.0
         for number, model in enumerate(models[1:], 1):
-            found = onebasin.match(model, models[0], Path(temporary) / str(number), verify=False, **matching)
+            out = Path(temporary) / str(number)
+            found = onebasin.match(model, models[0], out, verify=verify, tell=tell, **matching)
             # A level that moves the residual stream rewrites the anchor in canonical form, the same for every source.
             folders[0] = found.get("anchor_output", models[0])
             folders.append(found["output"])
@@ -97,11 +101,6 @@ def validation_of(corpus: Corpus, model: str, config: Config) -> Task:
 def pairs(config: Config) -> list[tuple[int, int]]:
     """Return all pairs of models, counted from 0."""
     return list(combinations(range(len(config.models)), 2))
-
-
-def paired(config: Config) -> list[list[str]]:
-    """Return all pairs of models of every seed."""
-    return [[run[i], run[j]] for run in config.runs() for i, j in pairs(config)]
 
 
 def fused(

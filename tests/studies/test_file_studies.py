@@ -16,7 +16,7 @@ from onebasin.data import evaluate, load_model, load_task
 from onebasin.landscape import interpolate
 from onebasin.studies.config import read_config
 from onebasin.studies.demo import PROCESSOR, train
-from onebasin.studies.distances import MATCHINGS
+from onebasin.studies.figures import DISTANCES
 from onebasin.studies.results import Results, read_all
 from onebasin.studies.run import STUDIES, Study, run_study
 
@@ -162,7 +162,7 @@ def test_results_are_replaced_only_where_asked_for(tmp_path: Path, vits: Path) -
 
 
 def test_no_matching_moves_models_apart(tmp_path: Path, vits: Path) -> None:
-    some = {name: way for name, way in MATCHINGS.items() if name not in ("full", "invertible")}  # slow, and alike
+    some = {name: way for name, way in DISTANCES.items() if name not in ("full", "invertible")}  # slow, and alike
     found = run("distance", tmp_path, vits, matchings=some)
     shares = {row[0]: row[3][0] for row in found.tables[0].rows}
     assert shares.pop("no match") == 1
