@@ -10,33 +10,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-
-class Float64(TorchFunctionMode):
-    """Keep float64 tensors in float64 where a model would cast them to float32 (norms, rotary tables, softmaxes).
-
-    Such casts are meant to raise the precision of 16 bits, but `transformers` applies them to every dtype. A batch norm
-    is written out, since torch has no derivative with respect to its running statistics.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.nn.functional.batch_norm and args[1] is not None and not kwargs.get("training"):
-            return _batch_norm(*args, **kwargs)
-        return self._computed(func, args, kwargs)
-
-    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is torch.einsum:  # XLNet's positions are float32
-            args = (args[0], *(arg.double() for arg in args[1:]))
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            if func is Tensor.float:
-                return args[0]
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
-            if func in (Tensor.to, Tensor.type):
-                args = (args[0], *(torch.float64 if arg is torch.float32 else arg for arg in args[1:]))
-        return func(*args, **kwargs)
-
-
 _WIDER = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,
@@ -47,14 +20,18 @@ _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
 _FACTORIES = {torch.zeros, torch.ones, torch.empty, torch.rand, torch.randn, torch.linspace, torch.eye}
 
 
-class OnlyFloat64(Float64):
+class OnlyFloat64(TorchFunctionMode):
     """Compute everything in float64 that a model would compute in less: norms, rotary tables, softmaxes, masks.
 
-    This is for twins, where only float64 tells exactness from rounding. Unlike `Float64`, it also widens casts to 16
-    bits, constants of the forward pass and complex numbers.
+    `transformers` casts to float32 to raise the precision of 16 bits, but does so for every dtype, and only float64
+    tells exactness from rounding. A batch norm is written out, since torch has no derivative with respect to its
+    running statistics.
     """
 
-    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.nn.functional.batch_norm and args[1] is not None and not kwargs.get("training"):
+            return _batch_norm(*args, **kwargs)
         if func in _CASTS:
             return args[0].to(torch.float64)
         fills = func is torch.full and isinstance(kwargs["fill_value"] if "fill_value" in kwargs else args[1], float)
@@ -70,8 +47,8 @@ class OnlyFloat64(Float64):
 
 
 def throughout(dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return `Float64()` for a model of that dtype, else a context that changes nothing."""
-    return Float64() if dtype == torch.float64 else nullcontext()
+    """Return `OnlyFloat64()` for a model of that dtype, else a context that changes nothing."""
+    return OnlyFloat64() if dtype == torch.float64 else nullcontext()
 
 
 def _batch_norm(

@@ -27,7 +27,7 @@ from onebasin.models.errors import one_line
 from onebasin.running.classes import quietly
 from onebasin.running.configuration import configs, default_config, kind_of_number, numbers, settings
 from onebasin.running.expert_layout import one_by_one
-from onebasin.running.float64 import Float64, OnlyFloat64
+from onebasin.running.float64 import OnlyFloat64
 from onebasin.running.inference import of_config
 from onebasin.running.loaded import _load
 from onebasin.running.made_inputs import BATCH
@@ -214,7 +214,7 @@ def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tens
     generator = torch.Generator().manual_seed(seed)
     signature, tensors = random_point(checkpoint, generator)
     count = sum(tensors[role].numel() for role, entry in signature.tensors.items() if entry.alias is None)
-    how = (partial(inputs_like, given), floats_of, OnlyFloat64) if given else ()  # as in the proof of the table
+    how = (partial(inputs_like, given), floats_of) if given else ()  # as in the proof of the table
     functions = as_functions(checkpoint, 4 * count, generator, *how)
     counters = {role: torch.zeros(()) for role in checkpoint.signature.tensors.keys() - signature.tensors.keys()}
     return audit_signature(signature, tensors, [partial(_given, one, counters) for one in functions])
@@ -251,7 +251,6 @@ def as_functions(
     generator: torch.Generator,
     draw: Draw | None = None,
     says: Callable[[Any], Iterable[Tensor]] = lambda found: outward(found).values(),
-    exact: type[Float64] | type[OnlyFloat64] = Float64,
 ) -> list[Function]:
     """Return functions of the tensors by role, each with the outputs on a few random inputs, and at least `least`
     outputs in total. The eps of norms is set to zero."""
@@ -269,7 +268,7 @@ def as_functions(
     def run(tensors: dict[str, Tensor], given: dict[str, Tensor]) -> Tensor:
         flat = torch.cat([tensors[role].reshape(-1) for role in stored(checkpoint.signature)])
         values = {name: flat[place] for name, place in places.items()}
-        with exact():
+        with OnlyFloat64():
             found = [torch.func.functional_call(model, values, (), each, tie_weights=True) for each in ways(given)]
         return torch.cat([value.reshape(-1) for each in found for value in says(each)])
 

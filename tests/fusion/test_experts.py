@@ -22,7 +22,7 @@ from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import measured
 from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Canonical, Folder, ModelError, Rewritten
-from onebasin.running.float64 import Float64
+from onebasin.running.float64 import OnlyFloat64
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -54,7 +54,7 @@ def read(stock: LoadedModel, batches: list[dict[str, Tensor]]) -> dict[tuple[int
 
             experts = enumerate(layers_of_experts(stock.model))
             handles = [module.register_forward_pre_hook(note(layer)) for layer, module in experts]
-            with Float64():
+            with OnlyFloat64():
                 stock.model(input_ids=batch["input_ids"][row : row + 1, : int(batch["attention_mask"][row].sum())])
             for handle in handles:
                 handle.remove()

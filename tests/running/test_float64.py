@@ -13,7 +13,7 @@ from elements import random_alignment
 import onebasin
 from onebasin.models import Canonical, Folder, Rewritten
 from onebasin.running import compare_rewritten
-from onebasin.running.float64 import Float64
+from onebasin.running.float64 import OnlyFloat64
 from onebasin.symmetry import acting_groups
 
 
@@ -38,9 +38,11 @@ def test_a_match_in_float64_is_written(tmp_path: Path) -> None:
     assert result["max_output_difference"] < 1e-9
 
 
-def test_casts_to_float32_are_taken_away_and_others_stay() -> None:
+def test_nothing_is_computed_in_less_than_float64() -> None:
     x = torch.ones(2, dtype=torch.float64)
-    with Float64():
-        assert {x.float().dtype, x.to(torch.float32).dtype, x.softmax(0, dtype=torch.float32).dtype} == {x.dtype}
-        assert x.to(torch.bfloat16).dtype == torch.bfloat16 and x.half().float().dtype == torch.float32
+    with OnlyFloat64():
+        narrow = (x.float(), x.half(), x.to(torch.float32), x.to(torch.bfloat16), x.softmax(0, dtype=torch.float32))
+        made = (torch.zeros(2), torch.full((2,), 0.5), torch.arange(2.0), torch.arange(2).float())
+        assert {one.dtype for one in (*narrow, *made)} == {torch.float64}
+        assert torch.full((2,), 1).dtype == torch.arange(2).dtype == torch.int64
     assert x.float().dtype == torch.float32
