@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import CONFIG_MAPPING
 
 from onebasin.models import Folder
 from onebasin.running.classes import quietly as quiet
-from onebasin.running.expert_layout import one_by_one_where_needed
-from onebasin.running.loading import refuse_larger
+from onebasin.running.loading import load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,24 +36,7 @@ def load_model(model: str | Path, task: str) -> PreTrainedModel:
 
     Raises ValueError where the folder cannot be loaded that way, or lacks a tensor, which would be left random.
     """
-    folder, config, auto = _class_for(model, task)
-    refuse_larger(str(model), auto._model_mapping[type(config)], config, Folder(folder).shapes)
-    try:
-        with quiet():
-            loaded, info = auto.from_pretrained(
-                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
-            )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"cannot load '{model}' for {task}: {str(error).strip().splitlines()[0]}") from None
-    if info["missing_keys"]:
-        raise ValueError(f"'{model}' has no tensor '{min(info['missing_keys'])}', which {task} needs")
-    for name, held, needed in sorted(info["mismatched_keys"]):
-        raise ValueError(
-            f"'{model}': '{name}' has shape {tuple(held)}, and {task} needs {tuple(needed)} by config.json"
-        )
-    result: PreTrainedModel = loaded.float().eval()
-    one_by_one_where_needed(result)
-    return result
+    return load(Folder(model), torch.float32, cls=_class_for(model, task))[0]
 
 
 def refuse_unfit(models: Sequence[str | Path], task: str) -> None:
@@ -66,13 +48,15 @@ def refuse_unfit(models: Sequence[str | Path], task: str) -> None:
         _class_for(model, task)
 
 
-def _class_for(model: str | Path, task: str) -> tuple[Path, Any, Any]:
-    """Return a model's folder, its configuration, and the class that loads it for a task."""
-    folder, config = configured(model)
-    auto = getattr(transformers, TASKS[task])
-    if type(config) not in auto._model_mapping:
+def _class_for(model: str | Path, task: str) -> Any:
+    """Return the class that loads a model for a task."""
+    _, config = configured(model)
+    known = getattr(transformers, TASKS[task])._model_mapping
+    if type(config) not in known:
         raise ValueError(f"'{model}' is a {config.model_type} model, for which there is no {task}")
-    return folder, config, auto
+    found = known[type(config)]
+    several = found if isinstance(found, tuple) else (found,)
+    return next((cls for cls in several if cls.__name__ in (config.architectures or ())), several[0])
 
 
 def configured(model: str | Path) -> tuple[Path, Any]:

@@ -39,20 +39,21 @@ class DoesNotRun(ModelError):
 
 
 def load(
-    folder: Folder, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None
+    folder: Folder, dtype: torch.dtype, device: str = "cpu", instead: Instead | None = None, cls: Any = None
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Return the folder's model in the class its config names, in eval mode, and the weights which that class ignores.
+    """Return the folder's model, in eval mode, and the weights which its class ignores.
 
     Args:
         folder: The model folder.
         dtype: Of the parameters.
         device: Where it runs.
         instead: Tensors, by their names on disk, to load instead of the folder's, and entries to replace in the config.
+        cls: Its class (default: the one that its config names).
 
     Raises:
         ModelError: It does not load, or weights that the class needs are missing.
     """
-    model, unused = _complete(folder, dtype, instead)
+    model, unused = _complete(folder, dtype, instead, cls)
     module: nn.Module = model  # its `to` and `train` are typed
     module.to(device=device, dtype=dtype).train(False)
     one_by_one_where_needed(model)
@@ -163,7 +164,9 @@ def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: s
     return model, unused
 
 
-def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tuple[PreTrainedModel, set[str]]:
+def _complete(
+    folder: Folder, dtype: torch.dtype, instead: Instead | None, cls: Any = None
+) -> tuple[PreTrainedModel, set[str]]:
     """Return the model with all weights that its class needs, and the names of those that it ignores."""
     assert folder.config and folder.shapes  # raises ModelError for a damaged folder
     runnable(folder)
@@ -171,8 +174,8 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
         tensors, updates = instead or ({}, {})
         config = config_of(folder, updates)
         held = {name: tuple(tensor.shape) for name, tensor in tensors.items()} or folder.shapes
-        refuse_larger(folder.name, class_for(config, folder.files), config, held)
-        model, info = built(folder, dtype, instead)
+        refuse_larger(folder.name, cls or class_for(config, folder.files), config, held)
+        model, info = built(folder, dtype, instead, cls)
     except ModelError:
         raise
     except Exception as error:  # each model class fails in its own way
@@ -184,9 +187,9 @@ def _complete(folder: Folder, dtype: torch.dtype, instead: Instead | None) -> tu
 
 
 def built(
-    folder: Folder, dtype: torch.dtype, instead: Instead | None, **options: Any
+    folder: Folder, dtype: torch.dtype, instead: Instead | None, cls: Any = None, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a folder's model in its class, and the loader's report on the tensors.
+    """Return a folder's model, and the loader's report on the tensors.
 
     A pooler that the weights lack is left out if the class can do without it. The arguments are those of `load`.
     """
@@ -194,7 +197,7 @@ def built(
     if instead is not None:
         source = {"pretrained_model_name_or_path": None, "state_dict": instead[0]}
     updates = instead[1] if instead is not None else {}
-    cls = class_for(config_of(folder, updates), folder.files)
+    cls = cls or class_for(config_of(folder, updates), folder.files)
     options |= {_DTYPE: dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with quietly(), _no_exceptions(cls, dtype):
         model, info = cls.from_pretrained(**source, config=config_of(folder, updates), **options)

@@ -253,14 +253,14 @@ def test_models_load_in_float32_and_for_evaluation(tmp_path: Path) -> None:
 
 def test_models_that_do_not_fit_the_task(tmp_path: Path) -> None:
     path = save(CASES["GPT2Model"](), tmp_path / "base")
-    with pytest.raises(ValueError, match=r"has no tensor 'score.weight', which text-classification needs"):
+    with pytest.raises(ValueError, match=r"needs 'score.weight', which the weights lack"):
         load_model(path, "text-classification")
     with pytest.raises(ValueError, match="is a gpt2 model, for which there is no masked-lm"):
         load_model(path, "masked-lm")
     config = (path / "config.json").read_text()
     (path / "config.json").write_text(json.dumps({**json.loads(config), "vocab_size": 99}))
     with pytest.raises(
-        ValueError, match=r"wte.weight' has shape \(\d+, \d+\), and causal-lm needs \(99, \d+\) by config"
+        ValueError, match=r"wte.weight' has shape \(\d+, \d+\), and GPT2LMHeadModel needs \(99, \d+\) by config"
     ):
         load_model(path, "causal-lm")
     (path / "config.json").write_text(config)
