@@ -302,6 +302,10 @@ class Search:
         """Return the best closed form after matching by weights or activations."""
         return self.closed(start, self.aligned(LEVEL, match_with=start))
 
+    def unmatched(self) -> Candidate:
+        """Return the best closed form of the models as they are."""
+        return self.closed("unmatched", self.aligned("none"))
+
     def resumed(self, earlier: Earlier) -> Candidate:
         """Return the result of an earlier search as a candidate, with the models aligned as they were for it."""
         start = earlier.chosen.split(",")[0].removeprefix("learned from ")
@@ -337,6 +341,96 @@ class Search:
                               **best.facts, distilled=found.step)  # fmt: skip
 
 
+@dataclass
+class Trials:
+    """The candidates that a search has tried, the seconds that each took, and notes on those that it did not try."""
+
+    search: Search
+    found: list[Candidate] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Candidate:
+        return min(self.found, key=lambda one: one.loss)
+
+    @property
+    def apart(self) -> bool:
+        """Whether matching changes what is merged: the models were trained apart, and are not one function."""
+        distances = [pair.after.relative for pair in self.found[0].aligned.found] if self.found else []
+        return self.search.kin.kind == APART and max(distances, default=1.0) >= COPIES
+
+    def consider(self, name: str, make: Callable[[], Candidate], needed: float = 0.0) -> None:
+        """Try a candidate, unless there are others and no time for one that takes so many seconds."""
+        if self.found and not self.search.has_time(needed):
+            self.notes.append(f"no time for a candidate: {name}")
+            return
+        begun = time.perf_counter()
+        try:
+            one = make()
+        except ModelError as error:
+            self.notes.append(f"no candidate: {name} ({error})")
+            return
+        self.found.append(one)
+        self.seconds[one.name] = time.perf_counter() - begun
+
+    def try_closed_forms(self) -> None:
+        """Try the average and progressive merging, each after every matching by a closed form."""
+        search, ways = self.search, ("weights", "activations", "unmatched")
+        for way in ways if search.kin.kind == APART else ways[-1:]:
+            make = partial(search.matched, way) if way != "unmatched" else search.unmatched
+            self.consider(way, make, max(self.seconds.values(), default=0.0))
+            if way != "unmatched" and self.found and not self.apart:
+                self.notes.append("matching finds that the models are one function, written differently")
+                break
+        if self.found and isinstance((first := self.best).method, ProgressiveMerge):
+            name = first.name.split(",")[0]
+            spread = partial(search.closed, name, first.aligned, spread=True)
+            self.consider(f"{name}, spread", spread, self.seconds[first.name])
+
+    def improve(self) -> None:
+        """Distil the best candidate; or learn matching if the inputs are imagined images, on which distillation lowers
+        the loss while the model gets worse on real ones."""
+        search = self.search
+        unbounded = search.budget is not None or search.lacks(self.best)
+        more = MORE_IMAGINED if search.imagines else MORE
+        goes_on = self.apart and (search.known or search.imagines)
+        seconds = search.left if unbounded else min(search.left, more) if goes_on else 0.0
+        if not search.imagines and seconds > SHORTEST:
+            self.consider("distilled", lambda: search.distilled(self.best, seconds))
+        elif search.imagines and self.apart and one_shape(search.models) and seconds * LEARNING > SHORTEST:
+            start = "activations" if any(one.name.startswith("activations") for one in self.found) else "weights"
+            self.consider("learned", lambda: search.learned(start, seconds * LEARNING))
+        if search.imagines and unbounded:
+            self.notes.append("not distilled on pictures that the models imagine; give --data FILE")
+
+    def chosen(self) -> Chosen:
+        """Return the best candidate, with a report on all of them."""
+        search, taken = self.search, self.best
+        signature = search.models[search.template].signature
+        entries = signature.tensors.items()
+        pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(taken.tensors[role]))
+        report: dict[str, Any] = {
+            "budget": search.budget,
+            "chosen": taken.name,
+            "candidates": {
+                one.name: {"loss": one.loss, "seconds": round(self.seconds[one.name], 1)} for one in self.found
+            },
+            "data": search.opt.data or "self",
+            "held_out": len(taken.losses),
+            "few": search.few,
+        }
+        if search.draws and len(search.models) == 2:
+            curves = {"unmatched": search.aligned("none"), "matched": taken.aligned}
+            if not any(pair.alignment.elements for pair in taken.aligned.found):
+                del curves["matched"]
+            report["line"] = {"lambdas": list(LAMBDAS), **{name: search.line(one) for name, one in curves.items()}}
+        losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(self.found, key=lambda one: one.loss))
+        notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *self.notes]
+        judged = judged_on(search.opt, search.models[0])
+        return Chosen(taken.aligned, taken.method, Merged(pairs, taken.facts), report, notes, search.split[1], judged)
+
+
 def choose(search: Search) -> Chosen:
     """Align and merge models in every way that there is time for, and return the best.
 
@@ -345,106 +439,31 @@ def choose(search: Search) -> Chosen:
     Raises:
         ValueError: Given data do not fit the models, or the models have no output in common.
     """
-    opt, notes, found = search.opt, list[str](), list[Candidate]()
-    if too_large(search.models, opt):
+    if too_large(search.models, search.opt):
         return by_weights(search, "the models are too large for this machine's memory to try anything on data")
-    seconds: dict[str, float] = {}
-
-    def consider(name: str, make: Callable[[], Candidate], needed: float = 0.0) -> None:
-        if found and not search.has_time(needed):
-            notes.append(f"no time for a candidate: {name}")
-            return
-        begun = time.perf_counter()
-        try:
-            one = make()
-        except ModelError as error:
-            notes.append(f"no candidate: {name} ({error})")
-            return
-        found.append(one)
-        seconds[one.name] = time.perf_counter() - begun
-
-    def best() -> Candidate:
-        return min(found, key=lambda one: one.loss)
-
-    def longest() -> float:
-        return max(seconds.values(), default=0.0)
-
-    def copies() -> bool:
-        return max((pair.after.relative for pair in found[0].aligned.found), default=1.0) < COPIES
-
-    def closed_forms() -> None:
-        for start in ("weights", "activations") if search.kin.kind == APART else ():
-            consider(start, partial(search.matched, start), longest())
-            if found and copies():
-                notes.append("matching finds that the models are one function, written differently")
-                break
-        else:
-            consider("unmatched", lambda: search.closed("unmatched", search.aligned("none")), longest())
-        if not found:
-            return
-        first = best()
-        if isinstance(first.method, ProgressiveMerge):
-            name = first.name.split(",")[0]
-            consider(f"{name}, spread", lambda: search.closed(name, first.aligned, spread=True), seconds[first.name])
-
-    def go_on() -> None:
-        """Distil the best candidate; or learn matching if the inputs are imagined images, on which distillation lowers
-        the loss while the model gets worse on real ones."""
-        unbounded = search.budget is not None or search.lacks(best())
-        apart = search.kin.kind == APART and not copies()
-        goes_on = apart and (search.known or search.imagines)
-        more = MORE_IMAGINED if search.imagines else MORE
-        seconds = search.left if unbounded else min(search.left, more) if goes_on else 0.0
-        if not search.imagines and seconds > SHORTEST:
-            consider("distilled", lambda: search.distilled(best(), seconds))
-        elif search.imagines and apart and one_shape(search.models) and seconds * LEARNING > SHORTEST:
-            start = "activations" if any(one.name.startswith("activations") for one in found) else "weights"
-            consider("learned", lambda: search.learned(start, seconds * LEARNING))
-        if search.imagines and unbounded:
-            notes.append("not distilled on pictures that the models imagine; give --data FILE")
-
     try:
         for model in search.models:
             runnable(model.origin)
         if not comparable(search.stock, search.split[1][0]):
             raise ValueError("the models predict nothing that can be compared: their heads have no output in common")
     except Exception as error:  # each model class fails in its own way on inputs that it does not accept
-        if opt.data:
+        if search.opt.data:
             raise
         return by_weights(search, f"nothing could be tried on inputs that the models make ({one_line(error)})")
+    trials = Trials(search)
     try:
         if search.earlier is not None:
-            consider("the earlier result", partial(search.resumed, search.earlier))
-        if not found:
-            closed_forms()
-        if not found:
-            return by_weights(search, "; ".join(notes))
-        go_on()
+            trials.consider("the earlier result", partial(search.resumed, search.earlier))
+        if not trials.found:
+            trials.try_closed_forms()
+        if not trials.found:
+            return by_weights(search, "; ".join(trials.notes))
+        trials.improve()
     except KeyboardInterrupt:
-        if search.budget is None or not found:
+        if search.budget is None or not trials.found:
             raise
-        notes.append("stopped by Ctrl-C: the best so far is written")
-    taken = best()
-    sources = search.sources(taken.aligned)
-    entries = sources.signature.tensors.items()
-    pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(taken.tensors[role]))
-    report: dict[str, Any] = {
-        "budget": search.budget,
-        "chosen": taken.name,
-        "candidates": {one.name: {"loss": one.loss, "seconds": round(seconds[one.name], 1)} for one in found},
-        "data": opt.data or "self",
-        "held_out": len(taken.losses),
-        "few": search.few,
-    }
-    if search.draws and len(search.models) == 2:
-        curves = {"unmatched": search.aligned("none"), "matched": taken.aligned}
-        if not any(pair.alignment.elements for pair in taken.aligned.found):
-            del curves["matched"]
-        report["line"] = {"lambdas": list(LAMBDAS), **{name: search.line(one) for name, one in curves.items()}}
-    losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(found, key=lambda one: one.loss))
-    notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *notes]
-    judged = judged_on(opt, search.models[0])
-    return Chosen(taken.aligned, taken.method, Merged(pairs, taken.facts), report, notes, search.split[1], judged)
+        trials.notes.append("stopped by Ctrl-C: the best so far is written")
+    return trials.chosen()
 
 
 def shortened(batches: Sequence[Batch]) -> list[Batch]:
