@@ -89,7 +89,7 @@ def _grid(config: Config, once: Once, study: str, title: str, beyond: Corpus | N
     # matching -> method -> seed -> pair -> the scores on both corpora
     found: dict[str, dict[str, list[list[list[float]]]]] = {}
     for name, matching in config.matchings.items():
-        scored = of_pairs(config, once, name, lambda run, pair, how=matching: fused(config, run, pair, how, beyond))
+        scored = of_pairs(config, once, name, partial(fused, config, matching=matching, beyond=beyond))
         found[name] = {method: [[one[method][:2] for one in run] for run in scored] for method in config.methods}
     own = [
         [
@@ -184,7 +184,7 @@ def layers(config: Config, once: Once) -> Results:
             if tuple(chosen) not in found:  # one layer alone is also the first, or the last
                 what = f"{name}: layers {', '.join(map(str, chosen)) or 'none'}"
                 asked = {**(matching or {}), "layers": chosen} if chosen else None
-                scored = of_pairs(config, once, what, lambda run, pair, how=asked: fused(config, run, pair, how))
+                scored = of_pairs(config, once, what, partial(fused, config, matching=asked))
                 found[tuple(chosen)] = {
                     method: spread([mean(mean(pair[method]) for pair in run) for run in scored])
                     for method in config.methods
