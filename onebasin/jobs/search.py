@@ -49,7 +49,7 @@ from onebasin.running.trace import Batch, examples_in, run
 
 from .aligning import Aligned, align_all
 from .options import Options
-from .verdict import GUESSED, Load, judge
+from .verdict import GUESSED, IMAGINED, Load, judge, proves_nothing
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
 USUAL = 300.0  # seconds without a budget
@@ -61,7 +61,7 @@ LEARNING = 3 / 4  # share of the remaining budget for learned matching; the rest
 SHORTEST = 5.0  # seconds; a shorter descent is not worth starting
 CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
 PASSES, IMAGINING = 8, 60  # passes of each model over the data: for all closed forms, and to imagine images
-SPEED = 2e10  # FLOP per second of two processor cores
+SPEED = 5e10  # FLOP per second of two slow processor cores
 COPIES = 1e-4  # relative distance below which matched models are the same function
 DISTILLED, LONG = 16, 256  # examples per step of distillation, for texts of up to `LONG` tokens; fewer for longer ones
 TAUGHT, ROUNDS = 4096, 20  # examples of given data for distillation, and epochs without a budget
@@ -287,7 +287,7 @@ class Search:
         return found
 
     def lacks(self, one: Candidate) -> bool:
-        """Return whether the verdict on a candidate would be that it is broken, or open because inputs are guessed."""
+        """Return whether the verdict on a candidate would be that it is broken, or open because of the inputs."""
 
         def source(number: int) -> Load:
             return lambda: lambda batch: self.answers(batch)[number]
@@ -295,8 +295,8 @@ class Search:
         with torch.no_grad():
             sources = list(map(source, range(len(self.models))))
             what = judged_on(self.opt, self.models[0])
-            works = judge(lambda: partial(self.forward, one.tensors), sources, self.split[1], what).works
-            return works is False or what == GUESSED
+            verdict = judge(lambda: partial(self.forward, one.tensors), sources, self.split[1], what)
+            return verdict.works is False or proves_nothing(what, verdict.sources_agree)
 
     def matched(self, start: str) -> Candidate:
         """Return the best closed form after matching by weights or activations."""
@@ -480,6 +480,8 @@ def judged_on(opt: Options, model: Model) -> str:
     """Return how a verdict describes its inputs."""
     if not opt.self_made:
         return "data held out"
+    if is_for(model, "image-classification"):
+        return IMAGINED
     return GUESSED if guessed(model) else "inputs that the models made"
 
 

@@ -39,7 +39,10 @@ from .options import Options
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GUESSED = "inputs that were guessed"  # a merge may work on them and break on real ones, but not the other way round
+# On these a merge may work and break on real ones, but not the other way round:
+GUESSED = "inputs that were guessed"
+IMAGINED = "pictures that the models imagined"  # if the sources agree on more than `EASY` of them
+EASY = 0.92  # measured: docs/merge.md
 PART = 0.85  # a merge works from this share of the sources' own agreement beyond chance
 LEAST = 0.1  # below this agreement of the sources beyond chance, their predictions say nothing
 HELD = 2**29  # parameters of the largest model that is held in memory to be judged
@@ -94,7 +97,7 @@ class Verdict:
         told = (
             f"agrees {', '.join(shares)} of predictions (the sources: {_percent(self.sources_agree)}; {self.judged_on})"
         )
-        if self.works is None and self.judged_on == GUESSED:
+        if self.works is None and proves_nothing(self.judged_on, self.sources_agree):
             return f"not judged: {told}, which proves nothing about other inputs; give --data FILE"
         if self.works is None:
             return (
@@ -102,6 +105,11 @@ class Verdict:
                 f"({_percent(self.sources_agree)}); give --data FILE"
             )
         return f"works: {told}" if self.works else f"BROKEN: {told}; give --data FILE, or more time by --budget 10m"
+
+
+def proves_nothing(judged_on: str, sources_agree: float | None) -> bool:
+    """Return whether a merge that is right on such inputs may be wrong on real ones."""
+    return judged_on == GUESSED or (judged_on == IMAGINED and (sources_agree or 0.0) > EASY)
 
 
 def _percent(share: float) -> str:
@@ -121,19 +129,19 @@ def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judge
     between = [pair for pair in pairs if pair is not None]
     known = [pair for pair in own if pair is not None]
     works = None
-    if between and known:
+    agreed = sum(pair.agreement for pair in between) / len(between) if between else None
+    if agreed is not None and known:
         usual = sum(pair.kappa for pair in between) / len(between)
         own_mean = sum(pair.agreement for pair in known) / len(known)
-        # Where chance agrees nearly always, kappa means little.
-        as_good = own_mean >= sum(pair.agreement for pair in between) / len(between)
+        as_good = own_mean >= agreed  # where chance agrees nearly always, kappa means little
         works = as_good or sum(pair.kappa for pair in known) / len(known) >= PART * usual if usual >= LEAST else None
-    if judged_on == GUESSED and works:
+    if works and proves_nothing(judged_on, agreed):
         works = None
     apart = [pair.divergence for pair in between if pair.divergence is not None]
     return Verdict(
         works,
         [None if pair is None else pair.agreement for pair in own],
-        sum(pair.agreement for pair in between) / len(between) if between else None,
+        agreed,
         [None if pair is None else pair.divergence for pair in own],
         sum(apart) / len(apart) if apart else None,
         judged_on,

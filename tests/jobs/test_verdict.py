@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import CASES, save
 
 import onebasin
-from onebasin.jobs.verdict import GUESSED, PART, ROWS, SHORT, judge, random_inputs
+from onebasin.jobs.verdict import GUESSED, IMAGINED, PART, ROWS, SHORT, judge, random_inputs
 
 BATCHES = [{"input_ids": torch.zeros(500, 1, dtype=torch.long)}] * 2
 
@@ -64,6 +64,16 @@ def test_guessed_inputs_can_show_that_a_merge_is_broken_but_not_that_it_works(tm
     assert judge(answering(other), [answering(a), answering(a)], BATCHES, GUESSED).works is False
     model = save(CASES["BertForMaskedLM"](), tmp_path / "model")  # no tokenizer
     assert onebasin.merge([model, model], verify=False).verdict.judged_on == GUESSED
+
+
+def test_pictures_that_are_too_easy_cannot_show_that_a_merge_works() -> None:
+    """Models that were made to see a class in every picture agree there, whatever they do on real ones."""
+    a, other = choosing([0.2] * 5), choosing([0.2] * 5, seed=3)
+    for flipped, works in ((0.02, None), (0.2, True)):  # the sources agree on 98 and 84 %
+        b = choosing([0.2] * 5, like=a, flipped=flipped, seed=1)
+        verdict = judge(answering(a), [answering(a), answering(b)], BATCHES, IMAGINED)
+        assert verdict.works is works and ("--data FILE" in verdict.sentence) == (works is None)
+        assert judge(answering(other), [answering(a), answering(b)], BATCHES, IMAGINED).works is False
 
 
 def test_sources_that_agree_by_chance_alone_tell_nothing() -> None:
