@@ -49,7 +49,7 @@ from onebasin.running.trace import Batch, examples_in, run
 
 from .aligning import Aligned, align_all
 from .options import Options
-from .verdict import GUESSED, IMAGINED, Load, judge, proves_nothing
+from .verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
 USUAL = 300.0  # seconds without a budget
@@ -286,17 +286,30 @@ class Search:
             found.append(float(example_losses(divergence, model, self.answers, parts, batches).mean()))
         return found
 
+    def too_easy(self) -> bool:
+        """Return whether the models agree on nearly all pictures that they imagined. What is fitted to such pictures is
+        worse on real ones than the average of matched models (measured: docs/merge.md)."""
+        return self.imagines and proves_nothing(self.judged_on, self.judged(self.answer(0)).sources_agree)
+
     def lacks(self, one: Candidate) -> bool:
         """Return whether the verdict on a candidate would be that it is broken, or open because of the inputs."""
+        verdict = self.judged(partial(self.forward, one.tensors))
+        return verdict.works is False or proves_nothing(self.judged_on, verdict.sources_agree)
 
-        def source(number: int) -> Load:
-            return lambda: lambda batch: self.answers(batch)[number]
-
+    def judged(self, model: Run) -> Verdict:
+        """Return the verdict on a model, on the data to choose by."""
+        sources = [partial(self.answer, number) for number in range(len(self.models))]
         with torch.no_grad():
-            sources = list(map(source, range(len(self.models))))
-            what = judged_on(self.opt, self.models[0])
-            verdict = judge(lambda: partial(self.forward, one.tensors), sources, self.split[1], what)
-            return verdict.works is False or proves_nothing(what, verdict.sources_agree)
+            return judge(lambda: model, sources, self.split[1], self.judged_on)
+
+    def answer(self, number: int) -> Run:
+        """Return one of the models, which gives its answers."""
+        return lambda batch: self.answers(batch)[number]
+
+    @property
+    def judged_on(self) -> str:
+        """Return how a verdict describes the data."""
+        return judged_on(self.opt, self.models[0])
 
     def matched(self, start: str) -> Candidate:
         """Return the best closed form after matching by weights or activations."""
@@ -427,8 +440,8 @@ class Trials:
             report["line"] = {"lambdas": list(LAMBDAS), **{name: search.line(one) for name, one in curves.items()}}
         losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(self.found, key=lambda one: one.loss))
         notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *self.notes]
-        judged = judged_on(search.opt, search.models[0])
-        return Chosen(taken.aligned, taken.method, Merged(pairs, taken.facts), report, notes, search.split[1], judged)
+        merged = Merged(pairs, taken.facts)
+        return Chosen(taken.aligned, taken.method, merged, report, notes, search.split[1], search.judged_on)
 
 
 def choose(search: Search) -> Chosen:
@@ -450,6 +463,9 @@ def choose(search: Search) -> Chosen:
         if search.opt.data:
             raise
         return by_weights(search, f"nothing could be tried on inputs that the models make ({one_line(error)})")
+    if search.too_easy():
+        return by_weights(search, "the models agree on nearly all pictures that they imagine, so nothing was fitted to "
+                                  "these; give --data FILE")  # fmt: skip
     trials = Trials(search)
     try:
         if search.earlier is not None:
@@ -497,7 +513,7 @@ def by_weights(search: Search, why: str) -> Chosen:
     """Return the average of models matched by their weights, or as they are if they have a common base."""
     level = LEVEL if search.kin.kind == APART else "none"
     aligned = align_all(search.models, search.centre, level, search.opt, search.tell)
-    return Chosen(aligned, Average(), notes=[f"{why}: averaged by weights alone"])
+    return Chosen(aligned, Average(), notes=[f"{why}: averaged by weights alone"], judged_on=search.judged_on)
 
 
 def comparable(models: Sequence[LoadedModel], batch: Batch) -> bool:

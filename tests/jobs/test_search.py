@@ -56,6 +56,12 @@ def three_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.5)
 
 
+@pytest.fixture
+def no_picture_is_too_easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random models of few classes agree on most pictures that they imagine."""
+    monkeypatch.setattr("onebasin.jobs.verdict.EASY", 1.0)
+
+
 @pytest.mark.parametrize("budget", [None, "1h"])
 @pytest.mark.usefixtures("three_seconds_left")
 def test_what_is_chosen_is_written(budget: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +123,7 @@ KINDS = ("ViTForImageClassification", "BertForMaskedLM", "BertForSequenceClassif
 
 
 @pytest.mark.parametrize("case", KINDS)
-@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+@pytest.mark.usefixtures("three_seconds_left", "three_sweeps", "no_picture_is_too_easy")
 def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> None:
     found = onebasin.merge(models_of(case, tmp_path), tmp_path / "out", samples=24, anchor=0)
     assert found["kinship"]["kind"] == APART
@@ -144,7 +150,7 @@ def test_what_is_broken_is_distilled_for_all_of_the_time(
         return best
 
     monkeypatch.setattr("onebasin.jobs.search.Search.left", 100.0)
-    monkeypatch.setattr("onebasin.jobs.search.judge", lambda *_: SimpleNamespace(works=works))
+    monkeypatch.setattr("onebasin.jobs.search.judge", lambda *_: SimpleNamespace(works=works, sources_agree=0.5))
     monkeypatch.setattr("onebasin.jobs.search.Search.distilled", distilled)
     onebasin.merge(models_of(case, tmp_path), samples=24)
     assert given == ([] if seconds is None else [seconds])
@@ -200,13 +206,23 @@ def test_a_budget_goes_on_from_what_an_earlier_one_found(tmp_path: Path) -> None
         onebasin.merge(models, out, budget="1m")
 
 
-@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+@pytest.mark.usefixtures("three_seconds_left", "three_sweeps", "no_picture_is_too_easy")
 def test_three_models_are_learned_together_on_pictures_that_they_imagine(tmp_path: Path) -> None:
     models = models_of("ViTForImageClassification", tmp_path, 3)
     found = onebasin.merge(models, tmp_path / "out", budget=40, samples=16)
     assert any(name.startswith("learned from") for name in found["search"]["candidates"])
     assert not any(name.endswith("distilled") for name in found["search"]["candidates"])
     assert len(found["distance_after"]) == 2
+
+
+def test_nothing_is_fitted_to_pictures_that_are_too_easy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = models_of("ViTForImageClassification", tmp_path)
+    monkeypatch.setattr("onebasin.jobs.verdict.EASY", -1.0)
+    found = onebasin.merge(models, tmp_path / "out", samples=16, anchor=0)
+    onebasin.merge(models, tmp_path / "full", match="full", anchor=0)
+    assert not found["verdict"]["works"] and any("give --data FILE" in note for note in found["notes"])
+    first, second = (loaded_model(onebasin.Folder(tmp_path / name)).parameter for name in ("out", "full"))
+    assert all(torch.equal(first[role], second[role]) for role in first)
 
 
 def test_heads_of_different_tasks_cannot_be_compared(tmp_path: Path) -> None:
