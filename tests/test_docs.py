@@ -185,8 +185,11 @@ def test_the_notation_names_every_word_that_tables_know() -> None:
 
 def test_the_page_on_inference_counts_what_was_found() -> None:
     families = pytest.importorskip("benchmarks.families")
-    types = json.loads((ROOT / "docs" / "families.json").read_text("utf-8"))["types"]
-    assert families.table(types) in (ROOT / "docs" / "inference.md").read_text("utf-8")
+    found = json.loads((ROOT / "docs" / "families.json").read_text("utf-8"))
+    counted, page = families.table(found["types"]), (ROOT / "docs" / "inference.md").read_text("utf-8")
+    if found["transformers"] != transformers.__version__:  # where other types are registered
+        counted, page = (re.sub(r"^(\|[^|]+\|)[^|]+\|", r"\1", text, flags=re.MULTILINE) for text in (counted, page))
+    assert counted in page
 
 
 def test_the_page_on_inference_says_what_was_recovered() -> None:
