@@ -391,8 +391,10 @@ class Writer:
         for kept, gone in self.trace.apart:
             apart |= {pair for a in kept for b in gone for pair in product(self._of(a), self._of(b))}
         before: dict[tuple[int, int], bool] = {}
-        rows = {(place, *self.parsed(one)[::2]) for one in self.found for a in self._axes(one) for place in self._of(a)}
-        having = Counter(place for place, *_ in rows)  # how many tensors have it, of all layers as one
+        parts = ((one, *part) for one in self.found
+                 for part in enumerate(leaf for axis in self._axes(one) for leaf in axis.leaves))  # fmt: skip
+        rows = {(place, number, *self.parsed(one)[::2]) for one, number, leaf in parts for place in self._of(leaf)}
+        having = Counter(place for place, *_ in rows)  # how many parts of tensors are of it, with all layers as one
         for one in self.found:
             for view in _views([axis for axis in one.axes if axis is not None]):
                 first: dict[int, int] = {}
@@ -403,7 +405,7 @@ class Writer:
                         before[a, b] = before.get((a, b), True) and first[a] < first[b]
         for number, space in enumerate(self.places):
             if kind_of(space.moves) == "fixed" or (having[number] == 1 and space.moves == LINEAR):
-                continue  # what only one tensor has is free, and says nothing of what stands beside it
+                continue  # what stands only once is free, and says nothing of what stands beside it
             found = []
             for outer in beside.get(number, ()):
                 other = self.places[outer]
