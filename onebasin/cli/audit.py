@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json as parser
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -38,7 +37,8 @@ def audit(
             tell(f"Jacobian of '{target}'")
         found = run(target, family=family, seed=seed, **_settings(settings))
     if json:
-        c.print_json({"target": target, **asdict(found), "complete": found.complete})
+        measured = {name: value for name, value in vars(found).items() if name != "find"}
+        c.print_json({"target": target, **measured, "missing": found.missing, "complete": found.complete})
     elif not quiet:
         kept, lost = found.gap
         print(

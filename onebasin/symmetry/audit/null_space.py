@@ -11,8 +11,9 @@ Norms must have no epsilon: with one, the scale of a stream is only approximatel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ CLEAR = 100.0  # least ratio of the smallest singular value that counts and the 
 NOISE = 1e-13  # shift for singular values of zero, relative to the largest
 
 
+Missing = tuple[tuple[str, ...], int]  # roles, and a number of directions
+
+
 @dataclass(frozen=True)
 class Audit:
     """Flat directions found and generated.
@@ -39,8 +43,7 @@ class Audit:
     that only choose experts. rank, nullity: of the Jacobian; they add up to the number of parameters. gap: its smallest
     singular value that counts and its largest that does not, relative to the largest. dimension: of the span of all
     generated tangents that are flat. largest_change: of the outputs along a tangent of norm 1 that the signature
-    states, relative to the largest singular value. missing: the smallest sets of tensors that hold flat directions that
-    are not generated, and how many of them each holds beyond those of the sets before.
+    states, relative to the largest singular value. find: what looks for `missing`.
     """
 
     parameters: int
@@ -49,7 +52,13 @@ class Audit:
     gap: tuple[float, float]
     dimension: int
     largest_change: float
-    missing: tuple[tuple[tuple[str, ...], int], ...] = ()
+    find: Callable[[], Iterable[Missing]] = field(default=tuple, repr=False, compare=False)
+
+    @cached_property
+    def missing(self) -> tuple[Missing, ...]:
+        """The smallest sets of tensors that hold flat directions that are not generated, and how many of them each
+        holds beyond those of the sets before. It may take minutes to find them."""
+        return tuple(self.find())
 
     @property
     def complete(self) -> bool:
@@ -93,7 +102,7 @@ def audit(
     values, vectors = smallest((full * ~small)[:, seen] / units, basis.shape[1], tolerance)
     zeros = int((values <= tolerance).sum())
     dimension = basis.shape[1]
-    missing: tuple[tuple[tuple[str, ...], int], ...] = ()
+    find: Callable[[], Iterable[Missing]] = tuple
     if zeros > dimension:
         basis = orthonormal(_flat(full, tied_span(signature, tensors, tried=True), largest)[seen])
         null = torch.linalg.qr(vectors[:, len(values) - zeros :] / units.unsqueeze(1)).Q
@@ -101,10 +110,10 @@ def audit(
         known = torch.cat([null.mT @ basis, idle, _explained(null, signature, free, seen)], dim=1)
         u, found, _ = decomposed(known)
         dimension = int((found > NEAR).sum())
-        missing = tuple(smallest_sets(null, null @ u[:, :dimension], _places(free, seen)))
+        find = partial(smallest_sets, null, null @ u[:, :dimension], _places(free, seen))
     gap = float(values[-zeros - 1]), float(values[-zeros]) if zeros else 0.0
     return Audit(int(seen.sum()), int(seen.sum()) - zeros, zeros, gap,
-                 dimension, float(change.max()) if len(change) else 0.0, missing)  # fmt: skip
+                 dimension, float(change.max()) if len(change) else 0.0, find)  # fmt: skip
 
 
 def _places(tensors: Tensors, seen: Tensor) -> dict[str, Tensor]:
