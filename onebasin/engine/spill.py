@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 LEAST = 2**14  # bytes of the smallest tensor that is worth moving
 
@@ -38,11 +37,12 @@ class Spill(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held: dict[int, tuple[list[_Page], int]] = {}  # computation -> its pages, and their bytes in memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {storage._cdata for storage in _storages((args, kwargs))}
+        kwargs = kwargs or {}
+        given = {storage._cdata for storage in _storages((args, (*kwargs.values(),)))}
         for address in given & self._pages.keys():
             self._pages[address].restore(changes=func._schema.is_mutable)
-        made = func(*args, **(kwargs or {}))
-        for storage in _storages(made):
+        made = func(*args, **kwargs)
+        for storage in _storages((made,)):
             new = storage._cdata not in given and storage._cdata not in self._pages
             if new and storage.nbytes() >= LEAST and storage.resizable():
                 page = self._pages[storage._cdata] = _Page(storage, self._file)
@@ -164,9 +164,11 @@ class _File:
         return self._file, self._buffer[:size]
 
 
-def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
-    for value in tree_leaves(values):
-        if type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided:
+def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
+    for value in values:  # pytree would take longer than most operations
+        if isinstance(value, (list, tuple)):
+            yield from _storages(value)
+        elif type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided:
             yield value.untyped_storage()
 
 

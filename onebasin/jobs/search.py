@@ -61,7 +61,7 @@ LEARNING = 3 / 4  # share of the remaining budget for learned matching; the rest
 SHORTEST = 5.0  # seconds; a shorter descent is not worth starting
 CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
 PASSES, IMAGINING = 8, 60  # passes of each model over the data: for all closed forms, and to imagine images
-SPEED = 5e10  # FLOP per second of two slow processor cores
+SPEED = 2e10  # FLOP per second of two slow processor cores
 COPIES = 1e-4  # relative distance below which matched models are the same function
 DISTILLED, LONG = 16, 256  # examples per step of distillation, for texts of up to `LONG` tokens; fewer for longer ones
 TAUGHT, ROUNDS = 4096, 20  # examples of given data for distillation, and epochs without a budget
@@ -157,9 +157,9 @@ class Search:
         """Return the seconds that are left."""
         return self.started + (self.budget or USUAL) - time.perf_counter()
 
-    def has_time(self, seconds: float) -> bool:
-        """Return whether this many seconds are left."""
-        return self.left >= seconds
+    def has_time(self, seconds: float, spent: float) -> bool:
+        """Return whether this many seconds are left, also of the time for closed forms, on which so many were spent."""
+        return seconds <= min(self.left, self.closed_seconds - spent)
 
     @cached_property
     def data(self) -> Data:
@@ -192,9 +192,14 @@ class Search:
         wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
         passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" and self.opt.self_made else 0))
         seconds = passes * counter.get_total_flops() / SPEED
-        budget = self.budget or USUAL
-        affordable = min(max(CLOSED_SHARE * budget, CLOSED), budget / 2) / seconds if seconds else wanted
+        affordable = self.closed_seconds / seconds if seconds else wanted
         return round(min(wanted, max(affordable, FEWEST)))
+
+    @property
+    def closed_seconds(self) -> float:
+        """Return the seconds that all closed forms may take."""
+        budget = self.budget or USUAL
+        return min(max(CLOSED_SHARE * budget, CLOSED), budget / 2)
 
     @cached_property
     def spare(self) -> Sequence[Batch]:
@@ -373,11 +378,15 @@ class Trials:
         distances = [pair.after.relative for pair in self.found[0].aligned.found] if self.found else []
         return self.search.kin.kind == APART and max(distances, default=1.0) >= COPIES
 
-    def consider(self, name: str, make: Callable[[], Candidate], needed: float = 0.0) -> None:
-        """Try a candidate, unless there are others and no time for one that takes so many seconds."""
-        if self.found and not self.search.has_time(needed):
+    def consider_closed(self, name: str, make: Callable[[], Candidate], needed: float) -> None:
+        """Try a closed form, unless there are others and no time for one that takes so many seconds."""
+        if self.found and not self.search.has_time(needed, sum(self.seconds.values())):
             self.notes.append(f"no time for a candidate: {name}")
-            return
+        else:
+            self.consider(name, make)
+
+    def consider(self, name: str, make: Callable[[], Candidate]) -> None:
+        """Try a candidate."""
         begun = time.perf_counter()
         try:
             one = make()
@@ -389,17 +398,17 @@ class Trials:
 
     def try_closed_forms(self) -> None:
         """Try the average and progressive merging, each after every matching by a closed form."""
-        search, ways = self.search, ("weights", "activations", "unmatched")
+        search, ways = self.search, ("activations", "weights", "unmatched")
         for way in ways if search.kin.kind == APART else ways[-1:]:
             make = partial(search.matched, way) if way != "unmatched" else search.unmatched
-            self.consider(way, make, max(self.seconds.values(), default=0.0))
+            self.consider_closed(way, make, max(self.seconds.values(), default=0.0))
             if way != "unmatched" and self.found and not self.apart:
                 self.notes.append("matching finds that the models are one function, written differently")
                 break
         if self.found and isinstance((first := self.best).method, ProgressiveMerge):
             name = first.name.split(",")[0]
             spread = partial(search.closed, name, first.aligned, spread=True)
-            self.consider(f"{name}, spread", spread, self.seconds[first.name])
+            self.consider_closed(f"{name}, spread", spread, self.seconds[first.name])
 
     def improve(self) -> None:
         """Distil the best candidate; or learn matching if the inputs are imagined images, on which distillation lowers
