@@ -49,7 +49,7 @@ from onebasin.running.trace import Batch, examples_in, run
 
 from .aligning import Aligned, align_all
 from .options import Options
-from .verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing
+from .verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing, sources_agree
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
 USUAL = 300.0  # seconds without a budget
@@ -294,7 +294,7 @@ class Search:
     def too_easy(self) -> bool:
         """Return whether the models agree on nearly all pictures that they imagined. What is fitted to such pictures is
         worse on real ones than the average of matched models (measured: docs/merge.md)."""
-        return self.imagines and proves_nothing(self.judged_on, self.judged(self.answer(0)).sources_agree)
+        return self.imagines and proves_nothing(self.judged_on, sources_agree(self.runs, self.split[1]))
 
     def lacks(self, one: Candidate) -> bool:
         """Return whether the verdict on a candidate would be that it is broken, or open because of the inputs."""
@@ -303,13 +303,16 @@ class Search:
 
     def judged(self, model: Run) -> Verdict:
         """Return the verdict on a model, on the data to choose by."""
-        sources = [partial(self.answer, number) for number in range(len(self.models))]
-        with torch.no_grad():
-            return judge(lambda: model, sources, self.split[1], self.judged_on)
+        return judge(lambda: model, [partial(_same, run) for run in self.runs], self.split[1], self.judged_on)
 
-    def answer(self, number: int) -> Run:
-        """Return one of the models, which gives its answers."""
-        return lambda batch: self.answers(batch)[number]
+    @property
+    def runs(self) -> list[Run]:
+        """Return the models, each of which returns its output for a batch."""
+        return [partial(self.answer, number) for number in range(len(self.models))]
+
+    def answer(self, number: int, batch: Batch) -> Mapping[str, Any]:
+        """Return the output of one of the models."""
+        return self.answers(batch)[number]
 
     @property
     def judged_on(self) -> str:
@@ -474,7 +477,7 @@ def choose(search: Search) -> Chosen:
         return by_weights(search, f"nothing could be tried on inputs that the models make ({one_line(error)})")
     if search.too_easy():
         return by_weights(search, "the models agree on nearly all pictures that they imagine, so nothing was fitted to "
-                                  "these; give --data FILE")  # fmt: skip
+                                  "these; give --data FILE", search.split[1])  # fmt: skip
     trials = Trials(search)
     try:
         if search.earlier is not None:
@@ -489,6 +492,10 @@ def choose(search: Search) -> Chosen:
             raise
         trials.notes.append("stopped by Ctrl-C: the best so far is written")
     return trials.chosen()
+
+
+def _same(run: Run) -> Run:
+    return run
 
 
 def shortened(batches: Sequence[Batch]) -> list[Batch]:
@@ -518,11 +525,15 @@ def too_large(models: Sequence[Model], opt: Options) -> bool:
     )  # fmt: skip
 
 
-def by_weights(search: Search, why: str) -> Chosen:
-    """Return the average of models matched by their weights, or as they are if they have a common base."""
+def by_weights(search: Search, why: str, held: Sequence[Batch] = ()) -> Chosen:
+    """Return the average of models matched by their weights, or as they are if they have a common base.
+
+    held: data to judge it on; made for that if there are none.
+    """
     level = LEVEL if search.kin.kind == APART else "none"
     aligned = align_all(search.models, search.centre, level, search.opt, search.tell)
-    return Chosen(aligned, Average(), notes=[f"{why}: averaged by weights alone"], judged_on=search.judged_on)
+    notes = [f"{why}: averaged by weights alone"]
+    return Chosen(aligned, Average(), notes=notes, held=held, judged_on=search.judged_on)
 
 
 def comparable(models: Sequence[LoadedModel], batch: Batch) -> bool:

@@ -124,12 +124,11 @@ def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judge
     """
     asked = [_answers(load(), batches) for load in (merged, *sources)]
     mine, theirs = asked[0], asked[1:]
-    pairs = [_compared(a, b) for a, b in combinations(theirs, 2)]
     own = [_compared(mine, one) for one in theirs]
-    between = [pair for pair in pairs if pair is not None]
+    between = _between(theirs)
     known = [pair for pair in own if pair is not None]
     works = None
-    agreed = sum(pair.agreement for pair in between) / len(between) if between else None
+    agreed = _agreed(between)
     if agreed is not None and known:
         usual = sum(pair.kappa for pair in between) / len(between)
         own_mean = sum(pair.agreement for pair in known) / len(known)
@@ -147,6 +146,11 @@ def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judge
         judged_on,
         max((pair.count for pair in known), default=0),
     )
+
+
+def sources_agree(sources: Sequence[Run], batches: Sequence[Batch]) -> float | None:
+    """Return the share of equal predictions, the mean over all pairs of models; None without a common output."""
+    return _agreed(_between([_answers(model, batches) for model in sources]))
 
 
 def verdict_on(
@@ -254,6 +258,15 @@ def _choices(value: Tensor, classes: bool, regression: bool) -> Tensor:
         return (value[1:, 0] > value[:-1, 0]).long()
     near = torch.nn.functional.normalize(value.double() - value.double().mean(0), dim=-1)
     return (near @ near.mT).fill_diagonal_(-math.inf).argmax(-1)
+
+
+def _between(answers: Sequence[dict[str, Tensor]]) -> list[_Pair]:
+    found = (_compared(a, b) for a, b in combinations(answers, 2))
+    return [pair for pair in found if pair is not None]
+
+
+def _agreed(pairs: Sequence[_Pair]) -> float | None:
+    return sum(pair.agreement for pair in pairs) / len(pairs) if pairs else None
 
 
 @torch.no_grad()
