@@ -46,14 +46,13 @@ def once(images: Tensor) -> Tensor:
 def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list[Axis | None]:
     """Return the axes of the dimensions `dims`, along which the images vary because of the map."""
     axis = linear.axis
-    for dim in dims:
-        if (period := _period(linear.images, dim + 1)) < shape[dim]:  # several vectors side by side: heads of a batch
-            narrower = Linear(axis, linear.images.narrow(dim + 1, 0, period))
-            inner = settle(narrower, dims, narrower.images.shape[1:], why)
-            place = dims.index(dim)
-            if (one := inner[place]) is not None:
-                inner[place] = flat([data(shape[dim] // period), one])
-            return inner
+    if 0 in dims and (period := _period(linear.images)) < shape[0]:  # a batch stands first: heads of its examples
+        narrower = Linear(axis, linear.images.narrow(1, 0, period))
+        inner = settle(narrower, dims, narrower.images.shape[1:], why)
+        place = dims.index(0)
+        if (one := inner[place]) is not None:
+            inner[place] = flat([data(shape[0] // period), one])
+        return inner
     every = linear.images.movedim(0, -1)  # (*shape, n)
     order = [dim for dim in range(len(shape)) if dim not in dims]
     for dim in order:
@@ -111,12 +110,12 @@ def peeled(
     return linear, dims, off
 
 
-def _period(images: Tensor, dim: int) -> int:
-    """Return the number of entries along a dimension after which they are repeated."""
-    size = images.shape[dim]
+def _period(images: Tensor) -> int:
+    """Return the number of entries along the first dimension of the images after which they are repeated."""
+    size = images.shape[1]
     images = once(images)
-    return size if images.shape[dim] == 1 else next((n for n in range(2, size) if size % n == 0 and bool(
-        (images.narrow(dim, n, size - n) == images.narrow(dim, 0, size - n)).all())), size)  # fmt: skip
+    return size if images.shape[1] == 1 else next((n for n in range(2, size) if size % n == 0 and bool(
+        (images[:, n:] == images[:, :-n]).all())), size)  # fmt: skip
 
 
 def _narrowed(linear: Linear, why: str) -> Linear | None:
