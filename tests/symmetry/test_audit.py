@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from zoo import build, save
 from onebasin.models import Folder
 from onebasin.studies import audit as studied
 from onebasin.studies.audit import as_functions, audit, audit_checkpoint, audit_inferred, verdict
-from onebasin.symmetry import Signature
+from onebasin.symmetry import Signature, read_table, resolve
 from onebasin.symmetry.audit.null_space import Audit, orthonormal, smallest
 from onebasin.symmetry.audit.null_space import audit as audit_signature
 
@@ -194,6 +195,46 @@ def test_a_norm_alone_between_two_bases_has_one_direction_more(width: int) -> No
     starts raw and ends in its second norm."""
     found = audit("electra", num_hidden_layers=1, vocab_size=14, hidden_size=width)
     assert not complete(found) and found.nullity - found.dimension == 1
+
+
+TWICE = """
+family twice
+types twice
+spaces
+    inputs fixed
+    stream linear stream
+    out fixed
+tensors
+    embed.weight  stream inputs'
+    first.weight  layernorm: stream -> stream
+    first.bias  stream
+    second.weight  rmsnorm: stream -> second_out
+    head.weight  out second_out'
+"""
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_an_rmsnorm_of_an_ellipsoid_hides_two_directions(width: int) -> None:
+    """y = D n + b lies on an ellipsoid in a plane: see `on_an_ellipsoid`. Without the generator, two are missing."""
+    shapes = {"embed.weight": (width, 6), "first.weight": (width,), "first.bias": (width,),
+              "second.weight": (width,), "head.weight": (7, width)}  # fmt: skip
+    generator = torch.Generator().manual_seed(width)
+    tensors = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    given = torch.randn(40, 6, generator=generator, dtype=torch.float64)
+    signature = resolve(read_table(TWICE), shapes, {})
+
+    def run(t: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        x = given @ t["embed.weight"].mT
+        x = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True, correction=0)
+        y = x * t["first.weight"] + t["first.bias"]
+        y = y / y.square().mean(-1, keepdim=True).sqrt() * t["second.weight"]
+        return (y @ t["head.weight"].mT).flatten()
+
+    found = audit_signature(signature, tensors, [run])
+    assert complete(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onebasin.symmetry.audit.tangents.on_an_ellipsoid", lambda *_: iter(()))
+        assert audit_signature(signature, tensors, [run]).dimension == found.dimension - 2
 
 
 def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

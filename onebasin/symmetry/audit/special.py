@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
 import torch
+from torch import Tensor
 
 from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers, returns, summands
 from ..groups.group import units
+from ..groups.orthogonal import complement_of_ones
 from ..tables.axes import Leaf
 from ..tables.signature import MOVES, Signature, bias_beside
-from .directions import Tangent, Tensors, meeting, sandwiched, spread
+from .directions import Tangent, Tensors, gain, lie, meeting, sandwiched, spread
 
 
 def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -205,6 +208,40 @@ def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         yield {role: tensors[role] + (1 - entry.norm.unit), bias: tensors[bias]}
         if (norm := signature.tensors[after].norm) is not None and norm.kind == "layernorm":
             yield {bias: torch.ones_like(tensors[bias])}
+
+
+def on_an_ellipsoid(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """An RMSNorm that reads just the output y = D n + b of a LayerNorm, where n . 1 = 0 and |n|^2 = d. With h = D^-1 1,
+    over b . D^-1 1, it is h . y = 1, so changes of y are linear in y: T = dD D^-1 (1 - b h^T) for D, db h^T for b, and
+    D A D^-1 (1 - b h^T) where A rotates n and all that it is made of. The norm changes by T y - y (y . T y) / |y|^2,
+    over |y|. Its readers take back T y. The rest is a scale for sums of such T with a symmetric part of a multiple of
+    the identity and of the ellipsoid |D^-1 (y - b)|^2 - d (h . y)^2 = 0. This yields every T; the audit finds the sums.
+    """
+    normed = [(entry.norm, role) for role, entry in signature.tensors.items() if entry.norm]
+    for (norm, role), (reading, after) in combinations(normed, 2):
+        bias, both = bias_beside(role), (norm.kind, reading.kind) == ("layernorm", "rmsnorm")
+        if not both or reading.source != norm.target or bias not in tensors:
+            continue
+        factors, root = gain(tensors, role, norm), signature.root[norm.source]
+        h = 1 / factors / (tensors[bias] / factors).sum()
+        linear = torch.eye(len(h), dtype=h.dtype) - torch.outer(tensors[bias], h)
+        inner = {other.target: gain(tensors, one, other) for other, one in normed
+                 if signature.root[other.source] == root and one not in (role, after)}  # fmt: skip
+        behind = gain(tensors, after, reading)
+
+        def taken(change: Tensor, target: str = reading.target, behind: Tensor = behind) -> Tangent:
+            return lie(signature, tensors, {target: behind.unsqueeze(-1) * change / behind})
+
+        for unit in units(h.shape):
+            yield {role: unit, **taken(torch.diag(unit / factors) @ linear)}
+            yield {bias: unit, **taken(torch.outer(unit, h))}
+        plane = complement_of_ones(len(h))
+        for i, j in combinations(range(plane.shape[1]), 2):
+            turn = torch.outer(plane[:, i], plane[:, j]) - torch.outer(plane[:, j], plane[:, i])
+            maps = {target: values.unsqueeze(-1) * turn / values for target, values in inner.items()}
+            moved = lie(signature, tensors, {**maps, norm.source: turn})
+            moved.pop(bias, None)
+            yield {**moved, **taken(factors.unsqueeze(-1) * turn / factors @ linear)}
 
 
 def _touches(signature: Signature, role: str, space: str) -> bool:
