@@ -3,8 +3,8 @@
 
 No group acts there, and matching does not use them: the scale of everything that a norm reads, the ones that a
 LayerNorm does not see, and the effect of the constant part of its output on its readers; the scale of each channel
-around a batch norm, and of what reads a norm of a stream in which nothing moves, whose weight no table folds. Which of
-these compensate each other depends on the tensors between two norms. So this file lists the directions of each tensor
+around a batch norm, and around a norm of a stream that at most permutes, whose weight no table folds. Which of these
+compensate each other depends on the tensors between two norms. So this file lists the directions of each tensor
 alone, and the audit finds the sums of them that are flat.
 """
 
@@ -75,16 +75,20 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
 
 
 def _by_channel(signature: Signature) -> list[Leaf]:
-    """Return the spaces that a batch norm normalizes, written and read, and those of norms that write back where
-    nothing moves, read."""
-    found: list[Leaf] = []
+    """Return the spaces that a batch norm normalizes, and those of norms that write back where at most permutations
+    move, written and read."""
+    spaces: list[str] = []
     for role, entry in signature.tensors.items():
         if role.endswith("running_var"):
-            found += [Leaf(leaf.space, dual) for leaf in signature.leaves(entry) for dual in (False, True)]
+            spaces += [leaf.space for leaf in signature.leaves(entry)]
         norm = entry.norm
-        if norm is not None and norm.writes_back and not MOVES[signature.kinds[signature.root[norm.target]]]:
-            found.append(Leaf(norm.target, dual=True))
-    return list(dict.fromkeys(found))
+        if (
+            norm is not None
+            and norm.writes_back
+            and MOVES[signature.kinds[signature.root[norm.target]]] <= MOVES["permutation"]
+        ):
+            spaces.append(norm.target)
+    return [Leaf(space, dual) for space in dict.fromkeys(spaces) for dual in (False, True)]
 
 
 def _lengths(signature: Signature, role: str) -> Iterator[tuple[Leaf, tuple[str, ...]]]:
