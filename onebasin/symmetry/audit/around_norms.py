@@ -105,12 +105,16 @@ def _lengths(signature: Signature, role: str) -> Iterator[tuple[Leaf, tuple[str,
 
 
 def _follows(signature: Signature, weight: str, role: str) -> bool:
-    """Whether a tensor comes after a norm that writes back, and either before the next norm of the same space, or in
-    another stack of layers, if this norm is the last of its own (a decoder that reads the output of its encoder)."""
+    """Whether a tensor comes after a norm that writes back, and either before the next norm of the same space (unless
+    the same matrices read both: PEGASUS-X), or in another stack of layers, if this norm is the last of its own (a
+    decoder that reads the output of its encoder)."""
     order = list(signature.tensors)
     norm, start = signature.tensors[weight].norm, order.index(weight)
+    assert norm is not None
+    reading = {one for one in order[start + 1 :] if len(signature.tensors[one].axes) > 1
+               and any(has(signature, one, Leaf(norm.target, dual)) for dual in (False, True))}  # fmt: skip
     stop = next((i for i in range(start + 1, len(order)) if (other := signature.tensors[order[i]].norm) is not None
-                 and norm is not None and other.source == norm.source), len(order))  # fmt: skip
+                 and other.source == norm.source and not reading.isdisjoint(order[start:i])), len(order))  # fmt: skip
     before, after = (re.sub(r"\d+.*", "", one) for one in (weight, order[stop] if stop < len(order) else ""))
     last = before not in (weight, after)  # of its layers
     return start < order.index(role) and (order.index(role) < stop or last)
