@@ -237,6 +237,35 @@ def test_an_rmsnorm_of_an_ellipsoid_hides_two_directions(width: int) -> None:
         assert audit_signature(signature, tensors, [run]).dimension == found.dimension - 2
 
 
+LONE = """
+family lone
+types lone
+spaces
+    inner linear inner
+    out fixed
+tensors
+    start.weight  out inner'
+    start.vector  inner
+"""
+
+
+def test_a_matrix_that_reads_one_vector_is_known_by_their_product() -> None:
+    """W p has 7 numbers; W and p have 7 * 3 + 3, in which GL(3) acts."""
+    shapes = {"start.weight": (7, 3), "start.vector": (3,)}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    given = torch.randn(40, 7, generator=generator, dtype=torch.float64)
+
+    def run(t: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return (given * (t["start.weight"] @ t["start.vector"])).flatten()
+
+    found = audit_signature(resolve(read_table(LONE), shapes, {}), tensors, [run])
+    assert complete(found) and found.nullity == 7 * 3 + 3 - 7
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("onebasin.symmetry.audit.tangents.lone_products", lambda *_: iter(()))
+        assert not complete(audit_signature(resolve(read_table(LONE), shapes, {}), tensors, [run]))
+
+
 def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does takes GL(3) from the two heads, once for queries and keys and once for values."""
     monkeypatch.setattr(studied, "LIMIT", 100.0)

@@ -9,12 +9,12 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from ..gauge.dataflow import absorb, bias_of, cut, has, noted, outlets, readers, returns, summands
+from ..gauge.dataflow import absorb, along, bias_of, cut, has, noted, outlets, readers, returns, summands
 from ..groups.group import units
 from ..groups.orthogonal import complement_of_ones
 from ..tables.axes import Leaf
 from ..tables.signature import MOVES, Signature, bias_beside
-from .directions import Tangent, Tensors, gain, lie, meeting, sandwiched, spread
+from .directions import Tangent, Tensors, along_axis, gain, lie, meeting, sandwiched, spread
 
 
 def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -78,6 +78,27 @@ def lone_readers(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
                     part = torch.zeros_like(made)
                     cut(signature, bias, part)[number][0].add_(cut(signature, bias, made)[number][0])
                     yield {role: unit.view(entry.shape), bias: part}
+
+
+def lone_products(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Yield changes of a vector p and of a matrix W that have a space for themselves and keep W p: of W along whatever
+    is orthogonal to p, and of both, dp and -W dp p^T / |p|^2."""
+    for own in signature.having:
+        read = Leaf(own.space, dual=not own.dual)
+        role, *others = signature.having[own]
+        reader, *more = signature.having.get(read, {role: None})
+        alone = signature.tensors[role].axes == (own,) and not (others or more) and reader != role
+        if not alone or MOVES[signature.kinds[signature.root[own.space]]] != MOVES["linear"]:
+            continue
+        p = tensors[role]
+        for rest in torch.linalg.svd(p.unsqueeze(0)).Vh[1:]:
+            yield from along_axis(signature, tensors, reader, read, rest)
+        for unit in units(p.shape):
+            found = torch.zeros_like(tensors[reader])
+            views = (along(signature, reader, tensor, read) for tensor in (tensors[reader], found))
+            for view, taken in zip(*views, strict=True):
+                taken -= (view @ unit).unsqueeze(-1) * p / (p @ p)
+            yield {role: unit, reader: found}
 
 
 def unscaled(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:

@@ -29,6 +29,7 @@ from .special import (
     constants,
     gated_convolutions,
     idle,
+    lone_products,
     lone_readers,
     lone_rows,
     on_an_ellipsoid,
@@ -61,7 +62,7 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False, tried
     sums = (passed_as_ones, circles, apart, lone_rows, shifts)
     norms = (first_read, constant_ones, twice_normed)
     guessed = () if stated else (*norms, *sums, scales, starts, branches, gains)
-    rare = (shared_rows, lone_readers, on_an_ellipsoid) if tried else ()
+    rare = (shared_rows, lone_products, lone_readers, on_an_ellipsoid) if tried else ()
     for generate in (_groups, _gauge, *noted_so, *guessed, *rare):
         for found in generate(signature, tensors):
             for bias in biases.keys() & found.keys():
