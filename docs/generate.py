@@ -255,6 +255,7 @@ and norms that touch the space allow. The largest group of a space of size n, fo
 | orthogonal | rotations, under an RMSNorm | n (n - 1) / 2 |
 | linear | any invertible map (inside a head; elsewhere rotations and one scale) | n^2 (elsewhere n (n - 1) / 2 + 1) |
 | rotary, interleaved | a complex number per pair of dimensions | n |
+| pair turns, next turns | a rotation per pair of dimensions | n / 2 |
 | pair signs, next signs, signs | signs of pairs, or of dimensions | 0 |
 | factor | a number other than zero | n |
 

@@ -90,6 +90,8 @@ def _group(kind: str, part: str, several: bool, level: str, rescale: str) -> Gro
         return ScaledOrthogonal(joint=rescale == "joint") if scaled else Orthogonal()
     if kind in ("rotary", "interleaved"):
         return Rotary(kind == "interleaved", rescale if scaled else "none")
+    if kind in ("pair turns", "next turns"):
+        return Rotary(kind == "next turns")
     if kind in ("pair signs", "next signs"):
         return PairSigns(kind == "next signs")
     if kind == "signs":

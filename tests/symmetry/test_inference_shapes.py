@@ -99,7 +99,8 @@ def test_channels_of_a_gated_recurrence_keep_their_factors() -> None:
     ones, own = first_axis(trace, made).leaves, first_axis(trace, kernel).leaves
     *heads_made, first = ones
     *heads_kept, second = own
-    assert [leaf.size for leaf in heads_made] == [2, 4] and {leaf.moves for leaf in heads_made} == {MOVES["permutation"]}
+    assert [leaf.size for leaf in heads_made] == [2, 4]
+    assert {leaf.moves for leaf in heads_made} == {MOVES["permutation"]}
     assert [leaf.top.atom for leaf in heads_made] == [leaf.top.atom for leaf in heads_kept]
     for factor in (first, second):
         assert factor.size == 1 and factor.moves == MOVES["factor"]

@@ -2,8 +2,11 @@
 """Which group acts where, at every level."""
 
 import pytest
+import torch
 
 from onebasin.symmetry import LEVELS, acting_groups, read_table, resolve
+from onebasin.symmetry.levels import largest_group
+from onebasin.symmetry.tables.signature import MOVES, kind_of
 
 TABLE = """
 family toy
@@ -148,3 +151,14 @@ def test_parts_and_layers_choose():
 def test_unknown_names_raise(given, complaint):
     with pytest.raises(ValueError, match=complaint):
         acting_groups(signature(), **given)
+
+
+@pytest.mark.parametrize(("pairs", "kind"), [("rotary", "pair turns"), ("interleaved", "next turns")])
+def test_pairs_under_a_norm_without_weight_turn(pairs, kind):
+    """What commutes with rotary embeddings and keeps lengths: one angle for each pair."""
+    assert kind_of(MOVES[pairs] & MOVES["orthogonal"]) == kind
+    group = largest_group(kind)
+    assert group.dimension(6) == 3
+    turn = group.random(6, (), torch.Generator().manual_seed(0)).matrix
+    both = largest_group(pairs).random(6, (), torch.Generator().manual_seed(1)).matrix
+    assert torch.allclose(turn @ both, both @ turn) and torch.allclose(turn.mT @ turn, torch.eye(6, dtype=turn.dtype))

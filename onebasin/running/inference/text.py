@@ -91,7 +91,7 @@ def with_fixed(text: str, names: Mapping[str, float]) -> str:
     for name in names:
         if re.search(rf"(?m)^    {name} factor(?= |$)", text):
             text = re.sub(r"(?m)^(types .*)$", rf"\1\nsize {name} = 1", text, count=1)
-        text = re.sub(rf"(?m)^(    {name}) (?:pair signs|next signs|\w+)(?= |$)", r"\1 fixed", text)
+        text = re.sub(rf"(?m)^(    {name}) (?:(?:pair|next) \w+|\w+)(?= |$)", r"\1 fixed", text)
     return text
 
 

@@ -21,6 +21,7 @@ from .axes import Axis, Leaf, blocks, leaves
 _PAIRS = frozenset({"pair sign", "pair turn", "pair scale"})
 _NEXT = frozenset({"next sign", "next turn", "next scale"})
 _SIGNS = frozenset({"sign", "pair sign", "next sign"})
+_TURNS = frozenset({"pair turn", "next turn"})
 MOVES: dict[str, frozenset[str]] = {
     "fixed": frozenset(),
     "rows": frozenset(),  # fixed, but two models may have different numbers of them (positions)
@@ -29,11 +30,13 @@ MOVES: dict[str, frozenset[str]] = {
     "odd": frozenset({"permute"}) | _SIGNS,  # odd nonlinearity (tanh), or an RMSNorm with a weight
     "relu": frozenset({"permute", "scale"}),  # positively homogeneous nonlinearity
     "ones": frozenset({"permute", "ones"}),  # a LayerNorm without weight reads the space
-    "orthogonal": frozenset({"permute", "ones", "rotate"}) | _SIGNS,  # an RMSNorm without weight reads it
+    "orthogonal": frozenset({"permute", "ones", "rotate"}) | _SIGNS | _TURNS,  # an RMSNorm without weight reads it
     "signs": _SIGNS,  # an RMSNorm inside each head, with one weight for all heads
     "factor": frozenset({"sign", "scale"}),  # a number of either sign (the ungated half of a gated FFN, per neuron)
     "rotary": _PAIRS,  # queries and keys under rotary embeddings that pair i with i + n / 2
     "interleaved": _NEXT,  # the same for pairs 2 i, 2 i + 1
+    "pair turns": frozenset({"pair sign", "pair turn"}),  # rotary and an RMSNorm without weight
+    "next turns": frozenset({"next sign", "next turn"}),
     "pair signs": frozenset({"pair sign"}),  # rotary and an RMSNorm with a weight
     "next signs": frozenset({"next sign"}),
     "linear": frozenset({"permute", "scale", "ones", "rotate", "shear"}) | _SIGNS | _PAIRS | _NEXT,  # only matrices
