@@ -298,13 +298,16 @@ class Writer:
                     if apart and not any(leaf.moves for leaf in across):
                         if len({leaf.size for leaf in across}) > 1:
                             self.ragged |= set(map(id, atoms))
+                        else:  # as the last layer of several, whose output nothing else is added to
+                            for leaf in across[1:]:
+                                unify(across[0], leaf, "nothing moves in any layer")
                         continue
                     turned = len({leaf.top.dual != self.turned[id(leaf.top.atom)] for leaf in across}) > 1
                     common = frozenset.intersection(*(leaf.moves for leaf in across))
                     if apart or (turned and not common <= MOVES["orthogonal"]):
                         if self.by_name:
                             return row[0]
-                        self._loosen(row, each)
+                        self._loosen(row, each, keep=not common)
                         changed = True
                         break
                     for atom in atoms:
@@ -329,9 +332,9 @@ class Writer:
             if not changed:
                 return None
 
-    def _loosen(self, row: tuple[str, str], each: Sequence[Sequence[Axis]]) -> None:
-        """Fix a tensor of a block in all layers, since it differs between them."""
-        self.loose.add(row)
+    def _loosen(self, row: tuple[str, str], each: Sequence[Sequence[Axis]], keep: bool = False) -> None:
+        """Fix a tensor of a block in all layers, since it differs between them. keep: its structure is the same."""
+        self.loose |= set() if keep else {row}
         for axes in each:
             for axis in axes:
                 fix(axis, "layers differ")
