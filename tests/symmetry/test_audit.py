@@ -50,8 +50,10 @@ TYPES: dict[str, dict[str, Any]] = {
 # chinese_clip_vision_model a class token with a row of positions, of minicpmv4_7_vision positions in another order, of
 # yoso heads divided by their length, of esm norms with a gamma and a beta, of exaone4_5_vision patches side by side;
 # of pixio several class tokens, of mlcd turns by a parameter, of mra a matrix whose input is zero, of persimmon
-# LayerNorms of queries and keys that turn, of siglip_vision_model a probe that asks for all images.
-INFERRED = ["granite", "glm4", "phi", "biogpt", "granitemoeshared", "qwen2_vl_text", "nomic_bert", "mpnet",
+# LayerNorms of queries and keys that turn, of siglip_vision_model a probe that asks for all images; of recurrent_gemma
+# factors that a recurrence keeps, of nanochat pairs that turn under a norm, of fnet a last layer unlike the others.
+INFERRED = ["recurrent_gemma", "nanochat", "fnet", "granite", "glm4", "phi", "biogpt", "granitemoeshared",
+            "qwen2_vl_text", "nomic_bert", "mpnet",
             "openai_privacy_filter",
             "chinese_clip_vision_model", "minicpmv4_7_vision", "yoso", "esm", "exaone4_5_vision",
             "pixio", "mlcd_vision_model", "mra", "persimmon", "siglip_vision_model"]  # fmt: skip
