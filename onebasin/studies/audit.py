@@ -74,7 +74,7 @@ END = dict(eos_token_id=2)  # CLIP then uses the output at the largest token, in
 # effect on any token.
 SMALLEST = Scale(
     head=4, heads=1,
-    most=dict(width=6, neurons=7, vocabulary=40, positions=6, experts=2, labels=12, grid=2, patches=16, bins=10,
+    most=dict(width=6, neurons=7, vocabulary=40, positions=6, experts=2, labels=12, grid=2, patches=4, bins=10,
               ratio=1),
 )  # fmt: skip
 Function = Callable[[dict[str, Tensor]], Tensor]
