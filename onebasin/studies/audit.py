@@ -42,7 +42,7 @@ from onebasin.symmetry.audit.null_space import audit as audit_signature
 LARGEST = 7000  # parameters; the Jacobian has a column for each of them
 POINTS = 3  # most random points to try until nothing is missing at one
 LENGTH = 8  # tokens of a text, if the model accepts that many
-ROWS = 96  # least number of inputs: every token should occur with every other
+ROWS = 384  # least number of inputs: every token should occur with every other, and images tell a tower's parameters
 FEW = 12  # inputs at a time
 SPREAD = 0.3  # of the random parameters
 LARGE = 1.0  # of convolutions of sound: the GELUs after the seven of them would otherwise be nearly linear

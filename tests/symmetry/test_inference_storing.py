@@ -100,6 +100,21 @@ def test_what_is_stored_in_a_way_that_no_rule_knows_stays() -> None:
     assert axis is not None and not axis.moves and trace.unknown == {"__setitem__": 2}
 
 
+def test_a_store_into_nothing_changes_nothing() -> None:
+    """SigLIP 2 fills up an image's rows of positions, of which there may be enough."""
+    layer = nn.Linear(3, 4, bias=False)
+    trace = Trace(rules=RULES, silent=SILENT)
+    setattr(layer.weight, KEY, Label([new(4), new(3)], name="weight"))
+    with torch.no_grad(), trace:
+        made = layer(torch.randn(5, 3))
+        rows = torch.empty(1, 5, 4)
+        rows[0, :5] = made
+        rows[0, 5:] = made[0]
+    (axis, _), (_, _, stored) = trace.axes(layer.weight), trace.axes(rows)
+    assert axis is not None and axis.moves == FREE and not trace.unknown
+    assert stored is not None and stored.top.atom is axis.top.atom
+
+
 def test_what_is_stored_step_by_step_moves_as_each_step_does() -> None:
     """As recurrences do, in a tensor whose numbers do not stand in line."""
     layer = nn.Linear(3, 4, bias=False)

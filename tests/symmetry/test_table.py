@@ -111,6 +111,14 @@ def test_sizes_are_solved_from_shapes_and_counts():
     assert (other.sizes["l.0.qk"], other.sizes["l.0.vo"]) == (3, 2)
 
 
+def test_what_is_read_beside_an_index_is_no_output():
+    table = TABLE.replace("    vocab   fixed\n", "    vocab   fixed\n    pixel   fixed\n").replace(
+        "vocab final'                            ; tied embed.weight", "vocab (final' pixel)"
+    )
+    signature = meet(SHAPES | {"lm.weight": (9, 24)}, table)
+    assert [key for key, space in signature.spaces.items() if space.output] == ["vocab", "pixel"]
+
+
 def test_every_tensor_is_placed_once():
     signature = meet(SHAPES | {"lm.weight": (9, 6), "l.0.mask": (3, 3)})
     assert {entry.name for entry in signature.tensors.values()} == {*SHAPES, "lm.weight"}

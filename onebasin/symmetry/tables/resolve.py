@@ -299,7 +299,8 @@ def _outputs(
         read = {leaf.space for line in heads for leaf in leaves(line.axes) if leaf.dual}
         read |= {line.norm.source for line in heads if line.norm}  # BEiT returns its stream; a head normalizes it
         found |= {same.get(space, space) for space in read}
-    around = (outer for entry in entries for leaf, outer in nesting(entry.axes) if leaf.space in found)
+    around = (outer for entry in entries for axis in entry.axes if not any(leaf.dual for leaf in leaves((axis,)))
+              for leaf, outer in nesting((axis,)) if leaf.space in found)  # fmt: skip
     return found.union(*around)
 
 
