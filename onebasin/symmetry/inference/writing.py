@@ -91,7 +91,7 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
             assert norm.target is not None
             source, target = norm.source.top, norm.target.top
             alone = (
-                not target.atom.parts and not source.atom.parts
+                not target.atom.parts and not (source.atom.parts and any(leaf.moves for leaf in norm.source.leaves))
                 and ((target.moves == LINEAR and not target.atom.written) or not target.moves)
                 and target.atom is not source.atom and tops.count(target.atom) == 1
             )  # fmt: skip
