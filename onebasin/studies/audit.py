@@ -38,6 +38,7 @@ from onebasin.settings import Seed, checked
 from onebasin.symmetry import Entry, Signature
 from onebasin.symmetry.audit.null_space import WRONG, Audit
 from onebasin.symmetry.audit.null_space import audit as audit_signature
+from onebasin.symmetry.tables.table import Table
 
 LARGEST = 7000  # parameters; the Jacobian has a column for each of them
 POINTS = 3  # most random points to try until nothing is missing at one
@@ -77,6 +78,7 @@ SMALLEST = Scale(
     most=dict(width=6, neurons=7, vocabulary=40, positions=6, experts=2, labels=12, grid=2, patches=4, bins=10,
               ratio=1),
 )  # fmt: skip
+LARGER = {**(SMALLEST.most or {}), "grid": 3}  # at the last point: in a row of two patches, turns may be half ones
 Function = Callable[[dict[str, Tensor]], Tensor]
 TEXTS = {"input_ids", "attention_mask", "decoder_input_ids", "token_type_ids"}
 
@@ -125,15 +127,33 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
 
     One point at which nothing is missing is enough: a generic point has the least number of flat directions, and the
     table generates the largest number there. More directions are flat if a neuron happens to be dead, or is clipped for
-    most inputs, and nearly flat ones leave no gap.
+    most inputs, and nearly flat ones leave no gap. Images are larger at the last point.
 
     Raises:
         ValueError: No exact table is inferred for it, or its smallest twin is too large.
     """
     table = of_config(default_config(kind).to_dict()).table
     cls = type(build(kind)[0])  # also caches how it runs, for the next call
+    for point in range(seed, seed + POINTS):
+        last = point == seed + POINTS - 1
+        try:
+            found = _at(kind, cls, table, seed, point, replace(SMALLEST, most=LARGER) if last else SMALLEST)
+        except ValueError:
+            if not last:
+                raise
+        if found.complete:
+            break
+    return found
+
+
+def _at(kind: str, cls: type[PreTrainedModel], table: Table, seed: int, point: int, scale: Scale) -> Audit:
+    """Audit a table at a random point of the smallest twin that runs."""
     with tempfile.TemporaryDirectory() as folder:
-        model, given = _small(kind, cls, seed)
+        try:
+            model, given = build(kind, cls, seed, scale)
+        except ModelError:
+            wider = {name: n for name, n in (scale.most or {}).items() if name != "width"}
+            model, given = build(kind, cls, seed, replace(scale, most=wider))
         with quietly():
             model.save_pretrained(folder)
         checkpoint = Folder(folder)
@@ -143,23 +163,11 @@ def audit_inferred(kind: str, seed: int = 0) -> Audit:
             assert checkpoint.signature
         except ModelError:  # it names layers that the twin does not have
             checkpoint.read_by(of_config(checkpoint.raw_config).table)
-        for point in range(seed, seed + POINTS):
+        found = audit_checkpoint(checkpoint, point, given)
+        if found.largest_change >= WRONG:  # a size that this configuration tells otherwise
+            checkpoint.read_by(of_config(checkpoint.raw_config).table)
             found = audit_checkpoint(checkpoint, point, given)
-            if found.largest_change >= WRONG:  # a size that this configuration tells otherwise
-                checkpoint.read_by(of_config(checkpoint.raw_config).table)
-                found = audit_checkpoint(checkpoint, point, given)
-            if found.complete:
-                break
         return found
-
-
-def _small(kind: str, cls: type[PreTrainedModel], seed: int) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """Return the smallest twin that runs, and its inputs."""
-    try:
-        return build(kind, cls, seed, SMALLEST)
-    except ModelError:
-        wider = {name: n for name, n in (SMALLEST.most or {}).items() if name != "width"}
-        return build(kind, cls, seed, replace(SMALLEST, most=wider))
 
 
 def verdict(kind: str, seed: int = 0) -> dict[str, Any]:
