@@ -9,12 +9,12 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from ..gauge.dataflow import absorb, along, bias_of, cut, has, noted, outlets, readers, returns, summands
+from ..gauge.dataflow import absorb, along, bias_of, cut, has, noted, outlets, readers, returns, summands, vanishes
 from ..groups.group import units
 from ..groups.orthogonal import complement_of_ones
 from ..tables.axes import Leaf
 from ..tables.signature import MOVES, Signature, bias_beside
-from .directions import Tangent, Tensors, along_axis, gain, lie, meeting, sandwiched, spread
+from .directions import SPAN, Tangent, Tensors, along_axis, gain, lie, meeting, sandwiched, singular, spread
 
 
 def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
@@ -35,6 +35,42 @@ def constant_ones(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
             yield from ({constants[0]: ones, other: -ones} for other in constants[1:])
         elif "ones" in MOVES[signature.spaces[space].kind] and (start < 0 or sandwiched(signature, space)):
             yield from ({role: ones} for role in constants)
+
+
+def leaning(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """A sum x that LayerNorms and matrices read, as the neck of SAM's tower reads the last one: norms do not see
+    x -> x + (a . x) 1, which the matrices undo."""
+    for space in {e.norm.source for e in signature.tensors.values() if e.norm}:
+        norms = [e.norm for e in signature.tensors.values() if e.norm and e.norm.source == space]
+        moving = "ones" in MOVES[signature.spaces[space].kind] and not signature.spaces[space].output
+        if not moving or not readers(signature, space):
+            continue
+        if all(norm.kind == "layernorm" and norm.copies == 1 and not norm.writes_back for norm in norms):
+            for unit in units((signature.sizes[space],)):
+                yield lie(signature, tensors, {space: torch.ones_like(unit).unsqueeze(-1) * unit})
+
+
+def overlooked(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
+    """Yield what is written into a sum after its last norm, along directions that its one reader W maps to nothing, or
+    to multiples of ones that LayerNorms do not see: W (x + v) = W x (the neck of SAM's tower)."""
+    order = list(signature.tensors)
+    for space in {e.norm.source for e in signature.tensors.values() if e.norm}:
+        last = max(
+            i for i, e in enumerate(signature.tensors.values()) if e.norm and space in (e.norm.source, e.norm.target)
+        )
+        reading, read = readers(signature, space), Leaf(space, dual=True)
+        writing = [role for role in order[last + 1 :] if has(signature, role, Leaf(space))]
+        pieces = cut(signature, reading[0], tensors[reading[0]]) if len(reading) == 1 and writing else []
+        if len(pieces) != 1 or signature.spaces[space].output or order.index(writing[-1]) > order.index(reading[0]):
+            continue
+        ((view, axes),) = pieces
+        matrix = view.movedim(axes.index(read), -1)
+        if not axes[0].constant and axes[0] != read and vanishes(signature, reading[0], axes[0].space):
+            matrix = matrix - matrix.mean(0)
+        values, vh = singular(matrix.reshape(-1, matrix.shape[-1]))
+        for direction in vh[int((values > SPAN).sum()) :]:
+            for role in writing:
+                yield from along_axis(signature, tensors, role, Leaf(space), direction)
 
 
 def lone_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:

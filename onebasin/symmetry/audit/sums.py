@@ -133,15 +133,16 @@ def shifts(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
 def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """Yield what the rows of a table share. Another table or a bias that is summed with it may take that, whatever
     either is multiplied by, which no note says (scaled embeddings, whose factor is the configuration's; positions that
-    are interpolated)."""
+    are interpolated). If queries read the rows, it is a number that all keys share, q . (r_ij + c) = q . r_ij + q . c,
+    which a softmax does not see (SAM's distances)."""
     summed: dict[Leaf, list[str]] = {}
     for role, entry in signature.tensors.items():
         *others, leaf = [leaf for leaf in signature.leaves(entry) if not leaf.constant] or [Leaf("1")]
         moving = any(leaf.dual or MOVES[signature.spaces[leaf.space].kind] for leaf in others)
-        if len(entry.axes) <= 2 and not (leaf.constant or leaf.dual or entry.norm or moving):
+        if len(entry.axes) <= 2 and not (leaf.constant or entry.norm or moving):
             summed.setdefault(leaf, []).append(role)
     for leaf, roles in summed.items():
-        if len(roles) == 1 or all(len(signature.tensors[role].axes) == 1 for role in roles):
+        if not leaf.dual and (len(roles) == 1 or all(len(signature.tensors[role].axes) == 1 for role in roles)):
             continue
         for role in roles:
             for unit in units((signature.sizes[leaf.space],)):

@@ -29,10 +29,12 @@ from .special import (
     constants,
     gated_convolutions,
     idle,
+    leaning,
     lone_products,
     lone_readers,
     lone_rows,
     on_an_ellipsoid,
+    overlooked,
     twice_normed,
     unscaled,
 )
@@ -60,7 +62,7 @@ def tangents(signature: Signature, tensors: Tensors, stated: bool = False, tried
     tensors = {**tensors, **{bias: torch.zeros(entry.shape, dtype=torch.float64) for bias, entry in biases.items()}}
     noted_so = (_unseen, unscaled, idle, constants, batch_norms, gated_convolutions, between_zeros)
     sums = (passed_as_ones, circles, apart, lone_rows, shifts)
-    norms = (first_read, constant_ones, twice_normed)
+    norms = (first_read, constant_ones, leaning, overlooked, twice_normed)
     guessed = () if stated else (*norms, *sums, scales, starts, branches, gains)
     rare = (shared_rows, lone_products, lone_readers, on_an_ellipsoid) if tried else ()
     for generate in (_groups, _gauge, *noted_so, *guessed, *rare):

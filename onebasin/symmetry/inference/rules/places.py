@@ -32,21 +32,21 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
     axes: list[Axis | None] = [None] * out.dim()
     linear: Linear | None = None
     dims: tuple[int, ...] = ()
+    passed = set[int]()  # dimensions of `source`
     if label.linear is not None:
         mine = set().union(*(depends[d] for d in label.dims))
-        shared = any(depends[d] & mine for d, axis in enumerate(label.axes) if d not in label.dims and axis is not None)
-        if shared:
+        beside = {d: axis for d, axis in enumerate(label.axes) if d not in label.dims and axis is not None}
+        shared = {d: axis for d, axis in beside.items() if depends[d] & mine}
+        if any(leaf.moves for axis in shared.values() for leaf in axis.leaves):
             trace.axes(source, why)
-        else:
+        else:  # what nothing moves is as data
             images = _moved(label.linear.images, places, depends, out.shape)
             single = {d for d in label.dims if out.dim() == source.dim() and out.shape[d] == 1}  # one entry, as a slice
             linear, dims = Linear(label.linear.axis, images), tuple(sorted(mine | single))
+            passed = {*label.dims, *shared}
     done, grouped = set[int](), set[int]()  # dimensions of `out`, and of `source`
-    for d in range(source.dim()):
-        axis = label.axes[d] if linear is None or d not in label.dims else None
-        if linear is not None and d in label.dims:
-            continue
-        if axis is None or d in grouped:
+    for d, axis in enumerate(label.axes):
+        if axis is None or d in grouped or d in passed:
             continue
         mine = depends[d]
         others = [e for e in range(source.dim()) if e != d and depends[e] & mine and source.shape[e] > 1]
