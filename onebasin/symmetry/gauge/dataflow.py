@@ -174,7 +174,8 @@ def bias_of(signature: Signature, reader: str, source: tuple[Leaf, ...]) -> str 
         bias = summed[0]
     shapes = (torch.empty(signature.tensors[role].shape, device="meta") for role in (reader, bias))
     weights, biases = (_added(signature, role, shape) for role, shape in zip((reader, bias), shapes, strict=True))
-    whole = all(any(set(out) < set(axes) for _, out in biases) for _, axes in weights if set(source) <= set(axes))
+    added = [set(out) for _, out in biases if not set(out) & set(source)]
+    whole = all(any(out < set(axes) for out in added) for _, axes in weights if set(source) <= set(axes))
     return bias if whole else None
 
 

@@ -75,13 +75,17 @@ def left_by(norm: Normed, free: bool) -> frozenset[str]:
     return MOVES[names[norm.kind != "layernorm"]]
 
 
-def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
-    """Return weight -> whether the norm has an output space of its own: either only parameters read it, so that the
-    weight can move, or it is fixed (as an output of the model, say), and so is the norm's input.
+def settle_norms(norms: Sequence[Normed], found: Sequence[Found]) -> dict[str, bool]:
+    """Return weight -> whether the norm has an output space of its own: either only parameters read it, or write what
+    it is multiplied by, so that the weight can move, or it is fixed (as an output of the model, say), and so is the
+    norm's input.
 
     All others write back into their own space, which restricts it to permutations (and signs, under an RMSNorm).
     """
     free = {norm.weight: True for norm in norms}
+    normal = free.keys() | {norm.bias for norm in norms}
+    added = {(leaf.top.atom, leaf.top.dual) for one in found if one.parameter not in normal
+             for axis in one.axes if axis is not None for leaf in axis.leaves}  # fmt: skip
     kin = {norm.weight: re.sub(r"\.\d+\.", ".{}.", norm.weight) for norm in norms}  # the same norm of all layers
     changed = True
     while changed:
@@ -91,8 +95,8 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
             assert norm.target is not None
             source, target = norm.source.top, norm.target.top
             alone = (
-                not target.atom.parts and not (source.atom.parts and any(leaf.moves for leaf in norm.source.leaves))
-                and ((target.moves == LINEAR and not target.atom.written) or not target.moves)
+                not target.atom.parts and _one_vector(norm.source)
+                and ((target.moves == LINEAR and (target.atom, target.dual) not in added) or not target.moves)
                 and target.atom is not source.atom and tops.count(target.atom) == 1
             )  # fmt: skip
             alike = all(free[other] for other in free if kin[other] == kin[norm.weight])
@@ -102,6 +106,12 @@ def settle_norms(norms: Sequence[Normed]) -> dict[str, bool]:
                 unify(norm.source, norm.target, "what a norm puts out is not only read")
                 restrict(norm.source, left_by(norm, free=False), "the weight of a norm", norm=True)
     return free
+
+
+def _one_vector(axis: Axis) -> bool:
+    """Whether this is the axis of one vector, or of several side by side in which nothing moves."""
+    several = axis.cat or sum(leaf.size > 1 for leaf in axis.leaves) > 1
+    return not several or not any(leaf.moves for leaf in axis.leaves)
 
 
 def settle_gains(trace: Trace, tied: Collection[str], wanted: bool) -> dict[str, Gain]:
@@ -147,7 +157,7 @@ class Writer:
         self.sizes: dict[str, int] = {}
         tied = [name for one in self.found if one.tied for name in (one.parameter, self._home(one).parameter)]
         self.gains = settle_gains(trace, tied, style.norms)
-        self.free = settle_norms(trace.norms)
+        self.free = settle_norms(trace.norms, self.found)
         if not style.norms:
             for norm in trace.norms:
                 if norm.kind == "layernorm":
@@ -365,8 +375,9 @@ class Writer:
                 self.of[id(atom)] = len(self.places) - 1
 
     def _orient(self) -> None:
-        """Orient every space such that its first tensor writes it."""
-        self.turned: dict[int, bool] = {}
+        """Orient every space such that its first tensor writes it, or a norm of which it is the output."""
+        outputs = (norm.target.top for norm in self.trace.norms if norm.target is not None and self.free[norm.weight])
+        self.turned = {id(axis.atom): axis.dual for axis in outputs}
         for one in self.found:
             for axis in self._axes(one):
                 for leaf in axis.leaves:
