@@ -96,7 +96,8 @@ def settle_norms(norms: Sequence[Normed], found: Sequence[Found]) -> dict[str, b
             source, target = norm.source.top, norm.target.top
             alone = (
                 not target.atom.parts and _one_vector(norm.source)
-                and ((target.moves == LINEAR and (target.atom, target.dual) not in added) or not target.moves)
+                and (target.moves == LINEAR or not target.moves)
+                and not (target.moves and target.atom.written and (target.atom, target.dual) in added)
                 and target.atom is not source.atom and tops.count(target.atom) == 1
             )  # fmt: skip
             alike = all(free[other] for other in free if kin[other] == kin[norm.weight])
