@@ -282,11 +282,8 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
         inner = prod(part.size for part in rest)
         if inner == 1:  # factors: every entry has its own
             found = pick(first, offset, dims, why)
-            if found and prod(size for size, _ in dims) == top.size:
-                return [*found[:-1], flat([found[-1], *rest])]
-            for part in rest:
-                fix(part, why)
-            return found
+            whole = prod(size for size, _ in dims) == top.size
+            return [*found[:-1], flat([found[-1], *rest])] if found and whole else found
         outside, inside, crossing = [], [], 0
         for size, stride in dims:
             if stride % inner == 0:
