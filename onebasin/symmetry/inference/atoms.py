@@ -280,10 +280,6 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
     if top.flat:
         first, rest = axis.parts[0], axis.parts[1:]
         inner = prod(part.size for part in rest)
-        if inner == 1:  # factors: every entry has its own
-            found = pick(first, offset, dims, why)
-            whole = prod(size for size, _ in dims) == top.size
-            return [*found[:-1], flat([found[-1], *rest])] if found and whole else found
         outside, inside, crossing = [], [], 0
         for size, stride in dims:
             if stride % inner == 0:
