@@ -81,26 +81,3 @@ def test_what_a_parameter_turns_by_is_a_constant_where_nothing_moves() -> None:
         q @ k.mT
     assert first_axis(trace, asking.weight).moves == MOVES["rotary"] and not trace.unknown
     assert not any(axis.moves for axis in trace.axes(own) if axis is not None)
-
-
-def test_channels_of_a_recurrence_that_begins_with_zeros_keep_their_factors() -> None:
-    """As RecurrentGemma reads them in heads, and begins with zeros: h = a h + x, where the gate a reads x."""
-    made, kernel, gate, out = (nn.Parameter(torch.randn(*shape)) for shape in ((8, 6), (8, 1, 3), (2, 4, 4), (6, 8)))
-    trace = labelled(made=made, kernel=kernel, gate=gate, out=out)
-    with torch.no_grad(), trace:
-        x = functional.conv1d(functional.linear(torch.randn(5, 7, 6), made).transpose(1, 2), kernel, groups=8)
-        x = x.transpose(1, 2)  # (5, 5, 8)
-        heads = x.reshape(25, 2, 4).permute(1, 0, 2)
-        a = torch.bmm(heads, gate).transpose(0, 1).reshape(5, 5, 8).sigmoid()
-        h = torch.zeros(5, 8)
-        for t in range(5):
-            h = a[:, t] * h + x[:, t]
-        functional.linear(h, out)
-    ones, own = first_axis(trace, made).leaves, first_axis(trace, kernel).leaves
-    *heads_made, first = ones
-    *heads_kept, second = own
-    assert [leaf.size for leaf in heads_made] == [2, 4]
-    assert {leaf.moves for leaf in heads_made} == {MOVES["permutation"]}
-    assert [leaf.top.atom for leaf in heads_made] == [leaf.top.atom for leaf in heads_kept]
-    for factor in (first, second):
-        assert factor.size == 1 and factor.moves == MOVES["factor"]

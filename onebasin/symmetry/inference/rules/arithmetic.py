@@ -112,8 +112,6 @@ def scaled(trace: Trace, call: Call) -> Any:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return pointwise(trace, call)
     out = call.run()
-    if out is not a and any(trace.label(one) is None and not bool(one.any()) for one in (a, b)):
-        return out  # zeros, which a recurrence begins with: they stay zeros whatever moves
     if (made := over_length(trace, a, b, out, divides)) is not None:
         return made
     if not divides and (made := weight_of_norm(trace, a, b, out)) is not None:
