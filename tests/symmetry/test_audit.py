@@ -50,15 +50,14 @@ TYPES: dict[str, dict[str, Any]] = {
 # chinese_clip_vision_model a class token with a row of positions, of minicpmv4_7_vision positions in another order, of
 # yoso heads divided by their length, of esm norms with a gamma and a beta, of exaone4_5_vision patches side by side;
 # of pixio several class tokens, of mlcd turns by a parameter, of mra a matrix whose input is zero, of persimmon
-# LayerNorms of queries and keys that turn, of siglip_vision_model a probe that asks for all images; of nanochat
-# pairs that turn under a norm, of fnet a last layer unlike the others; of
-# siglip2 positions in an image of any shape, of mistral3 a norm whose vectors are read four at a time, and a tower that
-# an image tells less of than a text does, of dinov3_vit turns by angles that two patches in a row do not tell apart, of
-# sam_vision_model windows whose places are parameters, distances that queries read, and a last sum that LayerNorms and
-# a narrower matrix read; of eomt norms after convolutions of each channel, and one by whose output a matrix multiplies.
+# LayerNorms of queries and keys that turn, of siglip_vision_model a probe that asks for all images; of nanochat pairs
+# that turn under a norm, of fnet a last layer unlike the others; of siglip2 positions in an image of any shape, of
+# mistral3 a norm whose vectors are read four at a time, and a tower that needs more inputs than a text, of dinov3_vit
+# turns by angles that two patches in a row do not tell apart, of sam_vision_model windows whose places are
+# parameters, distances that queries read, and a last sum that LayerNorms and a narrower matrix read; of eomt norms
+# after convolutions of each channel, and one by whose output a matrix multiplies.
 INFERRED = ["nanochat", "fnet", "granite", "glm4", "phi", "biogpt", "granitemoeshared",
-            "qwen2_vl_text", "nomic_bert", "mpnet",
-            "openai_privacy_filter",
+            "qwen2_vl_text", "nomic_bert", "mpnet", "openai_privacy_filter",
             "chinese_clip_vision_model", "minicpmv4_7_vision", "yoso", "esm", "exaone4_5_vision",
             "pixio", "mlcd_vision_model", "mra", "persimmon", "siglip_vision_model", "siglip2",
             "mistral3", "dinov3_vit", "sam_vision_model", "eomt"]  # fmt: skip

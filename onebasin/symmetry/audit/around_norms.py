@@ -82,11 +82,7 @@ def _by_channel(signature: Signature) -> list[Leaf]:
         if role.endswith("running_var"):
             spaces += [leaf.space for leaf in signature.leaves(entry)]
         norm = entry.norm
-        if (
-            norm is not None
-            and norm.writes_back
-            and MOVES[signature.kinds[signature.root[norm.target]]] <= MOVES["permutation"]
-        ):
+        if norm is not None and norm.writes_back and signature.moves(norm.target) <= MOVES["permutation"]:
             spaces.append(norm.target)
     return [Leaf(space, dual) for space in dict.fromkeys(spaces) for dual in (False, True)]
 

@@ -124,7 +124,7 @@ def lone_products(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         role, *others = signature.having[own]
         reader, *more = signature.having.get(read, {role: None})
         alone = signature.tensors[role].axes == (own,) and not (others or more) and reader != role
-        if not alone or MOVES[signature.kinds[signature.root[own.space]]] != MOVES["linear"]:
+        if not alone or signature.moves(own.space) != MOVES["linear"]:
             continue
         p = tensors[role]
         for rest in torch.linalg.svd(p.unsqueeze(0)).Vh[1:]:

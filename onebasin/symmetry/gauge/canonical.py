@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tables.signature import MOVES, Signature
+from ..tables.signature import Signature
 from ..tables.ties import bare, separate, share, tied, with_ties, without_ties
 from .dataflow import joined, outlets
 from .rewrites import Step, steps
@@ -123,7 +123,7 @@ def _in_the_way(signature: Signature) -> list[str]:
     return [
         role
         for outlet in outlets(signature)
-        if outlet.free and "ones" in MOVES[signature.kinds[signature.root[outlet.norm.source]]]
+        if outlet.free and "ones" in signature.moves(outlet.norm.source)
         for role in outlet.readers
         if tied(signature, role)
     ]

@@ -200,6 +200,10 @@ class Signature:
                 moves[outer] &= MOVES["permutation"]
         return {root: kind_of(found) for root, found in moves.items()}
 
+    def moves(self, space: str) -> frozenset[str]:
+        """Return the moves of a space that its tensors and the norms that read them allow."""
+        return MOVES[self.kinds[self.root[space]]]
+
     def _left_by(self, entry: Entry, norm: Norm, root: str) -> frozenset[str]:
         """Return the moves that a norm allows in the space that it normalizes."""
         layer_norm = norm.kind == "layernorm"
