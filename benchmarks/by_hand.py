@@ -53,7 +53,7 @@ def settings(kind: str, draw: int) -> Iterator[dict[str, Any]]:
     from transformers import CONFIG_MAPPING
 
     from onebasin.families import table_for
-    from onebasin.studies.audit import takes
+    from onebasin.studies.tiny_models import takes
 
     random_number = random.Random(f"{kind} {draw}")
     found = sorted(set(re.findall(r"(\w+)!?=(?:True|False)", str(table_for(kind)))))
@@ -71,7 +71,8 @@ def built(kind: str, draw: int, folder: str) -> Folder:
     from onebasin.models import Folder
     from onebasin.running import twins
     from onebasin.running.shrinking import Scale
-    from onebasin.studies.audit import random_point, tiny_model
+    from onebasin.studies.random_points import random_point
+    from onebasin.studies.tiny_models import tiny_model
 
     for drawn in settings(kind, draw):
         try:
@@ -100,7 +101,7 @@ def dimension(model: Folder) -> int:
     have."""
     import torch
 
-    from onebasin.studies.audit import random_point
+    from onebasin.studies.random_points import random_point
     from onebasin.symmetry import acting_groups
     from onebasin.symmetry.audit.null_space import tied_span
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.models import Folder
-from onebasin.studies.audit import audit, tiny_model
+from onebasin.studies.audit import audit
+from onebasin.studies.tiny_models import tiny_model
 from onebasin.symmetry import Signature, acting_groups
 
 RECORD = Path(__file__).with_name("audits.json")

@@ -27,7 +27,7 @@ from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running.shrinking import Scale
 from onebasin.running.trial import TOLERANCE, _changed, probes
 from onebasin.running.twins import build
-from onebasin.studies.audit import HEADS, TOWERS
+from onebasin.studies.tiny_models import HEADS, TOWERS
 from onebasin.symmetry import Table
 
 TYPES = [kind for table in tables().values() for kind in table.types if kind in CONFIG_MAPPING]

@@ -498,7 +498,7 @@ def test_sizes_that_agree_by_chance_on_one_twin_are_told_apart(tmp_path: Path) -
 
 def test_embeddings_that_a_file_holds_once_move_alike_in_encoder_and_decoder(tmp_path: Path) -> None:
     from onebasin.running.trial import _changed
-    from onebasin.studies.audit import tiny_model
+    from onebasin.studies.tiny_models import tiny_model
 
     tiny_model("bart").save_pretrained(tmp_path)
     table = tmp_path / "table.txt"

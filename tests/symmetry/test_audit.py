@@ -14,7 +14,9 @@ from zoo import build, save
 
 from onebasin.models import Folder
 from onebasin.studies import audit as studied
-from onebasin.studies.audit import as_functions, audit, audit_checkpoint, audit_inferred, verdict
+from onebasin.studies import random_points
+from onebasin.studies.audit import audit, audit_checkpoint, audit_inferred, verdict
+from onebasin.studies.random_points import as_functions
 from onebasin.symmetry import Signature, read_table, resolve
 from onebasin.symmetry.audit.null_space import Audit, orthonormal, smallest
 from onebasin.symmetry.audit.null_space import audit as audit_signature
@@ -274,7 +276,7 @@ def test_a_matrix_that_reads_one_vector_is_known_by_their_product() -> None:
 
 def test_a_clip_that_never_binds_leaves_the_symmetries_of_a_model_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does takes GL(3) from the two heads, once for queries and keys and once for values."""
-    monkeypatch.setattr(studied, "LIMIT", 100.0)
+    monkeypatch.setattr(random_points, "LIMIT", 100.0)
     idle = audit("mpt", **{**CLIPPED, "attn_config": dict(clip_qkv=100.0)})
     assert not complete(idle)
     assert idle.nullity == audit("mpt", **NARROW).nullity == idle.dimension + 2 * 2 * 9
