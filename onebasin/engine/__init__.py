@@ -8,10 +8,11 @@ interrupted and resumed. Output files and folders appear whole or not at all.
 
 from collections.abc import Callable
 
+from .cluster import on_ray
 from .descent import MOST_STEPS, Descent, Pace
 from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import available_memory, peak_memory
-from .parallel import behind, in_order, meanwhile, on_ray
+from .parallel import behind, in_order, meanwhile
 from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
 from .spill import Spill
 from .store import Cache, Store, kept

@@ -4,7 +4,7 @@
 Every key means what mergekit's documentation says; `align` is the one addition, which mergekit itself ignores.
 """
 
+from .parameters import number, truth
 from .schema import Align, Recipe, Reference, Slice, Source, read_recipe
-from .stacking import number, truth
 
 __all__ = ["Align", "Recipe", "Reference", "Slice", "Source", "number", "read_recipe", "truth"]
