@@ -25,16 +25,16 @@ ROOT = Path(__file__).parents[1]
 INTRODUCTION = """\
 # Commands
 
-A model is a Hugging Face model folder or a hub id (`owner/name`, `owner/name@revision`). `onebasin COMMAND --help` says
-what stands here.
+A model is a Hugging Face model folder or a hub id (`owner/name`, `owner/name@revision`). `onebasin COMMAND --help` prints
+the same descriptions.
 
-- **Exit code** 0: done. 1: `verify` found different functions, `check` models that cannot be matched, or
-  `merge --require` too little agreement. 2: bad input, one line on stderr says what, where and what to do; nothing is
-  written. 130: interrupted.
+- **Exit code** 0: success. 1: `verify` found different functions, `check` found that the models cannot be matched,
+  `audit` found a difference, or a merge fell short of `--require`. 2: bad input; one line on stderr says what is wrong,
+  where, and what to do, and nothing is written. 130: interrupted.
 - **`--json`** prints one JSON object on stdout. Progress, notes and errors always go to stderr.
-- **Output** is written beside its final place and moved there when it is whole: a run that fails or is killed leaves no
-  half model. An output that exists is kept unless `--overwrite` is given.
-- **Weights** are read from safetensors, single or sharded, or from `pytorch_model.bin` by a loader that runs no code.
+- **Output** is written beside its final place and moved there when it is complete: a run that fails or is killed leaves no
+  partial model. An existing output is replaced only with `--overwrite`.
+- **Weights** are read from safetensors, in one file or several, or from `pytorch_model.bin` by a loader that runs no code.
 
 This page is generated: `python docs/generate.py`.
 """
@@ -58,14 +58,14 @@ onebasin check A B --symmetry full --peek
 Only configs, tensor headers, vocabularies and model cards are read. JSON: `can_match` and `reason` (why not);
 `symmetry`, `moves` (space -> group) and `fixed` (spaces on which nothing acts); what differs: `rows` (positions) and
 `widened` (space -> sizes), `heads` (of different tasks, not matched), `only_a`, `only_b`, and `untied`; `vocabulary`
-(`size_a`, `size_b`, `agreeing`, and `first`: ids that stand for different tokens; null where a folder holds none);
-`ancestors` (what each config and model card names) and `common_ancestors`; `memory` (level -> bytes, about what
-matching takes on top of the program's own), `seconds` (level -> about how long it takes on this machine) and
-`verify_memory` (what `--verify outputs` holds).
+(`size_a`, `size_b`, `agreeing`, and `first`: the first ids that stand for different tokens; null if a folder has no
+vocabulary); `ancestors` (named by each config and model card) and `common_ancestors`; and estimates: `memory` (level ->
+bytes for matching, beside those of the program itself), `seconds` (level -> time on this machine) and `verify_memory`
+(bytes for `--verify outputs`).
 
-Models with the same vocabulary size but other tokens can be matched, and make no sense together: look at `vocabulary`.
-With `--peek`, `peek` has the `tensor` and the `cosine` of the two: near 1 they have one base, near 0 they were trained
-apart, or one was rewritten.
+Models with vocabularies of the same size but with different tokens can be matched, but not usefully merged: look at
+`vocabulary`. With `--peek`, `peek` has the name of a `tensor` and its `cosine` between the two models: near 1, they have a
+common base; near 0, they were trained apart, or one of them was rewritten.
 """,
     "match": """\
 ```sh
@@ -80,9 +80,9 @@ written. Distances are Euclidean, over the parameters that both models have.
 The levels are explained in [concepts.md](concepts.md). `orthogonal`, `full` and `invertible` rewrite both models in
 canonical form; the anchor's is written to OUTPUT-anchor, and that is what the output is close to.
 
-`--adapter DIR` takes a LoRA adapter of A (the folder that `peft` writes) to the rewritten model: with it, the output is
-what A is with the adapter. JSON then has `adapter_output` too. Levels that rotate the residual stream take the adapters
-of models with RMSNorms only: biases that move through the weights have no place in an adapter.
+`--adapter DIR` also rewrites a LoRA adapter of A (a folder written by `peft`): the output with the rewritten adapter computes
+what A computes with the adapter. JSON then has `adapter_output` too. At levels that rotate the residual stream, this needs
+a model with RMSNorms: an adapter cannot hold the biases that these levels move.
 """,
     "merge": """\
 ```sh
@@ -91,29 +91,28 @@ onebasin merge A B C -o merged-three --anchor 0 --weights 0.5,0.25,0.25
 onebasin merge A B -o plain --match none
 ```
 
-JSON: as `match`, with `anchor` a number and lists over the other models in `distance_before`, `distance_after` and
-`max_output_difference`; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridges`
-(layer -> the ridge that it took) and `held_out_losses` (of the plain average and the fitted model), RegMean
-`jitter` (layer -> what was added to the diagonal, relative to its mean). The methods are explained in
-[methods.md](methods.md).
+Without a method, a level or another setting of matching, the command [chooses them itself](merge.md). The methods are
+explained in [methods.md](methods.md).
 
-Who names no method, level or other setting of matching leaves the choice to the command:
-[what it does](merge.md). JSON: `kinship` (`cosine`, `kind`) and, where several ways were tried, `search`: `budget` in
-seconds, `chosen`, `candidates` (each with its `loss` on data held out, in nats, and its `seconds`), `data` and
-`held_out` (examples). `verdict` has `works`, `agreement`, `sources_agree`, `divergence`, `sources_diverge`,
-`judged_on` and `predictions`; with `--require`, `required` says whether it was reached, and the exit code is 1 where it
-was not.
+JSON: as `match`, but `anchor` is a number, and `distance_before`, `distance_after` and `max_output_difference` are lists
+over the other models; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridges` (layer ->
+its ridge) and `held_out_losses` (of the plain average and the fitted model), RegMean `jitter` (layer -> what was added to
+the diagonal, relative to its mean). If the command chose: `kinship` (`cosine`, `kind`) and, if it tried several ways,
+`search`: `budget` in seconds, `chosen`, `candidates` (each with its `loss` on held-out data, in nats, and its `seconds`),
+`data` and `held_out` (examples). `verdict` has `works`, `agreement`, `sources_agree`, `divergence`, `sources_diverge`,
+`judged_on` and `predictions`. With `--require`, `required` says whether that share was reached; if not, the exit code is 1.
 
-`--method ties` and mergekit's other methods need no file: `--base MODEL`, `--set density=0.5`, `--weights 1,0.5`.
+mergekit's methods, such as `--method ties`, do not need a file: use `--base MODEL`, `--set density=0.5` and
+`--weights 1,0.5`.
 
-`--layers auto` merges once for every candidate, and once more to write the best. JSON: `layers`, those that were
-matched, and `tried` (layers -> score on the validation data).
+`--layers auto` merges once for every candidate, and once more to write the best. JSON: `layers` (those that were matched)
+and `tried` (layers -> score on the validation data).
 
-Task heads that differ (number of classes, names of labels) are not averaged. They are copied from the anchor, or from
+Task heads with different numbers of classes or names of labels are not averaged. They are copied from the anchor, or from
 the model that `--heads-from` names, and a note says so.
 
-`--config FILE` merges as a file in [mergekit's schema](mergekit.md) says. JSON then has `models` too, and `anchor` and
-distances where the file has a block `align`.
+`--config FILE` reads a file in [mergekit's schema](mergekit.md). JSON then also has `models`, and, if the file has a block
+`align`, `anchor` and distances.
 
 Models whose vocabularies differ are refused unless `--tokenizer-source` says which to take. `--push-to-hub owner/name`
 uploads the finished folder, with the token that `hf auth login` or `HF_TOKEN` gives; JSON then has `hub`, its address.
@@ -130,10 +129,10 @@ JSON: `output`, `kind`, `samples` (examples measured), `tensors` (their number),
 onebasin evaluate demo/model-0 demo/model-1 --task image-classification --data builtin:digits
 ```
 
-JSON: `task`, `data`, and `results`, for every model `model`, `loss`, `accuracy` and the metrics of the task:
-`macro_f1`, `micro_f1`, `matthews` (classification), `entity_f1` (tags such as B-PER), `pearson`, `spearman`
-(regression, which has no accuracy), `perplexity` (language models). F1 and Matthews need scikit-learn, entities
-seqeval: `pip install 'onebasin[data]'`. A metric that the examples leave undefined is left out.
+JSON: `task`, `data` and `results`: for every model `model`, `loss`, `accuracy` (not of regression) and the metrics of the
+task: `macro_f1`, `micro_f1`, `matthews` (classification), `entity_f1` (tags such as B-PER), `pearson`, `spearman`
+(regression), `perplexity` (language models). F1, Matthews and entities need `pip install 'onebasin[data]'`. A metric that
+is undefined for the given examples is omitted.
 """,
     "verify": """\
 ```sh
