@@ -25,16 +25,17 @@ ROOT = Path(__file__).parents[1]
 INTRODUCTION = """\
 # Commands
 
-A model is a Hugging Face model folder or a hub id (`owner/name`, `owner/name@revision`). `onebasin COMMAND --help` prints
-the same descriptions.
+A model is a Hugging Face model folder or a hub id (`owner/name`, `owner/name@revision`). `onebasin COMMAND --help`
+prints the same descriptions.
 
 - **Exit code** 0: success. 1: `verify` found different functions, `check` found that the models cannot be matched,
   `audit` found a difference, or a merge fell short of `--require`. 2: bad input; one line on stderr says what is wrong,
   where, and what to do, and nothing is written. 130: interrupted.
 - **`--json`** prints one JSON object on stdout. Progress, notes and errors always go to stderr.
-- **Output** is written beside its final place and moved there when it is complete: a run that fails or is killed leaves no
-  partial model. An existing output is replaced only with `--overwrite`.
-- **Weights** are read from safetensors, in one file or several, or from `pytorch_model.bin` by a loader that runs no code.
+- **Output** is written beside its final place and moved there when it is complete: a run that fails or is killed leaves
+  no partial model. An existing output is replaced only with `--overwrite`.
+- **Weights** are read from safetensors, in one file or several, or from `pytorch_model.bin` by a loader that runs no
+  code.
 
 This page is generated: `python docs/generate.py`.
 """
@@ -64,8 +65,8 @@ bytes for matching, beside those of the program itself), `seconds` (level -> tim
 (bytes for `--verify outputs`).
 
 Models with vocabularies of the same size but with different tokens can be matched, but not usefully merged: look at
-`vocabulary`. With `--peek`, `peek` has the name of a `tensor` and its `cosine` between the two models: near 1, they have a
-common base; near 0, they were trained apart, or one of them was rewritten.
+`vocabulary`. With `--peek`, `peek` has the name of a `tensor` and its `cosine` between the two models: near 1, they
+have a common base; near 0, they were trained apart, or one of them was rewritten.
 """,
     "match": """\
 ```sh
@@ -80,9 +81,9 @@ written. Distances are Euclidean, over the parameters that both models have.
 The levels are explained in [concepts.md](concepts.md). `orthogonal`, `full` and `invertible` rewrite both models in
 canonical form; the anchor's is written to OUTPUT-anchor, and that is what the output is close to.
 
-`--adapter DIR` also rewrites a LoRA adapter of A (a folder written by `peft`): the output with the rewritten adapter computes
-what A computes with the adapter. JSON then has `adapter_output` too. At levels that rotate the residual stream, this needs
-a model with RMSNorms: an adapter cannot hold the biases that these levels move.
+`--adapter DIR` also rewrites a LoRA adapter of A (a folder written by `peft`): the output with the rewritten adapter
+computes what A computes with the adapter. JSON then has `adapter_output` too. At levels that rotate the residual
+stream, this needs a model with RMSNorms: an adapter cannot hold the biases that these levels move.
 """,
     "merge": """\
 ```sh
@@ -94,25 +95,26 @@ onebasin merge A B -o plain --match none
 Without a method, a level or another setting of matching, the command [chooses them itself](merge.md). The methods are
 explained in [methods.md](methods.md).
 
-JSON: as `match`, but `anchor` is a number, and `distance_before`, `distance_after` and `max_output_difference` are lists
-over the other models; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridges` (layer ->
-its ridge) and `held_out_losses` (of the plain average and the fitted model), RegMean `jitter` (layer -> what was added to
-the diagonal, relative to its mean). If the command chose: `kinship` (`cosine`, `kind`) and, if it tried several ways,
-`search`: `budget` in seconds, `chosen`, `candidates` (each with its `loss` on held-out data, in nats, and its `seconds`),
-`data` and `held_out` (examples). `verdict` has `works`, `agreement`, `sources_agree`, `divergence`, `sources_diverge`,
-`judged_on` and `predictions`. With `--require`, `required` says whether that share was reached; if not, the exit code is 1.
+JSON: as `match`, but `anchor` is a number, and `distance_before`, `distance_after` and `max_output_difference` are
+lists over the other models; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridges`
+(layer -> its ridge) and `held_out_losses` (of the plain average and the fitted model), RegMean `jitter` (layer -> what
+was added to the diagonal, relative to its mean). If the command chose: `kinship` (`cosine`, `kind`) and, if it tried
+several ways, `search`: `budget` in seconds, `chosen`, `candidates` (each with its `loss` on held-out data, in nats, and
+its `seconds`), `data` and `held_out` (examples). `verdict` has `works`, `agreement`, `sources_agree`, `divergence`,
+`sources_diverge`, `judged_on` and `predictions`. With `--require`, `required` says whether that share was reached; if
+not, the exit code is 1.
 
 mergekit's methods, such as `--method ties`, do not need a file: use `--base MODEL`, `--set density=0.5` and
 `--weights 1,0.5`.
 
-`--layers auto` merges once for every candidate, and once more to write the best. JSON: `layers` (those that were matched)
-and `tried` (layers -> score on the validation data).
+`--layers auto` merges once for every candidate, and once more to write the best. JSON: `layers` (those that were
+matched) and `tried` (layers -> score on the validation data).
 
-Task heads with different numbers of classes or names of labels are not averaged. They are copied from the anchor, or from
-the model that `--heads-from` names, and a note says so.
+Task heads with different numbers of classes or names of labels are not averaged. They are copied from the anchor, or
+from the model that `--heads-from` names, and a note says so.
 
-`--config FILE` reads a file in [mergekit's schema](mergekit.md). JSON then also has `models`, and, if the file has a block
-`align`, `anchor` and distances.
+`--config FILE` reads a file in [mergekit's schema](mergekit.md). JSON then also has `models`, and, if the file has a
+block `align`, `anchor` and distances.
 
 Models whose vocabularies differ are refused unless `--tokenizer-source` says which to take. `--push-to-hub owner/name`
 uploads the finished folder, with the token that `hf auth login` or `HF_TOKEN` gives; JSON then has `hub`, its address.
@@ -129,10 +131,10 @@ JSON: `output`, `kind`, `samples` (examples measured), `tensors` (their number),
 onebasin evaluate demo/model-0 demo/model-1 --task image-classification --data builtin:digits
 ```
 
-JSON: `task`, `data` and `results`: for every model `model`, `loss`, `accuracy` (not of regression) and the metrics of the
-task: `macro_f1`, `micro_f1`, `matthews` (classification), `entity_f1` (tags such as B-PER), `pearson`, `spearman`
-(regression), `perplexity` (language models). F1, Matthews and entities need `pip install 'onebasin[data]'`. A metric that
-is undefined for the given examples is omitted.
+JSON: `task`, `data` and `results`: for every model `model`, `loss`, `accuracy` (not of regression) and the metrics of
+the task: `macro_f1`, `micro_f1`, `matthews` (classification), `entity_f1` (tags such as B-PER), `pearson`, `spearman`
+(regression), `perplexity` (language models). F1, Matthews and entities need `pip install 'onebasin[data]'`. A metric
+that is undefined for the given examples is omitted.
 """,
     "verify": """\
 ```sh
