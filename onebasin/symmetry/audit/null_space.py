@@ -179,32 +179,41 @@ def _largest(matrix: Tensor) -> float:
 
 
 def jacobian(outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors) -> Tensor:
-    """Return G J with a random matrix G of a few more rows than there are parameters: it has the null space of J.
+    """Return G J with a random matrix G: it has the null space of J.
 
-    Every row belongs to one of the functions. It is computed in reverse mode, `CHUNK` rows at a time, and has the shape
-    (parameters + SPARE or more, parameters), with parameters in the order of `tensors`. Raises ValueError if there are
-    fewer outputs than parameters.
+    Every row belongs to one of the functions, and there are `SPARE` or more rows beyond the number of parameters on
+    which some output depends, so the columns of all others are zero. Parameters are in the order of `tensors`. Raises
+    ValueError if there are fewer outputs than parameters.
     """
     leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
     count = sum(leaf.numel() for leaf in leaves.values())
     generator = torch.Generator().manual_seed(0)
+    first = [_gradients(function(leaves).reshape(-1), leaves, 1, generator) for function in outputs]
+    used = int(torch.cat(first).any(dim=0).sum())
+    share = -(-(used + SPARE) // len(outputs))
     rows, seen = [], 0
     for function in outputs:
         values = function(leaves).reshape(-1)
         seen += len(values)
-        share = min(-(-(count + SPARE) // len(outputs)), len(values))
-        for start in range(0, share, CHUNK):
-            some = torch.randn(min(CHUNK, share - start), len(values), generator=generator, dtype=values.dtype)
-            gradients = torch.autograd.grad(
-                values, list(leaves.values()), some, retain_graph=True, is_grads_batched=True, allow_unused=True
-            )
-            flat = [
-                leaf.new_zeros(len(some), leaf.numel()) if gradient is None else gradient.reshape(len(some), -1)
-                for leaf, gradient in zip(leaves.values(), gradients, strict=True)
-            ]
-            rows.append(torch.cat(flat, dim=1))
+        rows.append(_gradients(values, leaves, min(share, len(values)), generator))
     if seen < count:
         raise ValueError(f"{seen} outputs cannot distinguish {count} parameters; give more inputs")
+    return torch.cat(rows)
+
+
+def _gradients(values: Tensor, leaves: Tensors, count: int, generator: torch.Generator) -> Tensor:
+    """Return gradients of random combinations of outputs, (count, parameters), in reverse mode, `CHUNK` at a time."""
+    rows = []
+    for start in range(0, count, CHUNK):
+        some = torch.randn(min(CHUNK, count - start), len(values), generator=generator, dtype=values.dtype)
+        gradients = torch.autograd.grad(
+            values, list(leaves.values()), some, retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
+        flat = [
+            leaf.new_zeros(len(some), leaf.numel()) if gradient is None else gradient.reshape(len(some), -1)
+            for leaf, gradient in zip(leaves.values(), gradients, strict=True)
+        ]
+        rows.append(torch.cat(flat, dim=1))
     return torch.cat(rows)
 
 
@@ -237,7 +246,8 @@ def tied_span(signature: Signature, tensors: Tensors, stated: bool = False, trie
         values, vh = singular(apart)
         span = span @ vh[int((values > SPAN).sum()) :].mT
     free = [role for role, entry in signature.tensors.items() if entry.alias is None]
-    return orthonormal(torch.cat([span[numbers[role]] for role in free]))
+    kept = torch.cat([span[numbers[role]] for role in free])
+    return orthonormal(kept) if len(kept) < len(span) else kept
 
 
 def orthonormal(columns: Tensor) -> Tensor:
