@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["ONEBASIN_CACHE"] = ""  # nothing is kept outside of the tests' own folders
 
 import torch
+import typer.testing
 from hypothesis import settings
+
+import onebasin.cli
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
@@ -35,6 +39,13 @@ def _seed() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     torch.set_num_threads(1)  # the models are tiny, and other processes of the run want the cores
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command_line() -> None:
+    """Build the command line once: for every call typer would read the hints of all options anew."""
+    typer.testing._get_command = cache(typer.testing._get_command)
+    onebasin.cli.loaded = cache(onebasin.cli.loaded)
 
 
 @pytest.fixture

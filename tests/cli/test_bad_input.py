@@ -255,7 +255,9 @@ def test_all_inputs_are_looked_at_before_the_first_is_worked_on(
         pytest.fail("work began")
 
     for place in (
-        "jobs.measure.load_task",  # first: a module that is imported while another is replaced would keep that
+        # First: a module that is imported while another is replaced would keep that.
+        "jobs.layers.load_task",
+        "jobs.measure.load_task",
         "jobs.measure.load_model",
         "data.load_task",
         "data.load_model",

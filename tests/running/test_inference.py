@@ -574,6 +574,7 @@ def test_a_bias_of_queries_moves_where_keys_come_first() -> None:
     assert re.search(r"key\.weight +\(head qk'\)", text) and re.search(r"q_bias +\(head qk\)$", text, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("three_sweeps")
 def test_heads_with_other_numbers_of_classes_are_copied_and_the_rest_is_matched(tmp_path: Path) -> None:
     """As a table by hand says, what counts classes belongs to its task: `labels`."""
     folders = []
