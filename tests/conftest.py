@@ -19,16 +19,25 @@ os.environ["ONEBASIN_CACHE"] = ""  # nothing is kept outside of the tests' own f
 import torch
 import typer.testing
 from hypothesis import settings
+from zoo import CASES, save
 
 import onebasin.cli
+from onebasin.models import Folder
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test comes first, lest one worker end with it while the other has nothing left to do."""
-    items.sort(key=lambda item: "test_fuzz_slice" not in item.nodeid)
+    """The longest test comes first, lest one worker end with it while the other has nothing left to do; tests of one
+    small model come one after another, so that it is made once."""
+    place = {case: number for number, case in enumerate(CASES, 1)}
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        asked = getattr(item, "callspec", None)
+        return "test_fuzz_slice" not in item.nodeid, place.get(asked.params.get("case"), 0) if asked else 0
+
+    items.sort(key=order)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +55,18 @@ def _one_command_line() -> None:
     """Build the command line once: for every call typer would read the hints of all options anew."""
     typer.testing._get_command = cache(typer.testing._get_command)
     onebasin.cli.loaded = cache(onebasin.cli.loaded)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Folder]:
+    """Case of the zoo -> its folder in float64, saved once and opened."""
+    place = tmp_path_factory.mktemp("saved")
+
+    @cache
+    def open_case(case: str) -> Folder:
+        return Folder(save(CASES[case]().double(), place / case))
+
+    return open_case
 
 
 @pytest.fixture

@@ -440,6 +440,12 @@ def one_of_each_family() -> list[str]:
     return list(first.values())
 
 
+def one_of_each_class() -> list[str]:
+    """The first case of every model class."""
+    first = {builder.args[0]: case for case, builder in reversed(CASES.items())}
+    return [case for case in CASES if case in first.values()]
+
+
 # How a picture is given, and how many tokens it takes: its patches, with a new line after each row, or groups of them.
 PICTURES: dict[str, tuple[tuple[int, ...], int]] = {
     "LlavaForConditionalGeneration": ((), 4), "LlavaNextForConditionalGeneration": ((2,), 10),

@@ -17,32 +17,20 @@ import transformers
 import typer
 from pairs import folder, model, scrambled, weights
 from safetensors.torch import save_file
-from zoo import CASES, save
+from zoo import CASES, one_of_each_family, save
 
 import onebasin
 from onebasin.cli import LATE, app, described
-from onebasin.families import tables
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment
 
 MATCHED = {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds"}
 
 
-def _one_case_per_model_type() -> list[str]:
-    """A case for every model type of the tables, one with a head where there is one."""
-    known = {name for table in tables().values() for name in table.types}
-    found: dict[str, str] = {}
-    for name, builder in CASES.items():
-        kind = getattr(transformers, builder.args[0]).config_class.model_type
-        if kind in known and (kind not in found or ("For" in name and "For" not in found[kind])):
-            found[kind] = name
-    return list(found.values())
-
-
 # --- match ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", _one_case_per_model_type())
+@pytest.mark.parametrize("case", one_of_each_family())
 def test_match_keeps_the_function_and_distance_says_what_match_said(case: str, ask: Any, tmp_path: Path) -> None:
     """The source is the anchor under a random symmetry, and noise: the distance falls to what the noise leaves."""
     anchor, out = save(CASES[case](), tmp_path / "anchor"), tmp_path / "out"

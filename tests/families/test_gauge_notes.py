@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import zoo
-from folders import difference, outputs_of, read_all
+from rewritten import difference, outputs_of, read_all
 from torch import Tensor
 
 from onebasin.models.folder import Folder

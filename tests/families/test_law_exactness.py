@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from folders import difference, moving_alignment, outputs_of, read_all, run, with_unit_norms, write
+from rewritten import difference, moving_alignment, outputs_of, read_all, run, with_unit_norms, write
 from torch import Tensor
 
 from onebasin.models.folder import Folder

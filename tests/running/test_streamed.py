@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import CASES, inputs, named_outputs, save
+from zoo import CASES, inputs, named_outputs, one_of_each_class, save
 
 from onebasin.models import Folder, ModelError
 from onebasin.running.lazy_weights import Awaited, await_weights, placed, stand_ins
@@ -21,9 +22,10 @@ DTYPE = torch.float64
 HOLDING = ("moe", "mixtral", "deepseek", "swiglu", "xlnet")
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_it_computes_what_the_whole_model_computes(case: str, tmp_path: Path) -> None:
-    folder = Folder(save(CASES[case]().double(), tmp_path / "model"))
+# A class once, and what other settings make it put together.
+@pytest.mark.parametrize("case", [*one_of_each_class(), "Dinov2ForImageClassification-swiglu", "Wav2Vec2ForCTC-stable"])
+def test_it_computes_what_the_whole_model_computes(case: str, saved: Callable[[str], Folder]) -> None:
+    folder = saved(case)
     whole, left_out = load(folder, DTYPE)
     model, unused = streamed(folder, None, DTYPE, "cpu")
     assert unused == left_out

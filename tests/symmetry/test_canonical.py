@@ -5,24 +5,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from elements import random_alignment
+from rewritten import difference, outputs_of, read_all, run
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel
 from zoo import CASES, inputs, outputs, save
 
 from onebasin.models.folder import Folder
-from onebasin.symmetry import Alignment, Signature, acting_groups
+from onebasin.symmetry import acting_groups
 from onebasin.symmetry.gauge.canonical import Canonical, canonical, plan
 from onebasin.symmetry.gauge.dataflow import contract
 from onebasin.symmetry.tables.axes import Leaf
 
-
-def read(checkpoint: Folder) -> dict[str, Tensor]:
-    return {role: checkpoint.read(role, torch.float64) for role in checkpoint.signature.tensors}
+Saved = Callable[[str], Folder]
 
 
 def write(form: Canonical, tensors: dict[str, Tensor], given: Path, out: Path) -> Path:
@@ -35,59 +36,28 @@ def write(form: Canonical, tensors: dict[str, Tensor], given: Path, out: Path) -
     return out
 
 
-def load(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
-    """The class of `model` from a folder, every tensor of which must be used."""
-    options = {"add_pooling_layer": False} if name.endswith("no-pooler") else {}
-    loaded, info = type(model).from_pretrained(folder, dtype=torch.float64, output_loading_info=True, **options)
-    assert not info["missing_keys"] and not info["unexpected_keys"], info
-    # DeBERTa loads some biases in float32, whatever is asked for.
-    loaded.double().load_state_dict(load_file(folder / "model.safetensors"), strict=False)
-    return loaded.eval()
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_stay_and_every_group_acts_afterwards(case: str, saved: Saved, tmp_path: Path) -> None:
+    checkpoint = saved(case)
+    tensors = read_all(checkpoint)
+    form = canonical(checkpoint.signature, tensors)
+    before = outputs_of(checkpoint, tensors)
 
+    written = Folder(write(form, form.tensors, checkpoint.folder, tmp_path / case))
+    assert difference(before, outputs_of(written, form.tensors)) < 1e-9
 
-def difference(one: PreTrainedModel, two: PreTrainedModel) -> float:
-    given = inputs(one)
-    if one.config.model_type == "gpt2":  # its token types are rows of the token table, which is then summed twice
-        given.pop("token_type_ids", None)
-    pairs = zip(outputs(one, given), outputs(two, given), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
-
-
-def random_element(signature: Signature, level: str, seed: int = 1) -> Alignment:
-    generator = torch.Generator().manual_seed(seed)
-    groups = acting_groups(signature, level, rescale="joint")
-    elements = {
-        key: group.random(space.size, tuple(signature.sizes[outer] for outer in space.batch), generator)
-        for key, group in groups.items()
-        for space in [signature.spaces[key]]
-    }
-    return Alignment(elements, {key: signature.spaces[key].batch for key in groups})
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_outputs_stay_and_every_group_acts_afterwards(name: str, tmp_path: Path) -> None:
-    model = CASES[name]().double()
-    given = save(model, tmp_path / "given")
-    model = load(model, given, name)  # constants that are not stored, such as Gemma's scale, are made in this dtype
-    checkpoint = Folder(given)
-    form = canonical(checkpoint.signature, read(checkpoint))
-
-    folder = write(form, form.tensors, given, tmp_path / "canonical")
-    assert difference(model, load(model, folder, name)) < 1e-9
-
-    signature = Folder(folder).signature
+    signature = written.signature
     assert set(signature.tensors) == set(form.signature.tensors)
     for level in ("orthogonal", "full"):
-        element = random_element(signature, level)
+        element = random_alignment(signature, acting_groups(signature, level, rescale="joint"), seed=1)
         moved = {role: element.apply(signature, role, tensor) for role, tensor in form.tensors.items()}
-        rotated = load(model, write(form, moved, given, tmp_path / level), name)
-        assert difference(model, rotated) < 1e-9, level
+        assert difference(before, outputs_of(written, moved)) < 1e-9, level
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_second_run_changes_nothing(name: str, tmp_path: Path) -> None:
-    checkpoint = Folder(save(CASES[name]().double(), tmp_path))
-    once = canonical(checkpoint.signature, read(checkpoint))
+@pytest.mark.parametrize("case", CASES)
+def test_second_run_changes_nothing(case: str, saved: Saved) -> None:
+    checkpoint = saved(case)
+    once = canonical(checkpoint.signature, read_all(checkpoint))
     twice = canonical(once.signature, once.tensors)
     assert not twice.log and not twice.config_updates
     for role, tensor in once.tensors.items():
@@ -97,7 +67,7 @@ def test_second_run_changes_nothing(name: str, tmp_path: Path) -> None:
 def test_what_the_form_looks_like(tmp_path: Path) -> None:
     """A tied GPT-2: head untied, norms plain, no component along ones, key and value biases gone."""
     checkpoint = Folder(save(CASES["GPT2LMHeadModel"]().double(), tmp_path))
-    form = canonical(checkpoint.signature, read(checkpoint))
+    form = canonical(checkpoint.signature, read_all(checkpoint))
     assert form.config_updates == {"tie_word_embeddings": False}
     assert len(form.log) == 1 and "lm_head.weight" in form.log[0]
     width = form.tensors["wte.weight"].shape[1]
@@ -113,7 +83,7 @@ def test_what_the_form_looks_like(tmp_path: Path) -> None:
 
 def test_ties_stay_where_no_rotation_waits(tmp_path: Path) -> None:
     checkpoint = Folder(save(CASES["BertForMaskedLM"]().double(), tmp_path))
-    form = canonical(checkpoint.signature, read(checkpoint))
+    form = canonical(checkpoint.signature, read_all(checkpoint))
     assert not form.config_updates and not form.log
     assert set(form.tensors) == set(checkpoint.signature.tensors)
 
@@ -127,9 +97,10 @@ def test_zero_norm_weights_are_as_good_as_any(name: str, tmp_path: Path) -> None
             module.weight.data[5] = 0
     given = save(model, tmp_path / "given")
     checkpoint = Folder(given)
-    form = canonical(checkpoint.signature, read(checkpoint))
+    form = canonical(checkpoint.signature, read_all(checkpoint))
     assert all(bool(torch.isfinite(tensor).all()) for tensor in form.tensors.values())
-    assert difference(model, load(model, write(form, form.tensors, given, tmp_path / "out"), name)) < 1e-9
+    written = write(form, form.tensors, given, tmp_path / name)
+    assert difference(outputs(model, inputs(model)), run(name, written)) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["GPT2Model", "ViTModel", "BertModel", "RobertaModel", "DistilBertModel"])
@@ -157,7 +128,7 @@ def test_pre_norm_streams_rotate(name: str, tmp_path: Path) -> None:
 def test_what_norms_take_away_leaves_the_form_as_it_is(name: str, writer: str, length: int, tmp_path: Path) -> None:
     """All that a tensor writes along ones, for every input by itself."""
     checkpoint = Folder(save(CASES[name]().double(), tmp_path / "given"))
-    tensors = read(checkpoint)
+    tensors = read_all(checkpoint)
     role = next(role for role, entry in checkpoint.signature.tensors.items() if entry.name == writer)
     moved = tensors | {role: tensors[role].clone()}
     rows = moved[role].view(-1, length, *moved[role].shape[1:])
@@ -169,7 +140,7 @@ def test_what_norms_take_away_leaves_the_form_as_it_is(name: str, writer: str, l
 
 def test_the_source_is_not_changed(tmp_path: Path) -> None:
     checkpoint = Folder(save(CASES["ViTForImageClassification"]().double(), tmp_path))
-    tensors = read(checkpoint)
+    tensors = read_all(checkpoint)
     before = {role: tensor.clone() for role, tensor in tensors.items()}
     canonical(checkpoint.signature, tensors)
     assert all(torch.equal(tensor, before[role]) for role, tensor in tensors.items())
