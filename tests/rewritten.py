@@ -104,7 +104,7 @@ def run(case: str, folder: Path) -> list[Tensor]:
     return zoo.outputs(model, zoo.inputs(model))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _loaded(folder: Path) -> LoadedModel:
     return loaded_model(Folder(folder), dtype=torch.float64, experts=True)
 

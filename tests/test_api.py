@@ -68,7 +68,7 @@ def test_match_of_an_object_to_a_folder(tmp_path: Path) -> None:
 
 def test_merge_of_objects_is_a_model_that_runs() -> None:
     models = [model("ViTForImageClassification", seed) for seed in range(3)]
-    found = onebasin.merge(models, weights=[0.5, 0.25, 0.25], match="none")
+    found = onebasin.merge(models, weights=[0.5, 0.25, 0.25], match="none", verdict=False)
     one, two, three = map(state, models)
     for name, tensor in found["model"].state_dict().items():
         torch.testing.assert_close(tensor, 0.5 * one[name] + 0.25 * two[name] + 0.25 * three[name])
@@ -82,15 +82,15 @@ def test_a_model_and_its_scrambled_copy_merge_into_the_model(tmp_path: Path, lev
     canonical = tmp_path / "canonical"
     onebasin.canonical(original, canonical)
     copy = scrambled(canonical, tmp_path / "copy", level, seed=3)
-    assert not onebasin.verify(original, onebasin.merge([original, copy], match="none")["model"]).same
-    merged = onebasin.merge([canonical, copy], match=level, anchor=0, starts=4)["model"]
+    assert not onebasin.verify(original, onebasin.merge([original, copy], match="none", verdict=False)["model"]).same
+    merged = onebasin.merge([canonical, copy], match=level, anchor=0, starts=4, verdict=False)["model"]
     assert onebasin.verify(original, merged).same
 
 
 def test_three_scrambled_copies_are_matched_together(tmp_path: Path) -> None:
     original = folder(tmp_path / "original")
     copies = [scrambled(original, tmp_path / f"{seed}", "permutation", seed) for seed in (1, 2)]
-    found = onebasin.merge([original, *copies], match="permutation", anchor=0, starts=4)
+    found = onebasin.merge([original, *copies], match="permutation", anchor=0, starts=4, verdict=False)
     assert onebasin.verify(original, found["model"]).same
     assert max(found["distance_after"]) < 1e-4 * min(found["distance_before"])
 
@@ -102,7 +102,8 @@ def test_copies_of_one_model_stay_bit_by_bit(tmp_path: Path, level: str, count: 
     one = folder(tmp_path / "one", "GPT2LMHeadModel")
     canonical = tmp_path / "canonical"
     onebasin.match(one, one, tmp_path / "same", symmetry=level, anchor_output=canonical)
-    found = onebasin.merge([one] * count, tmp_path / "out", match=level, weights=[0.5, 0.5, 0.0][:count])
+    weighted = [0.5, 0.5, 0.0][:count]
+    found = onebasin.merge([one] * count, tmp_path / "out", match=level, weights=weighted, verdict=False)
     assert found["distance_after"] == [0.0] * (count - 1)
     expected = weights(canonical if canonical.exists() else one)
     for written in (weights(tmp_path / "same"), weights(tmp_path / "out")):

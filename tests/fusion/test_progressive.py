@@ -33,9 +33,10 @@ FLOAT64 = Means(precision="float64")
 INSIDE = ("attention", "ffn")
 
 
-def pair(case: str, folder: Path) -> tuple[list[Folder], list[dict[str, Tensor]]]:
+def pair(case: str, folder: Path, count: int = 12) -> tuple[list[Folder], list[dict[str, Tensor]]]:
     """Two different models of one shape, and batches of their inputs."""
-    return opened(folder, case), [inputs(CASES[case]().double(), seed) for seed in range(20)]
+    like = CASES[case]().double()
+    return opened(folder, case), [inputs(like, seed) for seed in range(count)]
 
 
 def merge(
@@ -158,7 +159,7 @@ def test_layers_called_again_and_again_settle_where_all_calls_are_solved_togethe
     calls = [call for call in linear_calls(student, batches[0]) if not student.shared(call.weight)]
     fitting = Fitting(teachers, student, weights, [ridge], calls, batches)
     fitting.walk()
-    for _ in range(40):
+    for _ in range(32):
         fitting.walk(settled=True)
         fitting.change_repeated(0.5)
     fitting.walk(settled=True)
@@ -281,7 +282,7 @@ def test_what_stands_under_padding_does_not_matter(tmp_path: Path) -> None:
 
 def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_path: Path) -> None:
     """Of the first layer that is fitted: its inputs and targets depend on no other choice."""
-    models, batches = pair("GPT2LMHeadModel", tmp_path)
+    models, batches = pair("GPT2LMHeadModel", tmp_path, 20)
     fit, held, ridges = batches[:12], batches[12:], (10.0, 0.1, 1e-3)
     merged = merge_progressively(Sources(models, [0.5, 0.5]), fit, held, ProgressiveMerge(ridge=ridges), FLOAT64)
     a, b, student = (loaded_model(model, dtype=torch.float64) for model in (*models, models[0]))
@@ -308,7 +309,7 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
 
 
 def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: Path) -> None:
-    models, batches = pair("GPT2LMHeadModel", tmp_path)
+    models, batches = pair("GPT2LMHeadModel", tmp_path, 20)
     merged = merge_progressively(Sources(models, [0.5, 0.5]), batches[:12], batches[12:], means=FLOAT64)
     assert merged.fitted == (merged.losses["progressive"] < merged.losses["average"])
     means = []

@@ -49,11 +49,11 @@ def divergence_of(merged: Path, models: list[Path], batches: list[dict[str, torc
 
 
 @pytest.fixture
-def three_seconds_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_second_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a search thinks that it has time for everything, but not for long."""
-    monkeypatch.setattr("onebasin.jobs.search.Search.left", 3.0)
+    monkeypatch.setattr("onebasin.jobs.search.Search.left", 1.0)
     monkeypatch.setattr("onebasin.jobs.search.Search.has_time", lambda *_: True)
-    monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.5)
+    monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.2)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def no_picture_is_too_easy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("budget", [None, "1h"])
-@pytest.mark.usefixtures("three_seconds_left")
+@pytest.mark.usefixtures("one_second_left")
 def test_what_is_chosen_is_written(budget: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = models_of("GPT2LMHeadModel", tmp_path)
     split = list[tuple[list[Batch], list[Batch]]]()  # what was fitted on, and what was held out
@@ -123,7 +123,7 @@ KINDS = ("ViTForImageClassification", "BertForMaskedLM", "BertForSequenceClassif
 
 
 @pytest.mark.parametrize("case", KINDS)
-@pytest.mark.usefixtures("three_seconds_left", "three_sweeps", "no_picture_is_too_easy")
+@pytest.mark.usefixtures("one_second_left", "three_sweeps", "no_picture_is_too_easy")
 def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> None:
     found = onebasin.merge(models_of(case, tmp_path), tmp_path / "out", samples=24, anchor=0)
     assert found["kinship"]["kind"] == APART
@@ -138,7 +138,7 @@ def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> N
     [("GPT2LMHeadModel", True, 60.0), ("GPT2LMHeadModel", False, 100.0), ("T5ForConditionalGeneration", True, None),
      ("T5ForConditionalGeneration", False, 100.0)],
 )  # fmt: skip
-@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+@pytest.mark.usefixtures("one_second_left", "three_sweeps")
 def test_what_is_broken_is_distilled_for_all_of_the_time(
     case: str, works: bool, seconds: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +156,7 @@ def test_what_is_broken_is_distilled_for_all_of_the_time(
     assert given == ([] if seconds is None else [seconds])
 
 
-@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+@pytest.mark.usefixtures("one_second_left", "three_sweeps")
 def test_a_search_loads_its_models_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
 
@@ -189,7 +189,7 @@ def test_long_texts_are_distilled_a_few_at_a_time() -> None:
         assert torch.equal(torch.cat([one["input_ids"] for one in some]), text["input_ids"])
 
 
-@pytest.mark.usefixtures("three_seconds_left", "three_sweeps")
+@pytest.mark.usefixtures("one_second_left", "three_sweeps")
 def test_a_budget_goes_on_from_what_an_earlier_one_found(tmp_path: Path) -> None:
     models, out = models_of("GPT2LMHeadModel", tmp_path), tmp_path / "out"
     first = onebasin.merge(models, out, budget="1m", samples=48)["search"]
@@ -206,7 +206,7 @@ def test_a_budget_goes_on_from_what_an_earlier_one_found(tmp_path: Path) -> None
         onebasin.merge(models, out, budget="1m")
 
 
-@pytest.mark.usefixtures("three_seconds_left", "three_sweeps", "no_picture_is_too_easy")
+@pytest.mark.usefixtures("one_second_left", "three_sweeps", "no_picture_is_too_easy")
 def test_three_models_are_learned_together_on_pictures_that_they_imagine(tmp_path: Path) -> None:
     models = models_of("ViTForImageClassification", tmp_path, 3)
     found = onebasin.merge(models, tmp_path / "out", budget=40, samples=16)

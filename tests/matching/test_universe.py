@@ -28,7 +28,7 @@ def aligned(signatures, models, groups, **how):
     return match_universe(signatures, readers(models), groups, roles=list(models[0]), **how)
 
 
-@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("count", [3, 4])
 def test_every_cycle_composes_to_the_identity(tiny, count):
     signatures, models, groups = many(tiny, count, "orthogonal")
     found = aligned(signatures, models, groups, how=Weights(max_sweeps=5))
