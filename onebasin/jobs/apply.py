@@ -33,7 +33,8 @@ class ModelAlignment:
     """The alignment of one model, and the form of it that the alignment acts on.
 
     alignment: one group element per space. source: the model as it was given, which is read again when needed.
-    canonical: whether the alignment acts on the canonical form. widened: whether the model was widened first.
+    canonical: whether the alignment acts on the canonical form. widened: whether the model was widened first. even:
+    whether its norms were made even first.
     """
 
     alignment: Alignment
@@ -42,14 +43,16 @@ class ModelAlignment:
     dtype: torch.dtype
     canonical: bool
     widened: bool
+    even: bool = False
 
     @classmethod
     def of(
         cls, found: Alignment, source: ModelSource, form: Model, family: str | None, dtype: torch.dtype
     ) -> ModelAlignment:
         """Return the alignment of a form of a model."""
-        wide = isinstance(form, Widened)
-        return cls(found, source, family, dtype, isinstance(form, Canonical | Widened), wide)
+        canonical = isinstance(form, Canonical)
+        even = isinstance(form, Canonical) and form.even
+        return cls(found, source, family, dtype, canonical, isinstance(form, Widened), even)
 
     def save(self, path: str | Path) -> None:
         """Write the alignment as a safetensors file, which `Alignment.load` reads."""
@@ -92,7 +95,8 @@ class ModelAlignment:
         return self._model(what)
 
     def _form(self, model: Model) -> Rewritten[Alignment]:
-        return Rewritten(Canonical(model, self.dtype) if self.canonical else model, self.alignment, self.dtype)
+        form = Canonical(model, self.dtype, self.even) if self.canonical else model
+        return Rewritten(form, self.alignment, self.dtype)
 
     def _model(self, what: ModelSource) -> PreTrainedModel:
         with opened([what], self.family) as (given,), tempfile.TemporaryDirectory() as temporary:
@@ -144,6 +148,8 @@ class ModelAlignment:
         }
 
     def _adapted(self, base: Folder, model: PeftModel, peft: Any) -> PeftModel:
+        if self.even:
+            raise ValueError("an adapter cannot follow a model whose norms were made even")
         with tempfile.TemporaryDirectory() as temporary:
             before, after = Path(temporary) / "before", Path(temporary) / "after"
             model.save_pretrained(str(before), selected_adapters=[model.active_adapter])

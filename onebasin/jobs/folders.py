@@ -208,7 +208,7 @@ def gauge(checkpoint: Model, opt: Options, tell: Tell | None) -> Model:
         return checkpoint
     if tell:
         tell(f"canonical form of {checkpoint.name}")
-    return Canonical(checkpoint, opt.dtype)
+    return Canonical(checkpoint, opt.dtype, opt.even)
 
 
 def widened(model: Model, wide: Model) -> Model:

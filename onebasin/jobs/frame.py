@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onebasin.fusion.average import nearest_to_mean
-from onebasin.models import Common, Model, Rewritten, Widened, common_roles, numel
+from onebasin.models import Canonical, Common, Model, Rewritten, Widened, common_roles, numel
 from onebasin.symmetry import Alignment
 
 from .folders import gauge, widened
@@ -71,3 +71,13 @@ def in_one_frame(
     else:
         centre = nearest_to_mean(models, common.roles, shares or [1 / len(models)] * len(models))
     return Frame(list(given), models, centre, common, how if matching else "none")
+
+
+def with_even_norms(frame: Frame, opt: Options) -> Frame | None:
+    """Return the same models with even norms; None where that gives no stream more freedom, or widths differ."""
+    if not all(isinstance(model, Canonical) and not isinstance(model, Widened) for model in frame.models):
+        return None
+    models = [Canonical(model, opt.dtype, even=True) for model in frame.given]
+    if not all(model.even for model in models):
+        return None
+    return replace(frame, models=list(models), common=common_roles(models))

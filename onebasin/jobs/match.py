@@ -106,6 +106,8 @@ def match(
         )
         opt = stack.enter_context(unit_folder(output, opt))
         sha256 = stack.enter_context(hashed(given))
+        if adapter is not None and opt.even:
+            raise ValueError("an adapter cannot follow a model whose norms were made even: leave out --even")
         lora = None if adapter is None else Lora.of(adapter, given[0], opt)
         refuse_unverifiable(given[0], verify)
         first, second = (gauge(checkpoint, opt, tell) for checkpoint in given)

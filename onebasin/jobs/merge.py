@@ -171,8 +171,9 @@ def merge(
         if verdict or frame.how == "outputs":
             refuse_incomplete(sized[template].origin)  # what other models lack is copied from it
         if plan.searches and kin is not None:
-            search = Search(frame.models, frame.centre, template, plan.shares, kin, opt, plan.budget, started, tell)
+            search = Search(frame, template, plan.shares, kin, opt, plan.budget, started, tell)
             chosen = choose(replace(search, draws=report, earlier=earlier))
+            frame = chosen.frame or frame
         else:
             chosen = aligned(frame, plan, opt, data)
         mixed = softly(plan, frame, chosen.aligned, opt)

@@ -66,10 +66,15 @@ class Matching(Settings):
     match_with: Literal["weights", "activations", "learned"] = setting(
         "weights", "What is compared: weights, activations on --data, or learned there."
     )
+    even: bool = setting(False, "Make the weights of norms behind a sum even first, so that the streams of post-norm "
+                         "models can rotate too. This changes the function a little.")  # fmt: skip
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, str):
             raise ValueError(f"layers '{self.layers}': give numbers; onebasin.merge_best_layers chooses them")
+        if self.even and self.symmetry not in STREAM_LEVELS:
+            raise ValueError(f"even norms let streams rotate, which '{self.symmetry}' does not: choose one of "
+                             f"{', '.join(STREAM_LEVELS)}")  # fmt: skip
         super().__post_init__()
 
 

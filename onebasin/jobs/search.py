@@ -2,8 +2,9 @@
 """The search for the best way to merge: candidates are tried in order of cost until time is up, and judged on held-out
 data.
 
-    closed forms     the average of models matched by weights, by activations, and not matched; each also merged
-                     progressively, and the best of them once more with `spread`
+    closed forms     the average of models matched by activations (also with even norms, which lets the streams of
+                     post-norm models rotate), by weights, and not matched; each also merged progressively, and the best
+                     of them once more with `spread`
     learning         matching learned at level `invertible` from the best start, on images that the models imagine:
                      distillation on these makes a model worse on real images, while exact copies of the models stay
                      as good as they are
@@ -48,6 +49,7 @@ from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, examples_in, run
 
 from .aligning import Aligned, align_all
+from .frame import Frame, with_even_norms
 from .options import Options
 from .verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing, sources_agree
 
@@ -66,6 +68,7 @@ COPIES = 1e-4  # relative distance below which matched models are the same funct
 DISTILLED, LONG = 16, 256  # examples per step of distillation, for texts of up to `LONG` tokens; fewer for longer ones
 TAUGHT, ROUNDS = 4096, 20  # examples of given data for distillation, and epochs without a budget
 DISTILLING = "distilled"  # last word of such a candidate's name
+EVEN = " with even norms"  # end of the way of matching in such a candidate's name
 LAMBDAS = tuple(i / 10 for i in range(11))
 FEWEST = 32  # examples are made, whatever they cost
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
@@ -75,12 +78,13 @@ SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sam
 class Chosen:
     """The best candidate, and what to say about it.
 
-    merged: None if the method has not run yet. held: the held-out data; empty if nothing was tried. judged_on: a
-    description of them.
+    frame: of the aligned models, if it is not the one that was given. merged: None if the method has not run yet. held:
+    the held-out data; empty if nothing was tried. judged_on: a description of them.
     """
 
     aligned: Aligned
     method: Method
+    frame: Frame | None = None
     merged: Merged | None = None
     report: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -93,6 +97,7 @@ class Candidate:
     """A merged model. tensors: by role. losses: divergence on each held-out example, (examples,)."""
 
     name: str
+    frame: Frame
     aligned: Aligned
     method: Method
     tensors: Mapping[str, Tensor]
@@ -135,13 +140,12 @@ class Earlier:
 class Search:
     """A search for the best way to merge.
 
-    models: in canonical form if they are matched. shares: weights of the models. budget: in seconds after `started`;
-    None for the usual time. draws: whether to compute the curve over lambda. earlier: the result of a search among the
-    same models, to continue from.
+    frame: the models, in canonical form if they are matched. shares: weights of the models. budget: in seconds after
+    `started`; None for the usual time. draws: whether to compute the curve over lambda. earlier: the result of a search
+    among the same models, to continue from.
     """
 
-    models: Sequence[Model]
-    centre: int
+    frame: Frame
     template: int
     shares: Sequence[float]
     kin: Kinship
@@ -151,6 +155,19 @@ class Search:
     tell: Tell | None
     draws: bool = False
     earlier: Earlier | None = None
+
+    @property
+    def models(self) -> Sequence[Model]:
+        return self.frame.models
+
+    @property
+    def centre(self) -> int:
+        return self.frame.centre
+
+    @cached_property
+    def even(self) -> Frame | None:
+        """The frame of the models with even norms, where that gives their streams more freedom."""
+        return with_even_norms(self.frame, self.opt) if self.kin.kind == APART else None
 
     @property
     def left(self) -> float:
@@ -244,6 +261,15 @@ class Search:
         return forward_of(self.stock[self.template])
 
     @cached_property
+    def even_forward(self) -> Forward:
+        assert self.even is not None
+        return forward_of(loaded_model(self.even.models[self.template], dtype=self.opt.dtype, device=self.opt.device))
+
+    def run(self, one: Candidate) -> Run:
+        """Return a candidate as a function of a batch."""
+        return partial(self.forward if one.frame is self.frame else self.even_forward, one.tensors)
+
+    @cached_property
     def mixed(self) -> bool:
         """Whether to learn and distil in bfloat16: if it is faster, since time is short."""
         return self.opt.mixed or (self.opt.dtype == torch.float32 and bfloat16_is_faster(self.opt.device))
@@ -251,28 +277,28 @@ class Search:
     def sources(self, aligned: Aligned) -> Sources:
         return Sources(aligned.models, self.shares, self.centre, self.template)
 
-    def aligned(self, level: str, **how: Any) -> Aligned:
+    def aligned(self, level: str, frame: Frame | None = None, **how: Any) -> Aligned:
+        frame = frame or self.frame
         how["symmetry"] = self.opt.symmetry if level == "none" else level
-        return align_all(self.models, self.centre, level, replace(self.opt, **how), self.tell, *self.split)
+        return align_all(frame.models, frame.centre, level, replace(self.opt, **how), self.tell, *self.split)
 
     def candidate(
-        self, name: str, aligned: Aligned, method: Method, tensors: Mapping[str, Tensor], **facts: Any
+        self, name: str, frame: Frame, aligned: Aligned, method: Method, tensors: Mapping[str, Tensor], **facts: Any
     ) -> Candidate:
         parts = [share / sum(self.shares) for share in self.shares]
-        model = partial(self.forward, tensors)
-        losses = example_losses(divergence, model, self.answers, parts, self.split[1])
-        return Candidate(name, aligned, method, tensors, losses, facts)
+        one = Candidate(name, frame, aligned, method, tensors, torch.empty(0), facts)
+        return replace(one, losses=example_losses(divergence, self.run(one), self.answers, parts, self.split[1]))
 
-    def closed(self, name: str, aligned: Aligned, spread: bool = False) -> Candidate:
+    def closed(self, name: str, aligned: Aligned, frame: Frame | None = None, spread: bool = False) -> Candidate:
         """Return the average of aligned models, or their progressive merge if that is better."""
         how = ProgressiveMerge(spread=spread, settle=False)
         found = merge_progressively(self.sources(aligned), *self.split, how, self.opt, self.tell)
         method = ProgressiveMerge(spread=spread) if found.fitted else Average()
         facts = {"ridges": found.ridges, "held_out_losses": found.losses}
         name = f"{name}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
-        return self.candidate(name, aligned, method, found.tensors, **facts)
+        return self.candidate(name, frame or self.frame, aligned, method, found.tensors, **facts)
 
-    def line(self, aligned: Aligned) -> list[float]:
+    def line(self, aligned: Aligned, forward: Forward) -> list[float]:
         """Return, for each lambda, the divergence of (1 - lambda) A + lambda B from the mixture of the two models'
         predictions with the same weights, on a few held-out examples."""
         first, second = aligned.models
@@ -287,7 +313,7 @@ class Search:
                     a, b = (one.read(role, self.opt.dtype, self.opt.device) for one in (first, second))
                     x = torch.lerp(a, b, lam)
                 tensors[role] = x
-            model, parts = partial(self.forward, tensors), [1 - lam, lam]
+            model, parts = partial(forward, tensors), [1 - lam, lam]
             found.append(float(example_losses(divergence, model, self.answers, parts, batches).mean()))
         return found
 
@@ -298,7 +324,7 @@ class Search:
 
     def lacks(self, one: Candidate) -> bool:
         """Return whether the verdict on a candidate would be that it is broken, or open because of the inputs."""
-        verdict = self.judged(partial(self.forward, one.tensors))
+        verdict = self.judged(self.run(one))
         return verdict.works is False or proves_nothing(self.judged_on, verdict.sources_agree)
 
     def judged(self, model: Run) -> Verdict:
@@ -320,8 +346,13 @@ class Search:
         return judged_on(self.opt, self.models[0])
 
     def matched(self, start: str) -> Candidate:
-        """Return the best closed form after matching by weights or activations."""
-        return self.closed(start, self.aligned(LEVEL, match_with=start))
+        """Return the best closed form after matching by weights or activations, with even norms if the name says so."""
+        frame = self.frame_of(start)
+        return self.closed(start, self.aligned(LEVEL, frame, match_with=start.removesuffix(EVEN)), frame)
+
+    def frame_of(self, start: str) -> Frame:
+        """Return the frame of the candidates whose names begin so."""
+        return self.even if start.endswith(EVEN) and self.even is not None else self.frame
 
     def unmatched(self) -> Candidate:
         """Return the best closed form of the models as they are."""
@@ -330,22 +361,24 @@ class Search:
     def resumed(self, earlier: Earlier) -> Candidate:
         """Return the result of an earlier search as a candidate, with the models aligned as they were for it."""
         start = earlier.chosen.split(",")[0].removeprefix("learned from ")
-        matched = start in ("weights", "activations") and self.kin.kind == APART
-        aligned = self.aligned(LEVEL, match_with=start) if matched else self.aligned("none")
-        entries = self.models[self.template].signature.tensors.items()
+        how, frame = start.removesuffix(EVEN), self.frame_of(start)
+        matched = how in ("weights", "activations") and self.kin.kind == APART
+        aligned = self.aligned(LEVEL, frame, match_with=how) if matched else self.aligned("none")
+        entries = frame.models[self.template].signature.tensors.items()
         tensors = {
             role: earlier.model.read(role, self.opt.dtype, self.opt.device) for role, entry in entries if entry.stored
         }
-        return self.candidate(earlier.chosen, aligned, earlier.method, tensors)
+        return self.candidate(earlier.chosen, frame, aligned, earlier.method, tensors)
 
     def learned(self, start: str, seconds: float) -> Candidate:
         """Return the average after learned matching, or the progressive merge.
 
         The loss compares logits: models are so sure of images that they imagined that the KL divergence is almost flat.
         """
-        aligned = self.aligned(LEARNED_LEVEL, match_with="learned", start=start, seconds=seconds, mixed=self.mixed,
-                               loss="logits", lr=LEARNED_LR)  # fmt: skip
-        return self.closed(f"learned from {start}", aligned)
+        frame = self.frame_of(start)
+        aligned = self.aligned(LEARNED_LEVEL, frame, match_with="learned", start=start.removesuffix(EVEN),
+                               seconds=seconds, mixed=self.mixed, loss="logits", lr=LEARNED_LR)  # fmt: skip
+        return self.closed(f"learned from {start}", aligned, frame)
 
     def distilled(self, best: Candidate, seconds: float) -> Candidate:
         """Return the best candidate so far after some steps of distillation."""
@@ -354,11 +387,11 @@ class Search:
         steps = MOST_STEPS if self.budget is not None else ROUNDS * len(batches)
         how = Refining(weights=[*self.shares], seed=self.opt.seed, steps=steps, seconds=seconds, mixed=self.mixed)
         found = refine(
-            Held(self.models[self.template], best.tensors), self.stock, batches, how, self.opt, held_out=held,
+            Held(best.frame.models[self.template], best.tensors), self.stock, batches, how, self.opt, held_out=held,
             progress=tell and (lambda text, loss: tell(f"distilling: {text}, loss {loss:.4g}")),
         )  # fmt: skip
         again = " again" if best.name.endswith(DISTILLING) else f", {DISTILLING}"
-        return self.candidate(f"{best.name}{again}", best.aligned, best.method, found.tensors,
+        return self.candidate(f"{best.name}{again}", best.frame, best.aligned, best.method, found.tensors,
                               **best.facts, distilled=found.step)  # fmt: skip
 
 
@@ -401,16 +434,18 @@ class Trials:
 
     def try_closed_forms(self) -> None:
         """Try the average and progressive merging, each after every matching by a closed form."""
-        search, ways = self.search, ("activations", "weights", "unmatched")
+        search, ways = self.search, ["activations", "weights", "unmatched"]
+        if search.even is not None:
+            ways.insert(0, f"activations{EVEN}")
         for way in ways if search.kin.kind == APART else ways[-1:]:
             make = partial(search.matched, way) if way != "unmatched" else search.unmatched
             self.consider_closed(way, make, max(self.seconds.values(), default=0.0))
-            if way != "unmatched" and self.found and not self.apart:
+            if way in ("activations", "weights") and self.found and not self.apart:
                 self.notes.append("matching finds that the models are one function, written differently")
                 break
         if self.found and isinstance((first := self.best).method, ProgressiveMerge):
             name = first.name.split(",")[0]
-            spread = partial(search.closed, name, first.aligned, spread=True)
+            spread = partial(search.closed, name, first.aligned, first.frame, spread=True)
             self.consider_closed(f"{name}, spread", spread, self.seconds[first.name])
 
     def improve(self) -> None:
@@ -424,7 +459,8 @@ class Trials:
         if not search.imagines and seconds > SHORTEST:
             self.consider("distilled", lambda: search.distilled(self.best, seconds))
         elif search.imagines and self.apart and one_shape(search.models) and seconds * LEARNING > SHORTEST:
-            start = "activations" if any(one.name.startswith("activations") for one in self.found) else "weights"
+            starts = [one.name.split(",")[0] for one in self.found]
+            start = next((start for start in starts if start.startswith("activations")), "weights")
             self.consider("learned", lambda: search.learned(start, seconds * LEARNING))
         if search.imagines and unbounded:
             self.notes.append("not distilled on pictures that the models imagine; give --data FILE")
@@ -432,7 +468,7 @@ class Trials:
     def chosen(self) -> Chosen:
         """Return the best candidate, with a report on all of them."""
         search, taken = self.search, self.best
-        signature = search.models[search.template].signature
+        signature = taken.frame.models[search.template].signature
         entries = signature.tensors.items()
         pairs = (pair for role, entry in entries if entry.stored for pair in entry.split(taken.tensors[role]))
         report: dict[str, Any] = {
@@ -446,14 +482,17 @@ class Trials:
             "few": search.few,
         }
         if search.draws and len(search.models) == 2:
-            curves = {"unmatched": search.aligned("none"), "matched": taken.aligned}
-            if not any(pair.alignment.elements for pair in taken.aligned.found):
-                del curves["matched"]
-            report["line"] = {"lambdas": list(LAMBDAS), **{name: search.line(one) for name, one in curves.items()}}
+            report["line"] = {
+                "lambdas": list(LAMBDAS), "unmatched": search.line(search.aligned("none"), search.forward)
+            }  # fmt: skip
+            if any(pair.alignment.elements for pair in taken.aligned.found):
+                forward = search.forward if taken.frame is search.frame else search.even_forward
+                report["line"]["matched"] = search.line(taken.aligned, forward)
         losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(self.found, key=lambda one: one.loss))
         notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *self.notes]
         merged = Merged(pairs, taken.facts)
-        return Chosen(taken.aligned, taken.method, merged, report, notes, search.split[1], search.judged_on)
+        return Chosen(taken.aligned, taken.method, taken.frame, merged, report, notes, search.split[1],
+                      search.judged_on)  # fmt: skip
 
 
 def choose(search: Search) -> Chosen:

@@ -34,7 +34,7 @@ from onebasin.running import Verification, compare_rewritten, tolerance_of
 from onebasin.running.classes import class_of, has_class, runnable
 from onebasin.running.loading import refuse_contradiction, refuse_lacking
 from onebasin.running.trial import TOLERANCE as TWIN_TOLERANCE
-from onebasin.running.trial import departure_on_twin
+from onebasin.running.trial import departure_on_twin, with_even_norms
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
@@ -125,7 +125,8 @@ def verified(
     how: see `verification`; where the models are not run, the difference is None. With `outputs` both models are run in
     the precision of the arithmetic: weights rounded to 16 bits would need a tolerance that hides real errors. A model
     that float32 rounding changes too much is run again in float64, and then returned so that its tensors are computed
-    in float64.
+    in float64. Where norms were made even, the rewritten model must compute what the model with even norms does; the
+    difference is still that from the original.
     """
     if verification(how) == "none":
         return model, None
@@ -135,10 +136,11 @@ def verified(
         refuse_wrong_table(model)
         refuse_inexact(model)
         return model, None
-    verdict = _compared(original, model, opt)
+    even = with_even_norms(model)
+    verdict = _compared(original, model, opt, before=even)
     if not verdict.same and opt.dtype == torch.float32 and torch.device(opt.device).type != "mps":  # mps has no float64
         finer = model.computed_in(torch.float64)
-        again = _compared(original, finer, opt, ROUNDED)
+        again = _compared(original, finer, opt, ROUNDED, with_even_norms(finer))
         if again.same:
             return finer, again.max_difference
     if not verdict.same:
@@ -149,16 +151,20 @@ def verified(
             f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
             + remedy
         )
-    return model, verdict.max_difference
+    return model, (_compared(original, model, opt) if even else verdict).max_difference
 
 
 def _compared(
-    original: Folder, model: Rewritten[Alignment], opt: Options, tolerance: float | None = None
+    original: Folder,
+    model: Rewritten[Alignment],
+    opt: Options,
+    tolerance: float | None = None,
+    before: Model | None = None,
 ) -> Verification:
     """Run both in the dtype of the rewriting, or in the stored dtype if that is finer."""
     stored, arithmetic = original.stored_dtype, model.dtype
     return compare_rewritten(
-        original, model, arithmetic=arithmetic, workers=opt.workers,
+        original, model, before, arithmetic=arithmetic, workers=opt.workers,
         dtype=arithmetic if stored.itemsize <= arithmetic.itemsize else stored, device=opt.device,
         tolerance=tolerance or tolerance_of(arithmetic),
     )  # fmt: skip

@@ -25,11 +25,12 @@ class Canonical(View):
     A tensor is computed when it is read, from those on disk that enter it. Only vectors are kept in memory. The config
     is changed as the form requires (for an untied head, say).
 
-    dtype: of the arithmetic, float32 or float64.
+    dtype: of the arithmetic, float32 or float64. even: whether norms that write back are made even, so that the streams
+    of post-norm models can rotate. That changes the function, see `onebasin.symmetry.gauge.evening`.
     """
 
-    def __init__(self, base: Model, dtype: torch.dtype = torch.float32) -> None:
-        self.form = plan(base.signature)
+    def __init__(self, base: Model, dtype: torch.dtype = torch.float32, even: bool = False) -> None:
+        self.form = plan(base.signature, even)
         super().__init__(base, self.form.signature, self.form.config_updates, self.form.log)
         self.dtype = dtype
         self._kept: dict[tuple[str, int], Tensor] = {}
@@ -41,6 +42,11 @@ class Canonical(View):
     def read(self, role: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         start = partial(self.base.read, dtype=self.dtype)
         return self.form.tensor(role, start, self._kept).to(device=device, dtype=dtype)
+
+    @property
+    def even(self) -> bool:
+        """Whether norms were made even, so that the function is not quite that of the base."""
+        return self.form.uneven is not None
 
 
 class Widened(Canonical):

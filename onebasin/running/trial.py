@@ -79,19 +79,21 @@ def _patterns(signature: Signature) -> set[str]:
 def departure_on_twin(model: Model) -> float:
     """Return the largest relative difference of outputs that a table makes on the twin of a model.
 
-    The twin is in the form of the model (canonical or as it is), and a random element acts on every space that may
-    move. All is in float64, where rounding is about 1e-12. The result depends only on the configuration and the table,
-    and is cached.
+    The twin is in the form of the model (as it is or canonical, with even norms or not), and a random element acts on
+    every space that may move. All is in float64, where rounding is about 1e-12. The result depends only on the
+    configuration, the table and the form, and is cached.
 
     Raises:
         ModelError: There is no such twin, see `saved_twin`.
     """
-    origin, canonical = model.origin, _in_canonical_form(model)
-    what = json.dumps([origin.raw_config, repr(origin.table), canonical, sorted(_patterns(origin.signature))])
+    origin, canonical = model.origin, _canonical_form(model)
+    even = canonical is not None and canonical.even
+    what = json.dumps([origin.raw_config, repr(origin.table), canonical is not None, even,
+                       sorted(_patterns(origin.signature))])  # fmt: skip
     if what not in _FOUND:
         with tempfile.TemporaryDirectory() as place:
             twin = saved_twin(origin, Path(place))
-            form = Canonical(twin, torch.float64) if canonical else twin
+            form = Canonical(twin, torch.float64, even) if canonical else twin
             _FOUND[what] = max(_changed(twin, form, level) for level in (("invertible",) if canonical else LEVELS))
     return _FOUND[what]
 
@@ -100,14 +102,24 @@ _FOUND: dict[str, float] = {}
 LEVELS = ("permutation", "paper")  # those that need no canonical form
 
 
-def _in_canonical_form(model: Model) -> bool:
-    return isinstance(model, Canonical) or (isinstance(model, View) and _in_canonical_form(model.base))
+def _canonical_form(model: Model) -> Canonical | None:
+    """Return the canonical form that a view is made of."""
+    if isinstance(model, Canonical):
+        return model
+    return _canonical_form(model.base) if isinstance(model, View) else None
+
+
+def with_even_norms(model: Model) -> Canonical | None:
+    """Return the canonical form that a view is made of, if its norms were made even: what exact copies of it equal."""
+    form = _canonical_form(model)
+    return form if form is not None and form.even else None
 
 
 def _changed(twin: Folder, form: Model, level: str) -> float:
     """Return the relative difference that a random element of every group of a level makes."""
     moved = Rewritten(form, scrambling(form.signature, level), torch.float64)
-    return compare_rewritten(twin, moved, arithmetic=torch.float64, dtype=torch.float64).relative_difference
+    before = with_even_norms(form)
+    return compare_rewritten(twin, moved, before, arithmetic=torch.float64, dtype=torch.float64).relative_difference
 
 
 def scrambling(signature: Signature, level: str, only: Collection[str] | None = None) -> Alignment:

@@ -110,6 +110,7 @@ def compare(
 def compare_rewritten(
     original: Folder,
     rewritten: Model,
+    before: Model | None = None,
     *,
     arithmetic: torch.dtype = torch.float32,
     workers: int | None = None,
@@ -122,6 +123,7 @@ def compare_rewritten(
     Args:
         original: The folder.
         rewritten: A view of it.
+        before: Another view of it, with which to compare (default: the folder as it is).
         arithmetic: The dtype in which the view's tensors are computed.
         workers: How many of them are computed at a time.
         dtype: Of the forward passes.
@@ -131,8 +133,12 @@ def compare_rewritten(
     Raises:
         ModelError: As in `compare`.
     """
-    made = LazyTensors.of_model(rewritten, arithmetic, device, workers), rewritten.raw_config
-    return _compared(((original, None), (original, made)), dtype, device, tolerance=tolerance)
+
+    def made(view: Model) -> Made:
+        return LazyTensors.of_model(view, arithmetic, device, workers), view.raw_config
+
+    first = None if before is None else made(before)
+    return _compared(((original, first), (original, made(rewritten))), dtype, device, tolerance=tolerance)
 
 
 def _compared(sides: tuple[Side, Side], dtype: torch.dtype, device: str, **how: Any) -> Verification:

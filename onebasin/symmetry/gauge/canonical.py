@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from ..tables.signature import Signature
-from ..tables.ties import bare, separate, share, tied, with_ties, without_ties
+from ..tables.ties import bare, parted, separate, share, tied, with_ties, without_ties
 from .dataflow import joined, outlets
+from .evening import evened, evening
 from .rewrites import Step, steps
+
+EVENED = "the weights of norms behind a sum were made even, which changes the function a little"
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,19 @@ class CanonicalForm:
     """The steps to a model's canonical form, which its signature determines.
 
     whole: the signature for the steps, including ties. signature: of the form. untied: tensors that are no longer tied.
+    uneven: the signature before its norms are made even, which changes the function; None if they are not.
     """
 
     whole: Signature
     signature: Signature
     untied: list[str]
+    uneven: Signature | None = None
 
     @cached_property
     def steps(self) -> Sequence[Step]:
         """All steps in order. Finding them takes most of the time, and the signature alone does not need them."""
-        return list(steps(joined(self.whole)))
+        first = evening(joined(self.uneven)) if self.uneven else ()
+        return [*first, *steps(joined(self.whole))]
 
     @property
     def config_updates(self) -> dict[str, Any]:
@@ -70,7 +76,9 @@ class CanonicalForm:
 
     @property
     def log(self) -> list[str]:
-        return [f"'{role}' is no longer tied, since the norm before it is folded into it" for role in self.untied]
+        why = "its space can rotate by itself" if self.uneven else "the norm before it is folded into it"
+        untied = [f"'{role}' is no longer tied, since {why}" for role in self.untied]
+        return [*untied, *([EVENED] if self.uneven else [])]
 
     def home(self, role: str) -> str:
         """Return the role with the numbers of a tied one."""
@@ -106,16 +114,23 @@ class CanonicalForm:
         return tensor
 
 
-def plan(signature: Signature) -> CanonicalForm:
-    """Return the steps to the canonical form."""
-    stored, signature = signature, with_ties(signature)
-    untied = _in_the_way(joined(signature))
+def plan(signature: Signature, even: bool = False) -> CanonicalForm:
+    """Return the steps to the canonical form. even: whether norms that write back are first made even, where this gives
+    a stream more freedom; see `evening`."""
+    stored, whole = signature, with_ties(signature)
+    level = evened(whole) if even else None
+    untied = _in_the_way(joined(level or whole))
     if untied:
-        signature = separate(signature)
+        whole = separate(whole)
+    elif even and level is None and (level := evened(parted(whole))):
+        untied = [role for role, entry in whole.tensors.items() if entry.alias is not None]
+        whole = parted(whole)
+    form = without_ties((evened(whole) if level else None) or whole)
     # Tensors that the file omits are read from those that they were tied to; omitted ties remain omitted.
-    entries = {role: replace(e, stored=role in stored.tensors) for role, e in signature.tensors.items()}
-    whole = replace(signature, tensors=entries)
-    return CanonicalForm(whole, without_ties(signature), untied)
+    entries = {role: replace(e, stored=role in stored.tensors) for role, e in whole.tensors.items()}
+    whole = replace(whole, tensors=entries)
+    uneven, whole = (whole, evened(whole) or whole) if level else (None, whole)
+    return CanonicalForm(whole, form, untied, uneven)
 
 
 def _in_the_way(signature: Signature) -> list[str]:

@@ -80,7 +80,8 @@ class Norm:
     which store weight - 1, as Gemma and Nemotron do. copies: how many vectors side by side are normalized as one, as in
     `layernorm: (4 stream) -> (4 merged)`. over: the spaces whose entries are normalized together, in order: (head, qk)
     and (rope, nope) above; a norm of `qk` alone, or of `rope` and `nope`, normalizes each head by itself. beside: those
-    of them that are parts of the same vector as the source (rope).
+    of them that are parts of the same vector as the source (rope). even: whether all entries of its weight are equal,
+    so that it commutes with rotations, as if it had none.
     """
 
     kind: str
@@ -90,6 +91,7 @@ class Norm:
     over: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     unit: float = 1.0
+    even: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -209,7 +211,7 @@ class Signature:
         layer_norm = norm.kind == "layernorm"
         if not set(self.spaces[root].batch) <= {self.root[leaf.space] for leaf in self.leaves(entry)}:
             return MOVES["fixed" if layer_norm else "signs"]  # one weight for all heads
-        if norm.writes_back:
+        if norm.writes_back and not norm.even:
             return MOVES["permutation" if layer_norm else "odd"]
         return MOVES["ones" if layer_norm else "orthogonal"]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .classes import Classes
 from .signature import Entry, Signature
 
 
@@ -33,6 +34,14 @@ def separate(signature: Signature) -> Signature:
     """Return the signature without ties, in which every tensor has its own numbers."""
     tensors = {role: replace(e, alias=None, stored="bare" not in e.notes) for role, e in signature.tensors.items()}
     return replace(signature, tensors=tensors)
+
+
+def parted(signature: Signature) -> Signature:
+    """Return the signature without ties, in which spaces that only ties had joined are separate spaces."""
+    classes = Classes(list(signature.spaces))
+    for norm in signature.norms:
+        classes.join(norm.source, norm.target)
+    return replace(separate(signature), root={key: classes.find(key) for key in signature.spaces})
 
 
 def bare(entry: Entry) -> Tensor:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Even norms: with them the stream of a post-norm model can rotate, and its function is nearly the same.
+
+The weight of a norm that writes back, y = g * n + b, allows only permutations of the stream: R diag(g) R^T is not
+diagonal. In trained models g is nearly constant. Let m be its root mean square. If y becomes m n + b, whatever reads it
+before the next norm can make up for the difference:
+
+    W (g * n + b) + c = W diag(g / m) (m n + b) + c + W ((1 - g / m) * b)
+
+Only the sum that the next norm takes (the residual path) loses (g - m) * n, and so do readers that the signature does
+not tell; one without a bias gets W ((g / m) * b) where it had W b. The function changes the more, the more g varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from ..tables.axes import Axis, Leaf, size
+from ..tables.signature import Entry, Signature
+from ..tables.ties import tied
+from .dataflow import Outlet, absorb, bias_of, fed, outlet_of
+from .rewrites import Step
+
+
+def evened(signature: Signature) -> Signature | None:
+    """Return the signature with even norms, on whose weights nothing acts; None if no stream would get more freedom."""
+    tensors = {role: _even(signature, entry) for role, entry in signature.tensors.items()}
+    found = replace(signature, tensors=tensors)
+    return found if any(found.kinds[root] != kind for root, kind in signature.kinds.items()) else None
+
+
+def _even(signature: Signature, entry: Entry) -> Entry:
+    if not uneven(signature, entry):
+        return entry
+    assert entry.norm is not None
+    constant: tuple[Axis, ...] = tuple(Leaf(str(size(axis, signature.sizes))) for axis in entry.axes)
+    return replace(entry, axes=constant, norm=replace(entry.norm, even=True))
+
+
+def uneven(signature: Signature, entry: Entry) -> bool:
+    """Return whether this is the weight of a norm that writes back into a stream."""
+    norm = entry.norm
+    return norm is not None and norm.writes_back and signature.spaces[norm.target].part == "stream"
+
+
+def evening(signature: Signature) -> Iterator[Step]:
+    """Yield the steps that make the norms of a signature even."""
+    for role, entry in signature.tensors.items():
+        if not uneven(signature, entry):
+            continue
+        outlet = outlet_of(signature, role)
+        if outlet is not None and not any(tied(signature, reader) for reader in outlet.readers):
+            for reader in outlet.readers:
+                target = bias_of(signature, reader, outlet.source) if outlet.bias is not None else None
+                if outlet.bias is not None and target is not None:
+                    given = (reader, role, outlet.bias)
+                    yield Step(target, given, partial(_make_up, signature, outlet, reader, outlet.bias, target))
+                yield Step(reader, (role,), partial(_take_in, signature, outlet, reader))
+        yield Step(role, (), partial(_level, signature, role))
+
+
+def _gain(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    norm = signature.tensors[role].norm
+    assert norm is not None
+    return tensors[role] + (1 - norm.unit)
+
+
+def _ratio(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return g / m."""
+    gain = _gain(signature, role, tensors)
+    return gain / gain.square().mean().sqrt().clamp_min(1e-30)
+
+
+def _take_in(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> None:
+    for view in fed(signature, outlet, reader, tensors[reader]):
+        view *= _ratio(signature, outlet.role, tensors)
+
+
+def _make_up(
+    signature: Signature, outlet: Outlet, reader: str, bias: str, target: str, tensors: Mapping[str, Tensor]
+) -> None:
+    rest = (1 - _ratio(signature, outlet.role, tensors)) * tensors[bias]
+    absorb(signature, tensors, reader, target, rest, (Leaf(outlet.norm.target),))
+
+
+def _level(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> None:
+    gain, norm = _gain(signature, role, tensors), signature.tensors[role].norm
+    assert norm is not None
+    tensors[role].fill_(float(gain.square().mean().sqrt()) - (1 - norm.unit))
