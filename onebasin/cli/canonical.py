@@ -16,6 +16,8 @@ def canonical(
     dtype: c.Dtype = None,
     precision: c.Precision = "float32",
     family: c.Family = None,
+    even: Annotated[bool, typer.Option("--even", help="Make the weights of norms behind a sum even, too, which changes "
+                                       "the function a little.")] = False,  # fmt: skip
     overwrite: c.Overwrite = False,
     verify: c.Verify = "outputs",
     no_verify: c.NoVerify = False,
@@ -34,6 +36,7 @@ def canonical(
             dtype=dtype,
             precision=precision,
             family=family,
+            even=even,
             overwrite=overwrite,
             verify="none" if no_verify else verify,
         )

@@ -27,6 +27,7 @@ def canonical(
     verify: bool | str = "outputs",
     family: str | None = None,
     precision: str = "float32",
+    even: bool = False,
 ) -> dict[str, Any]:
     """Write a model in canonical form: everything that its function does not depend on is fixed by rule.
 
@@ -38,6 +39,7 @@ def canonical(
         verify: as in `match`.
         family: its table, for a model type that has none.
         precision: type of the computation, float32 or float64.
+        even: whether to make the weights of norms behind a sum even, as `match` does; that changes the function.
 
     Returns:
         `output`, `max_output_difference`, `notes`, `seconds` and `peak_memory`.
@@ -50,7 +52,7 @@ def canonical(
     with opened([model], family) as given:
         refuse_places([Output("the output", output)], given, overwrite, opt)
         refuse_unverifiable(given[0], verify)
-        form = Canonical(given[0], opt.dtype)
+        form = Canonical(given[0], opt.dtype, even)
         with together(opt) as placing:
             difference = write_canonical(form, Path(output), overwrite, dtype, verify, placing)
     return {

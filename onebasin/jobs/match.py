@@ -24,7 +24,17 @@ from onebasin.symmetry import Signature
 from .aligning import align
 from .apply import ModelAlignment
 from .folders import beside, gauge, opened, refuse_places, together, unit_folder, widened, workplace
-from .options import LEVEL_NAMES, STREAM_LEVELS, ModelSource, Options, Tell, level_named, stored_dtype, verification
+from .options import (
+    LEVEL_NAMES,
+    STREAM_LEVELS,
+    ModelSource,
+    Options,
+    Tell,
+    level_named,
+    refuse_even,
+    stored_dtype,
+    verification,
+)
 from .results import MatchResult
 from .writing import Record, hashed, ready_to_run, refuse_unverifiable, tensors_of, verified, write_canonical
 
@@ -83,6 +93,7 @@ def match(
     left: dict[str, Any] = {**options}
     level_named(left, "symmetry")
     opt, stored = Options.of(left), stored_dtype(dtype)
+    refuse_even(opt, opt.symmetry)
     if opt.permutations == "sinkhorn":
         raise ValueError("permutations 'sinkhorn': a relaxed model is not the same function; use it in a merge")
     with ExitStack() as stack:

@@ -39,6 +39,7 @@ from .options import (
     Options,
     Tell,
     level_named,
+    refuse_even,
     refuse_out_of_range,
     shares_of,
     stored_dtype,
@@ -137,6 +138,7 @@ def merge(
     seconds = seconds_of(budget, quality, said)
     searches = seconds is not None or not said
     level = LEVEL if searches else match or "paper"
+    refuse_even(opt, level)
     opt = replace(opt, symmetry="paper" if level == "none" else level)
     centre = None if anchor == "auto" else int(anchor)
     page = place_of(output, report)

@@ -72,9 +72,6 @@ class Matching(Settings):
     def __post_init__(self) -> None:
         if isinstance(self.layers, str):
             raise ValueError(f"layers '{self.layers}': give numbers; onebasin.merge_best_layers chooses them")
-        if self.even and self.symmetry not in STREAM_LEVELS:
-            raise ValueError(f"even norms let streams rotate, which '{self.symmetry}' does not: choose one of "
-                             f"{', '.join(STREAM_LEVELS)}")  # fmt: skip
         super().__post_init__()
 
 
@@ -124,6 +121,13 @@ def level_named(given: dict[str, Any], own: str) -> None:
         raise ValueError(f"{names[0]} and {names[1]} are two names for one argument; leave one of them out")
     for name in names:
         given[own] = given.pop(name)
+
+
+def refuse_even(opt: Matching, level: str) -> None:
+    """Raise ValueError for even norms at a level that does not rotate streams."""
+    if opt.even and level not in STREAM_LEVELS:
+        raise ValueError(f"even norms let streams rotate, which --match {level} does not; choose one of "
+                         f"{', '.join(STREAM_LEVELS)}")  # fmt: skip
 
 
 VERIFY = ("outputs", "tensors", "none")

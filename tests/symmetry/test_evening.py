@@ -107,7 +107,7 @@ def test_a_rotated_stream_is_found_again(tmp_path: Path) -> None:
 
 
 def test_levels_whose_streams_stay_refuse_even_norms() -> None:
-    with pytest.raises(ValueError, match="even norms let streams rotate, which 'paper' does not"):
+    with pytest.raises(ValueError, match="even norms let streams rotate, which --match paper does not"):
         onebasin.match("a", "b", even=True)
 
 
