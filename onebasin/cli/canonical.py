@@ -16,8 +16,9 @@ def canonical(
     dtype: c.Dtype = None,
     precision: c.Precision = "float32",
     family: c.Family = None,
-    even: Annotated[bool, typer.Option("--even", help="Make the weights of norms behind a sum even, too, which changes "
-                                       "the function a little.")] = False,  # fmt: skip
+    even: Annotated[
+        bool, typer.Option("--even", help="Make norms behind a sum even, too; changes the function.")
+    ] = False,
     overwrite: c.Overwrite = False,
     verify: c.Verify = "outputs",
     no_verify: c.NoVerify = False,
