@@ -34,11 +34,10 @@ from .configuration import (
     numbers,
     rotary_shares,
     settings,
-    words_of_layers,
 )
+from .unset import add_missing, fill
 
 VOCABULARY, POSITIONS, GRID, LABELS, CONVOLVED = 67, 40, 4, 3, 64
-ALL = "*"  # in `Scale.filled`: every number that is not set
 WIDE = 16  # smaller widths are not changed
 
 _FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # not multiples of the size of a head
@@ -58,7 +57,7 @@ class Scale:
     heads: int = 2
     kept: frozenset[str] = frozenset()
     divisor: int | None = None  # divide all widths by this, to preserve sums and ratios, and keep the number of heads
-    filled: Mapping[str, int | None] | None = None  # set sizes that are not set, and these settings to these values
+    filled: Mapping[str, int | None] | None = None  # set sizes that are not set, and these settings, see `fill`
     most: Mapping[str, int] | None = None  # kind of number -> its limit, if not the usual one
 
 
@@ -180,12 +179,8 @@ class _Shrinking:
             indices = list(wanted) if same else list(range(stages))[-len(wanted) :]
             cls: Any = type(config)
             found = cls(**given, **labels, out_indices=indices)
-        named = self.scale.filled or {}
-        for name in named if type(config).__name__ in named else ():
-            if name.islower() and not hasattr(found, name):
-                own_heads = small.get("num_attention_heads", 2)
-                number = 1e4 if "theta" in name else 0.0 if "drop" in name else own_heads if "head" in name else 2
-                setattr(found, name, number)
+        if self.scale.filled and type(config).__name__ in self.scale.filled:
+            add_missing(found, self.scale.filled, small.get("num_attention_heads", 2))
         return found
 
     def derived(self, config: PretrainedConfig, own: Mapping[str, Any]) -> set[str]:
@@ -327,26 +322,7 @@ class _Shrinking:
                 "width": width, "neurons": _FREE[0], "layers": 2, "groups": 1, "shared experts": 1,
                 **self.most,
             }  # fmt: skip
-            typed = {each.name: str(each.type) for each in fields(cls)} if is_dataclass(cls) else {}
-            named = scale.filled
-            ids = iter(range(1, sizes["vocabulary"]))
-            for key, value in small.items():
-                kind = kind_of_number(key)
-                if value is None and (kind in {*sizes, "token"} or key in named) and "int" in typed.get(key, "int"):
-                    size = next(ids) if kind == "token" else sizes.get(kind, 2)
-                    small[key] = named.get(key) or size
-                elif value is None and ALL in named and re.search("int|float", typed.get(key, "")):
-                    small[key] = 8.0 if "float" in typed[key] else 2
-                elif named.get(key) is not None and is_number(value):
-                    small[key] = named[key]
-            depth = next((small[key] for key in ("num_hidden_layers", "n_layers") if key in small), 2)
-            for key in small.keys() & {"layer_types", "mlp_layer_types"}:
-                words = words_of_layers(cls, "MLP" if "mlp" in key else "ATTN")
-                if not small[key] and words:
-                    small[key] = [words[place % len(words)] for place in range(depth)]
-            if named.keys() & set(small.get("layer_types") or ()) and not small.get("rope_parameters"):
-                rotary = {"rope_type": "default", "rope_theta": 1e4}
-                small["rope_parameters"] = {word: dict(rotary) for word in small["layer_types"]}
+            fill(small, scale.filled, sizes, cls)
         head = small.get("head_dim")
         head = head if is_number(head) else width // max(number_of, 1)
         for key in ("rope_parameters", "rope_scaling"):

@@ -32,7 +32,8 @@ from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
 from .made_inputs import LENGTH, Way, made_inputs, senses
-from .shrinking import ALL, Scale, twin_config
+from .shrinking import Scale, twin_config
+from .unset import ALL
 from .verification import INTERNAL
 
 if TYPE_CHECKING:
