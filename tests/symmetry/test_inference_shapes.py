@@ -81,3 +81,19 @@ def test_what_a_parameter_turns_by_is_a_constant_where_nothing_moves() -> None:
         q @ k.mT
     assert first_axis(trace, asking.weight).moves == MOVES["rotary"] and not trace.unknown
     assert not any(axis.moves for axis in trace.axes(own) if axis is not None)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_examples_behind_another_dimension_are_told_from_repeated_heads(repeated: bool) -> None:
+    """Heads of a batch may stand behind time, in one dimension with the batch; repeated heads have the same numbers."""
+    fused, out = nn.Linear(6, 16, bias=False), nn.Linear(4, 3, bias=False)
+    trace = labelled(fused=fused.weight, out=out.weight)
+    with torch.no_grad(), trace:
+        if repeated:
+            heads = fused(torch.randn(7, 6))[..., :8].reshape(7, 2, 4).repeat(1, 5, 1)
+        else:
+            heads = fused(torch.randn(7, 5, 6))[..., :8].reshape(7, 10, 4)
+        out(heads)
+    leaves = list(first_axis(trace, fused.weight).leaves)
+    assert [leaf.size for leaf in leaves] == ([8, 8] if repeated else [2, 4, 8]) and not trace.unknown
+    assert all(leaf.moves == FREE for leaf in leaves[repeated:]) and bool(leaves[0].moves) is not repeated

@@ -43,16 +43,18 @@ def once(images: Tensor) -> Tensor:
     return images
 
 
-def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list[Axis | None]:
-    """Return the axes of the dimensions `dims`, along which the images vary because of the map."""
-    axis = linear.axis
-    if 0 in dims and (period := _period(linear.images)) < shape[0]:  # a batch stands first: heads of its examples
-        narrower = Linear(axis, linear.images.narrow(1, 0, period))
-        inner = settle(narrower, dims, narrower.images.shape[1:], why)
-        place = dims.index(0)
-        if (one := inner[place]) is not None:
-            inner[place] = flat([data(shape[0] // period), one])
-        return inner
+def settle(linear: Linear, dims: list[int], tensor: Tensor, why: str) -> list[Axis | None]:
+    """Return the axes of the dimensions `dims` of a tensor, along which the images vary because of the map."""
+    axis, shape = linear.axis, tensor.shape
+    for place, dim in enumerate(dims):
+        period = _period(linear.images, dim + 1)
+        # Examples of a batch, not repeated heads, whose numbers are the same.
+        if period < shape[dim] and (not dim or not _repeats(tensor, dim, period)):
+            narrower = Linear(axis, linear.images.narrow(dim + 1, 0, period))
+            inner = settle(narrower, dims, tensor.narrow(dim, 0, period), why)
+            if (one := inner[place]) is not None:
+                inner[place] = flat([data(shape[dim] // period), one])
+            return inner
     every = linear.images.movedim(0, -1)  # (*shape, n)
     order = [dim for dim in range(len(shape)) if dim not in dims]
     for dim in order:
@@ -68,11 +70,11 @@ def settle(linear: Linear, dims: list[int], shape: torch.Size, why: str) -> list
                 return found
         rest, kept, off = peeled(linear, tuple(dims), ())
         if off:
-            within = dict(zip(kept, settle(rest, list(kept), shape, why), strict=True))
+            within = dict(zip(kept, settle(rest, list(kept), tensor, why), strict=True))
             return [off.get(dim, within.get(dim)) for dim in dims]
         narrow = _narrowed(linear, why)
         if narrow is not None:
-            return settle(narrow, dims, shape, why)
+            return settle(narrow, dims, tensor, why)
         if len(dims) == 1 and sizes == [axis.size]:
             return [_commuting(axis, torch.unique(maps, dim=0), why)]
     fix(axis, why)
@@ -110,12 +112,18 @@ def peeled(
     return linear, dims, off
 
 
-def _period(images: Tensor) -> int:
-    """Return the number of entries along the first dimension of the images after which they are repeated."""
-    size = images.shape[1]
+def _period(images: Tensor, dim: int) -> int:
+    """Return the number of entries along a dimension of images after which they are repeated."""
+    size = images.shape[dim]
     images = once(images)
-    return size if images.shape[1] == 1 else next((n for n in range(2, size) if size % n == 0 and bool(
-        (images[:, n:] == images[:, :-n]).all())), size)  # fmt: skip
+    return size if images.shape[dim] == 1 else next(
+        (n for n in range(2, size) if size % n == 0 and _repeats(images, dim, n)), size)  # fmt: skip
+
+
+def _repeats(tensor: Tensor, dim: int, period: int) -> bool:
+    """Return whether the numbers of a tensor are repeated after so many entries along a dimension."""
+    rest = tensor.shape[dim] - period
+    return torch.equal(tensor.narrow(dim, period, rest), tensor.narrow(dim, 0, rest))
 
 
 def _narrowed(linear: Linear, why: str) -> Linear | None:

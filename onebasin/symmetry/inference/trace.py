@@ -168,7 +168,7 @@ class Trace(TorchFunctionMode):
         if label is None:
             return [None] * (tensor.dim() if isinstance(tensor, Tensor) else 0)
         if label.linear is not None:
-            found = settle(label.linear, list(label.dims), tensor.shape, why)
+            found = settle(label.linear, list(label.dims), tensor, why)
             for dim, axis in zip(label.dims, found, strict=True):
                 label.axes[dim] = axis
             label.linear, label.dims = None, ()

@@ -85,7 +85,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
                 continue
             chosen = Linear(axis, _entries(places[d], mine, axis.size))
             if linear is not None:
-                trace_axes = settle(chosen, sorted(mine), out.shape, why)
+                trace_axes = settle(chosen, sorted(mine), out, why)
                 for j, one in zip(sorted(mine), trace_axes, strict=True):
                     axes[j] = one
             else:
