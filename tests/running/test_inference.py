@@ -45,10 +45,11 @@ from onebasin.symmetry.tables.signature import MOVES, Signature
 # in a row; dinov3_vit: a tensor of no numbers; lw_detr_vit: parts of an axis whose sizes nothing tells;
 # openai_privacy_filter: sinks at every place, then interleaved rotations by place; recurrent_gemma: an output bias of a
 # later kind of layers stands before the norm that follows it; bros: one frequency in the smallest twin, more in others;
-# qwen3_vl: biases written at different depths, with an unseen reader between; levit: a stage of more layers at the end.
+# qwen3_vl: biases written at different depths, with an unseen reader between; levit: a stage of more layers at the end;
+# zamba: what some layers share, read by what each has alone, and a norm of two vectors side by side.
 KINDS = ["llama", "gpt2", "bert", "mixtral", "granite", "gpt_oss", "glm4_moe", "phimoe", "smollm3", "mpnet", "marian",
          "mobilebert", "segformer", "vit_msn", "bamba", "voxtral", "lxmert", "dinov3_vit", "lw_detr_vit",
-         "openai_privacy_filter", "recurrent_gemma", "bros", "qwen3_vl", "levit"]  # fmt: skip
+         "openai_privacy_filter", "recurrent_gemma", "bros", "qwen3_vl", "levit", "zamba"]  # fmt: skip
 TODAY = [*KINDS[:4], *KINDS[4 + date.today().toordinal() % 3 :: 3]]
 WITHOUT_TABLE = ["granite", "phimoe", "marian"]
 

@@ -54,12 +54,14 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
                     break
                 shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
-        for name in held.keys() - trace.seen.keys():
+        shared = {copy: home for copy, home in tied.items() if kind_of(copy) == kind_of(home)}
+        for copy, home in shared.items():  # layers share one: a block has one line for it, and says nothing of a tie
+            _unify(axes.get(copy, ()), axes.get(home, ()))
+        used = {shared.get(name, name) for name in trace.seen}
+        for name in (name for name in held.keys() - trace.seen.keys() if shared.get(name, name) not in used):
             copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
             for copy in copies[1:] or copies:  # only these are looked up, but stored under this name
-                for one, other in zip(axes[name], axes[copy], strict=True):
-                    if one is not None and other is not None:
-                        unify(one, other, "tied")
+                _unify(axes[name], axes[copy])
             if not copies:
                 hold(axes[name], "unused")
         for leaf in (leaf for each in axes.values() for axis in each if axis is not None for leaf in axis.leaves):
@@ -70,6 +72,13 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
             if hasattr(tensor, KEY):
                 delattr(tensor, KEY)
     return Traced(model, inputs, trace, axes, tied)
+
+
+def _unify(axes: Iterable[Axis | None], others: Iterable[Axis | None]) -> None:
+    """Make the axes of two tied tensors one."""
+    for one, other in zip(axes, others, strict=False):
+        if one is not None and other is not None:
+            unify(one, other, "tied")
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> None:

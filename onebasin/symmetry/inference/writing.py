@@ -105,7 +105,8 @@ def settle_norms(norms: Sequence[Normed], found: Sequence[Found]) -> dict[str, b
                 free[norm.weight] = False
                 changed = True
                 unify(norm.source, norm.target, "what a norm puts out is not only read")
-                restrict(norm.source, left_by(norm, free=False), "the weight of a norm", norm=True)
+                left = PERMUTE if norm.source.cat else left_by(norm, free=False)  # written as a vector, which has signs
+                restrict(norm.source, left, "the weight of a norm", norm=True)
     return free
 
 
