@@ -97,3 +97,62 @@ def test_examples_behind_another_dimension_are_told_from_repeated_heads(repeated
     leaves = list(first_axis(trace, fused.weight).leaves)
     assert [leaf.size for leaf in leaves] == ([8, 8] if repeated else [2, 4, 8]) and not trace.unknown
     assert all(leaf.moves == FREE for leaf in leaves[repeated:]) and bool(leaves[0].moves) is not repeated
+
+
+def test_channels_of_a_gated_recurrence_keep_their_factors() -> None:
+    """As RecurrentGemma reads them in heads, and begins with zeros: h = a h + x, where the gate a reads x."""
+    made, kernel, gate, out = (nn.Parameter(torch.randn(*shape)) for shape in ((8, 6), (8, 1, 3), (2, 4, 4), (6, 8)))
+    trace = labelled(made=made, kernel=kernel, gate=gate, out=out)
+    with torch.no_grad(), trace:
+        x = functional.conv1d(functional.linear(torch.randn(5, 7, 6), made).transpose(1, 2), kernel, groups=8)
+        x = x.transpose(1, 2)  # (5, 5, 8)
+        heads = x.reshape(25, 2, 4).permute(1, 0, 2)
+        a = torch.bmm(heads, gate).transpose(0, 1).reshape(5, 5, 8).sigmoid()
+        h = torch.zeros(5, 8)
+        for t in range(5):
+            h = a[:, t] * h + x[:, t]
+        functional.linear(h, out)
+    ones, own = first_axis(trace, made).leaves, first_axis(trace, kernel).leaves
+    *heads_made, first = ones
+    *heads_kept, second = own
+    assert [leaf.size for leaf in heads_made] == [2, 4]
+    assert {leaf.moves for leaf in heads_made} == {MOVES["permutation"]}
+    assert [leaf.top.atom for leaf in heads_made] == [leaf.top.atom for leaf in heads_kept]
+    for factor in (first, second):
+        assert factor.size == 1 and factor.moves == MOVES["factor"]
+    read = [list(axis.leaves) for axis in trace.axes(gate) if axis is not None][1]
+    assert [leaf.top for leaf in read[1:]] == [~first.top, ~second.top]
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_zeros_that_may_be_others_for_other_inputs_bind(begins: bool) -> None:
+    """A mask that is zero everywhere in a twin is not in a model, unlike the state that a recurrence begins with."""
+    one, other, out = (nn.Linear(*sizes, bias=False) for sizes in ((6, 8), (6, 8), (8, 3)))
+    trace = labelled(one=one.weight, other=other.weight, out=out.weight)
+    with torch.no_grad(), trace:
+        x = torch.randn(5, 6)
+        zeros = torch.zeros(5, 8)
+        if not begins:
+            zeros[x.sum(-1) > 100] = 1
+        out(one(x) + zeros * other(x))
+    assert (first_axis(trace, one.weight).top == first_axis(trace, other.weight).top) is not begins
+
+
+def test_a_factor_that_a_convolution_takes_back_is_not_seen_behind_it() -> None:
+    """As Mamba's channels, each convolved by itself under SiLU: the matrix takes a factor, and the kernel its
+    inverse. What is multiplied by a vector and added to that is added to has no factor left."""
+    made, kernel, bias, skip, out = (
+        nn.Parameter(torch.randn(*shape)) for shape in ((8, 6), (8, 1, 3), (8,), (8,), (6, 8))
+    )
+    trace = labelled(made=made, kernel=kernel, bias=bias, skip=skip, out=out)
+    with torch.no_grad(), trace:
+        x = functional.linear(torch.randn(5, 7, 6), made).transpose(1, 2)
+        x = functional.silu(functional.conv1d(x, kernel, bias, groups=8)).transpose(1, 2)
+        functional.linear(x + skip * x, out)
+    (places, factor), (same, inverse) = (first_axis(trace, one).leaves for one in (made, kernel))
+    assert places.top == same.top and places.moves == MOVES["permutation"] and not trace.unknown
+    assert factor.top == ~inverse.top and factor.moves == MOVES["factor"]
+    (reading,) = trace.axes(out)[1].leaves  # type: ignore[union-attr]
+    (added,) = first_axis(trace, bias).leaves
+    assert reading.top.atom is added.top.atom is places.top.atom
+    assert [leaf.moves for leaf in first_axis(trace, skip).leaves] == [MOVES["permutation"], frozenset()]

@@ -73,7 +73,8 @@ class Axis:
     @property
     def parts(self) -> tuple[Axis, ...]:
         top = self.top
-        return tuple(~part for part in top.atom.parts) if top.dual else top.atom.parts
+        parts = _reduced(top.atom.parts) if top.atom.flat else top.atom.parts
+        return tuple(~part for part in parts) if top.dual else parts
 
     @property
     def flat(self) -> bool:
@@ -104,6 +105,18 @@ class Axis:
             yield top
         for part in top.parts:
             yield from part.leaves
+
+
+def _reduced(parts: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Return the parts of a product without factors that take each other back."""
+    kept: list[Axis] = []
+    for part in parts:
+        inverse = [other.size == 1 and other.top == ~part.top for other in kept]
+        if True in inverse:
+            kept.pop(inverse.index(True))
+        else:
+            kept.append(part)
+    return tuple(kept)
 
 
 def new(size: int, moves: frozenset[str] = LINEAR) -> Axis:
@@ -152,6 +165,8 @@ def _across(moves: frozenset[str]) -> frozenset[str]:
 
 def restrict(axis: Axis, moves: frozenset[str], why: str, *, norm: bool = False) -> None:
     """Restrict the moves of every part of an axis. norm: because a norm reads it."""
+    if not moves & MOVES["factor"]:
+        _take_back(axis, why)
     for leaf in axis.leaves:
         if leaf.atom.evens is not None:
             restrict(leaf.atom.evens, _across(moves), why, norm=norm)
@@ -162,6 +177,15 @@ def restrict(axis: Axis, moves: frozenset[str], why: str, *, norm: bool = False)
             leaf.atom.normed &= moves
         else:
             leaf.atom.own &= moves
+
+
+def _take_back(axis: Axis, why: str) -> None:
+    """Let two factors of the same entries take each other back, `f(s^-1 (s x)) = f(x)`, where none may act on these."""
+    factors = [part.top for part in axis.parts if part.size == 1 and "scale" in part.moves] if axis.flat else []
+    if len(factors) == 2 and factors[0].atom is not factors[1].atom:
+        unify(factors[0], ~factors[1], why)
+    for part in axis.parts:
+        _take_back(part, why)
 
 
 def fix(axis: Axis, why: str) -> None:
@@ -280,6 +304,13 @@ def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> 
     if top.flat:
         first, rest = axis.parts[0], axis.parts[1:]
         inner = prod(part.size for part in rest)
+        if inner == 1:  # factors: every entry has its own
+            found = pick(first, offset, dims, why)
+            if found and prod(size for size, _ in dims) == top.size:
+                return [*found[:-1], flat([found[-1], *rest])]
+            for part in rest:
+                fix(part, why)
+            return found
         outside, inside, crossing = [], [], 0
         for size, stride in dims:
             if stride % inner == 0:
@@ -342,12 +373,14 @@ def _at(axis: Axis, place: int, why: str) -> None:
 
 def unify(a: Axis, b: Axis, why: str) -> None:
     """Make two axes one."""
-    a, b = a.top, b.top
+    a, b = (axis.parts[0].top if axis.flat and len(axis.parts) == 1 else axis.top for axis in (a, b))
     if a.atom is b.atom:
         if a.dual != b.dual:
             restrict(a, MOVES["orthogonal"], why)
         return
-    if a.size != b.size or _inside(a.atom, b) or _inside(b.atom, a):
+    if _inside(a.atom, b) or _inside(b.atom, a):
+        return _with_part(a, b, why)
+    if a.size != b.size:
         return hold((a, b), why)
     if a.atom.evens is not None and b.atom.evens is not None:
         return unify(a.home, b.home, why)
@@ -369,6 +402,13 @@ def unify(a: Axis, b: Axis, why: str) -> None:
         b.atom.normed &= a.atom.normed
         b.atom.data = a.atom.data or b.atom.data
     a.atom.link = Axis(b.atom, a.dual != b.dual)
+
+
+def _with_part(a: Axis, b: Axis, why: str) -> None:
+    """Unify two axes one of which is a part of the other, which nothing may be beside."""
+    whole, part = (a, b) if _inside(b.atom, a) else (b, a)
+    beside = [one for one in whole.parts if one.top != part]
+    hold(beside if whole.flat and all(one.size == 1 for one in beside) else (whole, part), why)
 
 
 def _inside(atom: Atom, axis: Axis) -> bool:

@@ -127,6 +127,10 @@ class Trace(TorchFunctionMode):
         out_given = kwargs.get("out")
         if name in BLANK:  # uninitialised entries are not constants
             return func(*args, **kwargs).zero_()
+        if name in ZEROS:
+            out = func(*args, **kwargs)
+            out._nothing = True
+            return out
         if not any(hasattr(tensor, KEY) for tensor in given):
             return func(*args, **kwargs)
         rule = self.rules.get(name)
@@ -220,6 +224,7 @@ class Trace(TorchFunctionMode):
 
 ONES = MOVES["ones"]  # moves that commute with adding a number
 BLANK = frozenset({"empty", "new_empty", "empty_like"})
+ZEROS = frozenset({"zeros", "new_zeros", "zeros_like"})
 READS = frozenset(
     {"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__", "__setitem__"}
 )
@@ -280,6 +285,11 @@ def flattened(value: Any) -> Iterator[Any]:
             yield from flattened(one)
     else:
         yield value
+
+
+def is_nothing(tensor: Tensor) -> bool:
+    """Whether these are zeros that the model itself begins with, whatever it is given, and nothing was stored there."""
+    return hasattr(tensor, "_nothing") and not tensor._version
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

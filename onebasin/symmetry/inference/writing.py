@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, product
 from math import prod
@@ -14,7 +14,7 @@ from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
 from ..tables.classes import Classes
 from ..tables.signature import MOVES, bias_beside, kind_of
-from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, restrict, split, unify
+from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, hold, restrict, split, unify
 from .trace import Gain, Normed, Trace
 
 
@@ -128,6 +128,14 @@ def settle_gains(trace: Trace, tied: Collection[str], wanted: bool) -> dict[str,
     return {name: gain for name, gain in trace.gains.items() if kin[name] not in lost}
 
 
+def settle_factors(axes: Iterable[Axis]) -> None:
+    """Fix factors of entries that are parts side by side, which a table does not have."""
+    for axis in axes:
+        if axis.flat and any(part.cat for part in axis.parts):
+            hold((part for part in axis.parts if part.size == 1), "a factor of parts side by side")
+        settle_factors(axis.parts)
+
+
 def settle_degrees(found: Sequence[Found]) -> dict[str, tuple[int, Found]]:
     """Return name -> (power, other matrix) for matrices whose rows may be multiplied by positive factors, if another
     matrix is divided by that power of them. A space cannot express this, so the factors are fixed."""
@@ -170,6 +178,7 @@ class Writer:
             if one.tied and self._looked_up(one) and (home := self._home(one)).parameter not in trace.seen:
                 order[home.parameter] = min(order[one.parameter] - 0.5, order.get(home.parameter, len(order)))
         self.found.sort(key=lambda one: order.get(one.parameter, len(order)))
+        settle_factors(axis for one in self.found for axis in one.axes if axis is not None)
         self.degrees = settle_degrees(self.found)
         self.norm_of = {norm.weight: norm for norm in trace.norms}
         self.bias_of = {norm.bias: norm for norm in trace.norms if norm.bias}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..atoms import PERMUTE, Axis, fix, lower, product, restrict, unify
 from ..linear import once
-from ..trace import KEY, ONES, Call, Label, Trace
+from ..trace import KEY, ONES, Call, Label, Trace, is_nothing
 from .constants import constant, entrywise, is_number, lined_up, through_view
 from .maps import remapped, sum_of_maps, times_constants
 from .norms import bias_of_norm, gain_of, over_length, squared, weight_of_norm
@@ -112,6 +112,8 @@ def scaled(trace: Trace, call: Call) -> Any:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return pointwise(trace, call)
     out = call.run()
+    if out is not a and (is_nothing(a) or is_nothing(b)):
+        return out  # what a recurrence begins with stays zeros whatever moves
     if (made := over_length(trace, a, b, out, divides)) is not None:
         return made
     if not divides and (made := weight_of_norm(trace, a, b, out)) is not None:
