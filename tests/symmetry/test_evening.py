@@ -25,6 +25,7 @@ POST_NORM = [
     "BertForSequenceClassification", "BertForMaskedLM", "RobertaForMaskedLM", "AlbertForMaskedLM", "DebertaForMaskedLM",
     "DebertaV2ForMaskedLM", "DistilBertForMaskedLM", "ElectraForMaskedLM", "XLNetLMHeadModel", "Gemma2ForCausalLM",
     "Olmo2ForCausalLM",
+    "BartForConditionalGeneration",
 ]  # fmt: skip
 
 
