@@ -30,6 +30,7 @@ from onebasin.symmetry.coupling import Softened
 
 from .aligning import Aligned, align_all, softened
 from .apply import alignments_of
+from .candidates import Chosen, Earlier
 from .folders import one_vocabulary, opened, refuse_places, together, unit_folder, workplace
 from .frame import Frame, in_one_frame
 from .options import (
@@ -46,7 +47,7 @@ from .options import (
 )
 from .report import place_of, report_on
 from .results import MergeResult
-from .search import LEVEL, QUALITIES, Chosen, Earlier, Search, choose, judged_on, too_large
+from .search import LEVEL, QUALITIES, Search, choose, judged_on, too_large
 from .verdict import verdict_on
 from .writing import Record, hashed, ready_to_run, refuse_incomplete
 

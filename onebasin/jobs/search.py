@@ -20,12 +20,10 @@ quarter of the data, on which nothing was fitted. No family has rules of its own
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +38,7 @@ from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import Refining, refine
-from onebasin.models import Folder, Held, Model, ModelError, numel
+from onebasin.models import Held, Model, ModelError, numel
 from onebasin.models.errors import one_line
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import LoadedModel, loaded_model
@@ -49,6 +47,7 @@ from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, examples_in, run
 
 from .aligning import Aligned, align_all
+from .candidates import Candidate, Chosen, Earlier
 from .frame import Frame, with_even_norms
 from .options import Options
 from .verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing, sources_agree
@@ -72,68 +71,6 @@ EVEN = " with even norms"  # end of the way of matching in such a candidate's na
 LAMBDAS = tuple(i / 10 for i in range(11))
 FEWEST = 32  # examples are made, whatever they cost
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The best candidate, and what to say about it.
-
-    frame: of the aligned models, if it is not the one that was given. merged: None if the method has not run yet. held:
-    the held-out data; empty if nothing was tried. judged_on: a description of them.
-    """
-
-    aligned: Aligned
-    method: Method
-    frame: Frame | None = None
-    merged: Merged | None = None
-    report: Mapping[str, Any] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    held: Sequence[Batch] = ()
-    judged_on: str = ""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A merged model. tensors: by role. losses: divergence on each held-out example, (examples,)."""
-
-    name: str
-    frame: Frame
-    aligned: Aligned
-    method: Method
-    tensors: Mapping[str, Tensor]
-    losses: Tensor
-    facts: Mapping[str, Any]
-
-    @property
-    def loss(self) -> float:
-        return float(self.losses.mean())
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """The result of an earlier search. chosen: the candidate's name. few: how many examples closed forms used. sha256:
-    hashes of all files of the merged models."""
-
-    model: Folder
-    chosen: str
-    few: int
-    sha256: list[Mapping[str, str]]
-
-    @property
-    def method(self) -> Method:
-        if FITTED not in self.chosen:
-            return Average()
-        return ProgressiveMerge(spread="spread" in self.chosen)
-
-    @classmethod
-    def of(cls, folder: str | Path, family: str | None) -> Earlier | None:
-        """Read the result from a folder that a search has written; return None if there is none."""
-        try:
-            facts = json.loads((Path(folder) / "onebasin.json").read_text("utf-8"))
-            report, inputs = facts["result"]["search"], facts["inputs"]
-            return cls(Folder(Path(folder), family), report["chosen"], report["few"], [one["sha256"] for one in inputs])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
 
 @dataclass(frozen=True)

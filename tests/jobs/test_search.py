@@ -16,9 +16,10 @@ import onebasin
 from onebasin.data.calibration import Batch, noised
 from onebasin.data.teaching import divergence, forward_of
 from onebasin.engine import Descent, Pace
+from onebasin.jobs.candidates import Candidate
 from onebasin.jobs.frame import Frame
 from onebasin.jobs.options import Options
-from onebasin.jobs.search import Candidate, Search, shortened
+from onebasin.jobs.search import Search, shortened
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
 from onebasin.running.loaded import LoadedModel, loaded_model

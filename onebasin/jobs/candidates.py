@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search for the best way to merge tries, chooses, and continues from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from onebasin.fusion.average import Average
+from onebasin.fusion.method import Merged, Method
+from onebasin.fusion.progressive import FITTED, ProgressiveMerge
+from onebasin.models import Folder
+from onebasin.running.trace import Batch
+
+from .aligning import Aligned
+from .frame import Frame
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The best candidate, and what to say about it.
+
+    frame: of the aligned models, if it is not the one that was given. merged: None if the method has not run yet. held:
+    the held-out data; empty if nothing was tried. judged_on: a description of them.
+    """
+
+    aligned: Aligned
+    method: Method
+    frame: Frame | None = None
+    merged: Merged | None = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    held: Sequence[Batch] = ()
+    judged_on: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A merged model. tensors: by role. losses: divergence on each held-out example, (examples,)."""
+
+    name: str
+    frame: Frame
+    aligned: Aligned
+    method: Method
+    tensors: Mapping[str, Tensor]
+    losses: Tensor
+    facts: Mapping[str, Any]
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses.mean())
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The result of an earlier search. chosen: the candidate's name. few: how many examples closed forms used. sha256:
+    hashes of all files of the merged models."""
+
+    model: Folder
+    chosen: str
+    few: int
+    sha256: list[Mapping[str, str]]
+
+    @property
+    def method(self) -> Method:
+        if FITTED not in self.chosen:
+            return Average()
+        return ProgressiveMerge(spread="spread" in self.chosen)
+
+    @classmethod
+    def of(cls, folder: str | Path, family: str | None) -> Earlier | None:
+        """Read the result from a folder that a search has written; return None if there is none."""
+        try:
+            facts = json.loads((Path(folder) / "onebasin.json").read_text("utf-8"))
+            report, inputs = facts["result"]["search"], facts["inputs"]
+            return cls(Folder(Path(folder), family), report["chosen"], report["few"], [one["sha256"] for one in inputs])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
