@@ -17,6 +17,7 @@ class OptionKeywords(TypedDict, total=False):
     parts: Collection[str] | None
     layers: list[int] | None
     match_with: Literal["weights", "activations", "learned"]
+    even: bool
     seed: int
     starts: int
     tensor_weights: Mapping[str, float]
