@@ -137,7 +137,7 @@ def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype
     tensors = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in adapter.tensors.items()}
     for outlet in outlets(signature):
         if outlet.free and not any(tied(signature, reader) for reader in outlet.readers):
-            gain = base.read(outlet.role, dtype) + (1 - outlet.norm.unit)
+            gain = outlet.norm.weight(base.read(outlet.role, dtype))
             for name, tensor in tensors.items():
                 for view in along(fitted, name, tensor, outlet.source[0]):
                     view *= gain

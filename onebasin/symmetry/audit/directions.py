@@ -40,7 +40,7 @@ def lie(signature: Signature, tensors: Tensors, maps: Mapping[str, Tensor]) -> T
 
 def gain(tensors: Tensors, role: str, norm: Norm) -> Tensor:
     """Return the factors by which the norm multiplies."""
-    factors = tensors[role] + (1 - norm.unit)
+    factors = norm.weight(tensors[role])
     if bool((factors == 0).any()):
         raise ValueError(f"'{role}' contains zeros; an audit needs a generic point")
     return factors

@@ -262,7 +262,7 @@ def twice_normed(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         after = next((r for r in order[place + 1 :] if r != bias and _touches(signature, r, space)), role)
         if after == role or not returns(signature, after, space):
             continue
-        yield {role: tensors[role] + (1 - entry.norm.unit), bias: tensors[bias]}
+        yield {role: entry.norm.weight(tensors[role]), bias: tensors[bias]}
         if (norm := signature.tensors[after].norm) is not None and norm.kind == "layernorm":
             yield {bias: torch.ones_like(tensors[bias])}
 

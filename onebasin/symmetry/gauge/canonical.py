@@ -121,16 +121,21 @@ def plan(signature: Signature, even: bool = False) -> CanonicalForm:
     level = evened(whole) if even else None
     untied = _in_the_way(joined(level or whole))
     if untied:
-        whole = separate(whole)
+        whole, level = separate(whole), level and separate(level)
     elif even and level is None and (level := evened(parted(whole))):
         untied = [role for role, entry in whole.tensors.items() if entry.alias is not None]
         whole = parted(whole)
-    form = without_ties((evened(whole) if level else None) or whole)
-    # Tensors that the file omits are read from those that they were tied to; omitted ties remain omitted.
-    entries = {role: replace(e, stored=role in stored.tensors) for role, e in whole.tensors.items()}
-    whole = replace(whole, tensors=entries)
-    uneven, whole = (whole, evened(whole) or whole) if level else (None, whole)
-    return CanonicalForm(whole, form, untied, uneven)
+    form = level or whole
+    return CanonicalForm(
+        _read_from(stored, form), without_ties(form), untied, _read_from(stored, whole) if level else None
+    )
+
+
+def _read_from(stored: Signature, form: Signature) -> Signature:
+    """Return a form's signature in which tensors that the file omits are read from those that they were tied to;
+    omitted ties remain omitted."""
+    entries = {role: replace(e, stored=role in stored.tensors) for role, e in form.tensors.items()}
+    return replace(form, tensors=entries)
 
 
 def _in_the_way(signature: Signature) -> list[str]:

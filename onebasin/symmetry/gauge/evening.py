@@ -20,7 +20,7 @@ from functools import partial
 from torch import Tensor
 
 from ..tables.axes import Axis, Leaf, size
-from ..tables.signature import Entry, Signature
+from ..tables.signature import Entry, Norm, Signature
 from ..tables.ties import tied
 from .dataflow import Outlet, absorb, bias_of, fed, outlet_of
 from .rewrites import Step
@@ -34,23 +34,24 @@ def evened(signature: Signature) -> Signature | None:
 
 
 def _even(signature: Signature, entry: Entry) -> Entry:
-    if not uneven(signature, entry):
+    norm = uneven(signature, entry)
+    if norm is None:
         return entry
-    assert entry.norm is not None
     constant: tuple[Axis, ...] = tuple(Leaf(str(size(axis, signature.sizes))) for axis in entry.axes)
-    return replace(entry, axes=constant, norm=replace(entry.norm, even=True))
+    return replace(entry, axes=constant, norm=replace(norm, even=True))
 
 
-def uneven(signature: Signature, entry: Entry) -> bool:
-    """Return whether this is the weight of a norm that writes back into a stream."""
+def uneven(signature: Signature, entry: Entry) -> Norm | None:
+    """Return the norm whose weight this is, if that writes back into a stream."""
     norm = entry.norm
-    return norm is not None and norm.writes_back and signature.spaces[norm.target].part == "stream"
+    return norm if norm and norm.writes_back and signature.spaces[norm.target].part == "stream" else None
 
 
 def evening(signature: Signature) -> Iterator[Step]:
     """Yield the steps that make the norms of a signature even."""
     for role, entry in signature.tensors.items():
-        if not uneven(signature, entry):
+        norm = uneven(signature, entry)
+        if norm is None:
             continue
         outlet = outlet_of(signature, role)
         if outlet is not None and not any(tied(signature, reader) for reader in outlet.readers):
@@ -60,34 +61,31 @@ def evening(signature: Signature) -> Iterator[Step]:
                     given = (reader, role, outlet.bias)
                     yield Step(target, given, partial(_make_up, signature, outlet, reader, outlet.bias, target))
                 yield Step(reader, (role,), partial(_take_in, signature, outlet, reader))
-        yield Step(role, (), partial(_level, signature, role))
+        yield Step(role, (), partial(_level, norm, role))
 
 
-def _gain(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    norm = signature.tensors[role].norm
-    assert norm is not None
-    return tensors[role] + (1 - norm.unit)
+def _mean(gain: Tensor) -> Tensor:
+    return gain.square().mean().sqrt()
 
 
-def _ratio(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> Tensor:
+def _ratio(norm: Norm, stored: Tensor) -> Tensor:
     """Return g / m."""
-    gain = _gain(signature, role, tensors)
-    return gain / gain.square().mean().sqrt().clamp_min(1e-30)
+    gain = norm.weight(stored)
+    return gain / _mean(gain).clamp_min(1e-30)
 
 
 def _take_in(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> None:
+    ratio = _ratio(outlet.norm, tensors[outlet.role])
     for view in fed(signature, outlet, reader, tensors[reader]):
-        view *= _ratio(signature, outlet.role, tensors)
+        view *= ratio
 
 
 def _make_up(
     signature: Signature, outlet: Outlet, reader: str, bias: str, target: str, tensors: Mapping[str, Tensor]
 ) -> None:
-    rest = (1 - _ratio(signature, outlet.role, tensors)) * tensors[bias]
+    rest = (1 - _ratio(outlet.norm, tensors[outlet.role])) * tensors[bias]
     absorb(signature, tensors, reader, target, rest, (Leaf(outlet.norm.target),))
 
 
-def _level(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> None:
-    gain, norm = _gain(signature, role, tensors), signature.tensors[role].norm
-    assert norm is not None
-    tensors[role].fill_(float(gain.square().mean().sqrt()) - (1 - norm.unit))
+def _level(norm: Norm, role: str, tensors: Mapping[str, Tensor]) -> None:
+    tensors[role].fill_(float(_mean(norm.weight(tensors[role]))) - (1 - norm.unit))

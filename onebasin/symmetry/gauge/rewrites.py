@@ -142,7 +142,7 @@ def _fold(signature: Signature, outlet: Outlet, reader: str, bias: str | None, t
     (W + c 1^T / sqrt(d)) (x + 1 / sqrt(d)) = W x + c where W 1 = 0 and 1^T x = 0."""
     for view in fed(signature, outlet, reader, tensors[reader]):
         constant = None if bias is None else view @ tensors[bias]
-        view *= tensors[outlet.role] + (1 - outlet.norm.unit)
+        view *= outlet.norm.weight(tensors[outlet.role])
         if constant is not None:
             view += constant.unsqueeze(-1) * view.shape[-1] ** -0.5 - view.mean(-1, keepdim=True)
 
@@ -169,7 +169,7 @@ def _unreach(signature: Signature, outlet: Outlet, reader: str, bias: str | None
 
 
 def _along_unreached(signature: Signature, outlet: Outlet, reader: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    h = unreached(tensors[outlet.role] + (1 - outlet.norm.unit)).to(tensors[reader])
+    h = unreached(outlet.norm.weight(tensors[outlet.role])).to(tensors[reader])
     found = torch.zeros_like(tensors[reader])
     parts = fed(signature, outlet, reader, found)
     for view, part in zip(fed(signature, outlet, reader, tensors[reader]), parts, strict=True):

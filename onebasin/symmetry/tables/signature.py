@@ -98,6 +98,10 @@ class Norm:
         """Return the spaces of which its vector consists: the source, and those beside it."""
         return (*self.beside, self.source)
 
+    def weight(self, stored: Tensor) -> Tensor:
+        """Return its weight, given what is stored of it."""
+        return stored + (1 - self.unit)
+
     @property
     def writes_back(self) -> bool:
         """Return whether the normed vector is in the same space, so that its weight has no reader to move into."""
