@@ -34,7 +34,7 @@ from onebasin.running import Verification, compare_rewritten, tolerance_of
 from onebasin.running.classes import class_of, has_class, runnable
 from onebasin.running.loading import refuse_contradiction, refuse_lacking
 from onebasin.running.trial import TOLERANCE as TWIN_TOLERANCE
-from onebasin.running.trial import departure_on_twin, with_even_norms
+from onebasin.running.trial import departure_on_twin, even_form
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 
@@ -136,13 +136,12 @@ def verified(
         refuse_wrong_table(model)
         refuse_inexact(model)
         return model, None
-    even = with_even_norms(model)
-    verdict = _compared(original, model, opt, before=even)
+    even = even_form(model)
+    verdict = _compared(original, model, opt, even)
     if not verdict.same and opt.dtype == torch.float32 and torch.device(opt.device).type != "mps":  # mps has no float64
         finer = model.computed_in(torch.float64)
-        again = _compared(original, finer, opt, ROUNDED, with_even_norms(finer))
-        if again.same:
-            return finer, again.max_difference
+        again = _compared(original, finer, opt, even_form(finer), ROUNDED)
+        model, verdict = (finer, again) if again.same else (model, verdict)
     if not verdict.same:
         refuse_beyond([original], opt)
         remedy = "; where rounding explains it, --precision float64 helps" if opt.dtype == torch.float32 else ""
@@ -151,15 +150,17 @@ def verified(
             f"(relative {verdict.relative_difference:.3g}, allowed {verdict.tolerance:.3g}); nothing was written"
             + remedy
         )
-    return model, (_compared(original, model, opt) if even else verdict).max_difference
+    if even is not None:
+        verdict = _compared(original, model, opt)
+    return model, verdict.max_difference
 
 
 def _compared(
     original: Folder,
     model: Rewritten[Alignment],
     opt: Options,
-    tolerance: float | None = None,
     before: Model | None = None,
+    tolerance: float | None = None,
 ) -> Verification:
     """Run both in the dtype of the rewriting, or in the stored dtype if that is finer."""
     stored, arithmetic = original.stored_dtype, model.dtype

@@ -109,7 +109,7 @@ def _canonical_form(model: Model) -> Canonical | None:
     return _canonical_form(model.base) if isinstance(model, View) else None
 
 
-def with_even_norms(model: Model) -> Canonical | None:
+def even_form(model: Model) -> Canonical | None:
     """Return the canonical form that a view is made of, if its norms were made even: what exact copies of it equal."""
     form = _canonical_form(model)
     return form if form is not None and form.even else None
@@ -118,7 +118,7 @@ def with_even_norms(model: Model) -> Canonical | None:
 def _changed(twin: Folder, form: Model, level: str) -> float:
     """Return the relative difference that a random element of every group of a level makes."""
     moved = Rewritten(form, scrambling(form.signature, level), torch.float64)
-    before = with_even_norms(form)
+    before = even_form(form)
     return compare_rewritten(twin, moved, before, arithmetic=torch.float64, dtype=torch.float64).relative_difference
 
 
