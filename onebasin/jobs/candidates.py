@@ -25,13 +25,13 @@ from .frame import Frame
 class Chosen:
     """The best candidate, and what to say about it.
 
-    frame: of the aligned models, if it is not the one that was given. merged: None if the method has not run yet. held:
-    the held-out data; empty if nothing was tried. judged_on: a description of them.
+    frame: of the aligned models. merged: None if the method has not run yet. held: the held-out data; empty if nothing
+    was tried. judged_on: a description of them.
     """
 
+    frame: Frame
     aligned: Aligned
     method: Method
-    frame: Frame | None = None
     merged: Merged | None = None
     report: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()

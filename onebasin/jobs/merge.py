@@ -176,9 +176,9 @@ def merge(
         if plan.searches and kin is not None:
             search = Search(frame, template, plan.shares, kin, opt, plan.budget, started, tell)
             chosen = choose(replace(search, draws=report, earlier=earlier))
-            frame = chosen.frame or frame
         else:
             chosen = aligned(frame, plan, opt, data)
+        frame = chosen.frame
         mixed = softly(plan, frame, chosen.aligned, opt)
         sources = Sources(mixed if unified is None else unified.filled(mixed, opt.dtype), plan.shares, frame.centre,
                           template)  # fmt: skip
@@ -305,7 +305,8 @@ def aligned(frame: Frame, plan: Plan, opt: Options, data: Data) -> Chosen:
         data.refuse_none()
     batches, held = data.split if plan.match != "none" and opt.measures else (None, None)
     found = align_all(frame.models, frame.centre, plan.match, opt, data.tell, batches, held)
-    return Chosen(found, Average() if plan.carried else plan.method, judged_on=judged_on(opt, frame.models[0]))
+    method = Average() if plan.carried else plan.method
+    return Chosen(frame, found, method, judged_on=judged_on(opt, frame.models[0]))
 
 
 def softly(plan: Plan, frame: Frame, aligned: Aligned, opt: Options) -> list[Model]:

@@ -193,18 +193,18 @@ class Search:
     def answers(self) -> Teachers:
         return Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in self.stock])
 
-    @cached_property
-    def forward(self) -> Forward:
-        return forward_of(self.stock[self.template])
+    def forward(self, frame: Frame) -> Forward:
+        """Return a frame's template as a function of its tensors."""
+        return forward_of(self.stock[self.template] if frame is self.frame else self.even_template)
 
     @cached_property
-    def even_forward(self) -> Forward:
+    def even_template(self) -> LoadedModel:
         assert self.even is not None
-        return forward_of(loaded_model(self.even.models[self.template], dtype=self.opt.dtype, device=self.opt.device))
+        return loaded_model(self.even.models[self.template], dtype=self.opt.dtype, device=self.opt.device)
 
     def run(self, one: Candidate) -> Run:
         """Return a candidate as a function of a batch."""
-        return partial(self.forward if one.frame is self.frame else self.even_forward, one.tensors)
+        return partial(self.forward(one.frame), one.tensors)
 
     @cached_property
     def mixed(self) -> bool:
@@ -235,10 +235,10 @@ class Search:
         name = f"{name}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
         return self.candidate(name, frame or self.frame, aligned, method, found.tensors, **facts)
 
-    def line(self, aligned: Aligned, forward: Forward) -> list[float]:
+    def line(self, aligned: Aligned, frame: Frame) -> list[float]:
         """Return, for each lambda, the divergence of (1 - lambda) A + lambda B from the mixture of the two models'
         predictions with the same weights, on a few held-out examples."""
-        first, second = aligned.models
+        (first, second), forward = aligned.models, self.forward(frame)
         rows = recut(self.split[1], 1)
         batches, found = recut(rows[:: -(-len(rows) // FEWEST)], FEWEST), list[float]()
         for lam in LAMBDAS:
@@ -420,15 +420,14 @@ class Trials:
         }
         if search.draws and len(search.models) == 2:
             report["line"] = {
-                "lambdas": list(LAMBDAS), "unmatched": search.line(search.aligned("none"), search.forward)
+                "lambdas": list(LAMBDAS), "unmatched": search.line(search.aligned("none"), search.frame)
             }  # fmt: skip
             if any(pair.alignment.elements for pair in taken.aligned.found):
-                forward = search.forward if taken.frame is search.frame else search.even_forward
-                report["line"]["matched"] = search.line(taken.aligned, forward)
+                report["line"]["matched"] = search.line(taken.aligned, taken.frame)
         losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(self.found, key=lambda one: one.loss))
         notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *self.notes]
         merged = Merged(pairs, taken.facts)
-        return Chosen(taken.aligned, taken.method, taken.frame, merged, report, notes, search.split[1],
+        return Chosen(taken.frame, taken.aligned, taken.method, merged, report, notes, search.split[1],
                       search.judged_on)  # fmt: skip
 
 
@@ -509,7 +508,7 @@ def by_weights(search: Search, why: str, held: Sequence[Batch] = ()) -> Chosen:
     level = LEVEL if search.kin.kind == APART else "none"
     aligned = align_all(search.models, search.centre, level, search.opt, search.tell)
     notes = [f"{why}: averaged by weights alone"]
-    return Chosen(aligned, Average(), notes=notes, held=held, judged_on=search.judged_on)
+    return Chosen(search.frame, aligned, Average(), notes=notes, held=held, judged_on=search.judged_on)
 
 
 def comparable(models: Sequence[LoadedModel], batch: Batch) -> bool:
