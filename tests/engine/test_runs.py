@@ -26,9 +26,9 @@ from zoo import CASES, save
 import onebasin
 from onebasin.engine import Cache, Store, behind, in_order, kept, on_ray, placing
 from onebasin.jobs.writing import tensors_of
-from onebasin.matching import Matched
+from onebasin.matching import Matched, Run, Weights, match_weights
 from onebasin.matching.components import components_of
-from onebasin.models import Folder, ModelError, write_model
+from onebasin.models import Canonical, Folder, ModelError, write_model
 from onebasin.models import weight_files as weights
 from onebasin.settings import OutputSettings
 from onebasin.symmetry import acting_groups
@@ -114,6 +114,31 @@ def test_a_worker_that_is_lost_while_it_writes(pair: list[Path], tmp_path: Path,
     assert {path.name for path in (tmp_path / "here").iterdir()} == {
         path.name for path in (tmp_path / "there").iterdir()
     }
+
+
+@forks
+def test_a_worker_that_is_lost_in_the_middle_of_a_sweep(tmp_path: Path, ray: str) -> None:
+    """Another one begins anew, and finds the same maps of all twelve layers as one process does."""
+    pair = [Folder(make(tmp_path / str(seed), 12, seed, **interrupted.SHAPE)) for seed in range(2)]
+    source, anchor = (Canonical(model) for model in pair)
+    lost, asked, here = tmp_path / "lost", list[str](), os.getpid()
+
+    def read(role: str) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(role)
+        if os.getpid() != here and len(asked) == half and not lost.exists():
+            lost.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return anchor.read(role), source.read(role)
+
+    groups, how = acting_groups(source.signature, "full"), Weights(max_sweeps=2)
+    found = [match_weights(source.signature, read, groups, how, run=Run(workers=1))]
+    half = len(asked) // 2
+    asked.clear()
+    found.append(match_weights(source.signature, read, groups, how, run=Run(workers=1, ray=ray)))
+    assert lost.exists() and len(found[0].objective) == 3
+    for name, one in zip(("here", "there"), found, strict=True):
+        one.save(tmp_path / name)
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
 
 
 def test_an_error_of_one_task_ends_the_others(tmp_path: Path, ray: str) -> None:
