@@ -69,12 +69,13 @@ def numbers_run(signature: Signature) -> int:
 
 
 SWEEPS = (3, 40)  # over coupled spaces: for copies (the last changes nothing), and the most seen for other models
-ORDERED = 5  # most sweeps if there are only permutations
+ORDERED = 5  # most sweeps if the spaces of all layers are only permuted
 GROWTH = 2.3  # exponent of assignment, between 1024 and 14,336 neurons
 SMALL = 96  # dimensions up to which polar factors are iterated in batches
 PROVING = 8  # passes over the numbers of neurons, and over pairs of neurons, that prove their order (`order_proof`)
 VISIT = 1e-3  # seconds to visit a tensor of both models, however small
-HEADS = 0.15  # seconds to solve the heads of one layer, however few
+HEADS = 0.1  # seconds to solve the heads of one layer, however few, where several share keys and values
+ALONE = 0.4  # of that, where none do
 ENDS = 3  # how often all tensors are rewritten after the search: for the distance, to verify, and to write
 SLOWER = 1.3  # how much longer each operation takes in matching than alone
 PROGRAM = 5.0  # seconds to load the libraries, classes and tiny models that a job needs, on one core
@@ -84,8 +85,8 @@ PROGRAM = 5.0  # seconds to load the libraries, classes and tiny models that a j
 class Work:
     """products: FLOP of moments and of rewriting by matrices. factored, wide: the sum of n^3 over all matrices of which
     a polar factor is computed, up to `SMALL` and larger. assigned: the sum of n^`GROWTH` over all assignments. scaled:
-    pairs of neurons for which a scale is computed. visits: of a tensor of both models. blocks: of heads that are solved
-    together. numbers: that are read."""
+    pairs of neurons for which a scale is computed. visits: of a tensor of both models. blocks: layers whose heads are
+    solved together, which count for `ALONE` where no keys and values are shared. numbers: that are read."""
 
     products: float = 0.0
     factored: float = 0.0
@@ -130,7 +131,8 @@ def work(
     whole = sum((looked(role).times(ENDS) for role in counted), Work())
     for component in components_of(signature, counted, active):
         coupled = len(component.blocks) > 1
-        turns = any(root in turning for block in component.blocks for root in block.roots)
+        wide = {root for block in component.blocks for root in block.roots if signature.spaces[root].layer is None}
+        turns = bool(wide & turning.keys())
         rounds = 1 if not coupled else sweeps if turns else min(sweeps, ORDERED)
         read: set[str] = set()
         for block in component.blocks:
@@ -159,7 +161,7 @@ def _solved(
     if proving and provable(signature, block, active):
         return Work(numbers=PROVING * (touched[block.root] + float(n[block.root]) ** 2))
     members = n[block.member] ** 2 if block.member else 1
-    found = Work(blocks=any(n[root] > 1 for root in block.inner))
+    found = Work(blocks=any(n[root] > 1 for root in block.inner) * (1 if block.member else ALONE))
     for root, size in n.items():
         pairs, matrices = _matrices(signature, block, root)
         if root in block.inner or not block.inner:

@@ -11,7 +11,7 @@ from zoo import TEXT, build, save
 
 import onebasin
 from onebasin.matching import cost, order_proof
-from onebasin.matching.cost import ENDS, GROWTH, PROGRAM, PROVING, Work, seconds, work
+from onebasin.matching.cost import ALONE, ENDS, GROWTH, ORDERED, PROGRAM, PROVING, Work, seconds, work
 from onebasin.models import Folder
 from onebasin.symmetry import acting_groups
 
@@ -47,6 +47,13 @@ def test_a_stream_is_larger_than_heads_and_members_are_solved_in_pairs(tmp_path:
     found = work(signature, list(signature.tensors), acting_groups(signature, "full", rescale="joint"), 5)
     assert found.wide == 5 * 128**3 and found.blocks == 5 * 3
     assert found.factored == 5 * 3 * (2 * 2) * (4 * 4) * 16**3
+
+
+def test_a_stream_that_is_only_permuted_soon_stands_still(tmp_path: Path) -> None:
+    """Though the heads turn: two layers, whose heads have keys and values of their own."""
+    found = {sweeps: counted(tmp_path / str(sweeps), "full", sweeps) for sweeps in (1, ORDERED, 40)}
+    assert found[1].blocks == 2 * ALONE
+    assert found[40] == found[ORDERED] and found[40].blocks == ORDERED * found[1].blocks
 
 
 def test_work_grows_with_depth_and_with_what_is_coupled(tmp_path: Path) -> None:
