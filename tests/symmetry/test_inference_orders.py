@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.running import inference
-from onebasin.symmetry.inference.atoms import Axis, evens_first, new, restrict, split, unify
+from onebasin.symmetry.inference.atoms import Axis, evens_first, new, restrict
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
+from onebasin.symmetry.inference.unification import split, unify
 from onebasin.symmetry.tables.signature import MOVES
 
 TURNED = MOVES["interleaved"], MOVES["interleaved"]

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, flat, hold, joined, new, unify
+from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, flat, hold, joined, new
 from onebasin.symmetry.inference.rules import moved
 from onebasin.symmetry.inference.trace import KEY, Call, Label
+from onebasin.symmetry.inference.unification import unify
 from onebasin.symmetry.inference.writing import Found
 from onebasin.symmetry.tables.signature import MOVES
 

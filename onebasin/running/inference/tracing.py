@@ -19,9 +19,10 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from onebasin.running import twins
 from onebasin.running.float64 import OnlyFloat64
-from onebasin.symmetry.inference.atoms import Atom, Axis, fix, hold, new, unify
+from onebasin.symmetry.inference.atoms import Atom, Axis, fix, hold, new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace, tensors
+from onebasin.symmetry.inference.unification import unify
 
 RUNS = 6  # most runs of a twin until every parameter has been used
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, zip_longest
 from math import prod
 
 from ..tables.signature import MOVES
@@ -183,7 +182,7 @@ def _take_back(axis: Axis, why: str) -> None:
     """Let two factors of the same entries take each other back, `f(s^-1 (s x)) = f(x)`, where none may act on these."""
     factors = [part.top for part in axis.parts if part.size == 1 and "scale" in part.moves] if axis.flat else []
     if len(factors) == 2 and factors[0].atom is not factors[1].atom:
-        unify(factors[0], ~factors[1], why)
+        link(factors[0], ~factors[1], why)
     for part in axis.parts:
         _take_back(part, why)
 
@@ -211,6 +210,22 @@ def write(axes: Iterable[Axis | None]) -> None:
             leaf.atom.written = True
 
 
+def link(a: Axis, b: Axis, why: str) -> None:
+    """Make an axis without structure one with another axis."""
+    if b.atom.parts:
+        restrict(b, _of_parts(a.atom.own), why)
+        restrict(b, _of_parts(a.atom.normed), why, norm=True)
+    if a.atom.written:
+        write([b])
+    if not b.atom.parts:
+        if a.moves != b.moves:
+            b.atom.why += a.atom.why
+        b.atom.own &= a.atom.own
+        b.atom.normed &= a.atom.normed
+        b.atom.data = a.atom.data or b.atom.data
+    a.atom.link = Axis(b.atom, a.dual != b.dual)
+
+
 def _of_parts(moves: frozenset[str]) -> frozenset[str]:
     """Return the moves of the parts of an axis with these moves: its pairs are not theirs."""
     if moves == LINEAR:
@@ -229,286 +244,3 @@ def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
                   normed=_of_parts(top.atom.normed))) for size in sizes
     ]  # fmt: skip
     top.atom.parts, top.atom.flat = tuple(parts), flattened
-
-
-def split(axis: Axis, sizes: Sequence[int], why: str = "reshape") -> list[Axis]:
-    """Return the factors of an axis, row-major, of these sizes, which become its structure if it has none.
-
-    If its structure does not allow this, it is fixed, and so are the factors.
-    """
-    sizes = list(sizes)
-    top = axis.top
-    if len(sizes) == 1:
-        return [axis]
-    if not top.atom.parts:
-        if top.atom.data:
-            return [data(size) for size in sizes]
-        bind(top, sizes, True)
-        return list(axis.parts)
-    if top.flat:
-        found: list[Axis] = []
-        parts = list(top.parts)
-        for number, size in enumerate(sizes):
-            taken: list[Axis] = []
-            while prod(part.size for part in taken) < size and parts:
-                part = parts.pop(0)
-                have = prod(each.size for each in taken)
-                if have * part.size > size:
-                    if size % have or part.size % (size // have):
-                        break
-                    cut = size // have
-                    part, rest = split(part, [cut, part.size // cut])
-                    parts.insert(0, rest)
-                taken.append(part)
-            if number == len(sizes) - 1:
-                taken += parts  # factors of one entry
-            if prod(part.size for part in taken) != size:
-                break
-            found.append(flat(taken) if taken else new(1, frozenset()))
-        else:
-            return found
-    elif sizes[0] and len({part.size for part in top.parts}) == 1 and top.parts[0].size * sizes[0] == top.size:
-        # [q | k | v] viewed as (3 q): only if all parts are the same
-        for part in top.parts[1:]:
-            unify(top.parts[0], part, why)
-        return [new(sizes[0], frozenset()), *split(top.parts[0], sizes[1:], why)]
-    fix(axis, why)
-    return [new(size, frozenset()) for size in sizes]
-
-
-def pick(axis: Axis, offset: int, dims: Sequence[tuple[int, int]], why: str) -> list[Axis] | None:
-    """Return the axes of a selection: entry (i, j, ..) is entry offset + i * stride + j * stride' .. of `axis`.
-
-    dims: (size, stride), in descending order of strides. None if the structure of the axis does not allow the
-    selection.
-    """
-    top = axis.top
-    if not dims:
-        if top.size > 1:
-            _at(top, offset, why)
-        return []
-    reach = offset + sum((size - 1) * stride for size, stride in dims)
-    if reach >= top.size:
-        return None
-    if len(dims) == 1 and dims[0] == (top.size, 1):
-        return [axis]
-    if top.cat:
-        start = 0
-        for part in axis.parts:
-            if start <= offset and reach < start + part.size:
-                return pick(part, offset - start, dims, why)
-            start += part.size
-        if len(dims) == 1 and dims[0][1] == 1:
-            return _several(axis, offset, dims[0][0])
-        return None
-    if top.flat:
-        first, rest = axis.parts[0], axis.parts[1:]
-        inner = prod(part.size for part in rest)
-        if inner == 1:  # factors: every entry has its own
-            found = pick(first, offset, dims, why)
-            if found and prod(size for size, _ in dims) == top.size:
-                return [*found[:-1], flat([found[-1], *rest])]
-            for part in rest:
-                fix(part, why)
-            return found
-        outside, inside, crossing = [], [], 0
-        for size, stride in dims:
-            if stride % inner == 0:
-                outside.append((size, stride // inner))
-            elif stride * size <= inner:
-                inside.append((size, stride))
-            elif inner % stride == 0 and size % (inner // stride) == 0:
-                crossing = inner // stride
-                outside.append((size // crossing, 1))
-                inside.append((crossing, stride))
-            else:
-                return None
-        before = pick(first, offset // inner, outside, why)
-        after = pick(flat(rest), offset % inner, inside, why)
-        if before is None or after is None:
-            return None
-        if crossing:
-            before[-1:], after[:1] = [flat([before[-1], after[0]])], []
-        return before + after
-    size, stride = dims[0]
-    if size * stride == top.size and offset < stride:
-        bind(top, [size, stride], True)
-        return pick(axis, offset, dims, why)
-    start, length = offset // stride * stride, size * stride
-    if start + length > top.size:
-        start = offset  # a range that begins inside a step
-        length = top.size - start
-        if length < size * stride - stride + 1:
-            return None
-    pieces = [piece for piece in (start, length, top.size - start - length) if piece]
-    if len(pieces) == 1:
-        return None
-    bind(top, pieces, False)
-    return pick(axis, offset, dims, why)
-
-
-def _several(axis: Axis, offset: int, length: int) -> list[Axis] | None:
-    """Return a range over several parts that are side by side."""
-    found, start = [], 0
-    for part in axis.parts:
-        low, high = max(offset, start), min(offset + length, start + part.size)
-        if low < high:
-            piece = pick(part, low - start, [(high - low, 1)], "slice")
-            if piece is None:
-                return None
-            found += piece
-        start += part.size
-    return [joined(found)]
-
-
-def _at(axis: Axis, place: int, why: str) -> None:
-    """Fix an axis, since one of its entries is used by its number."""
-    if axis.cat:
-        for part in axis.parts:
-            if place < part.size:
-                return _at(part, place, why)
-            place -= part.size
-    return fix(axis, why)
-
-
-def unify(a: Axis, b: Axis, why: str) -> None:
-    """Make two axes one."""
-    a, b = (axis.parts[0].top if axis.flat and len(axis.parts) == 1 else axis.top for axis in (a, b))
-    if a.atom is b.atom:
-        if a.dual != b.dual:
-            restrict(a, MOVES["orthogonal"], why)
-        return
-    if _inside(a.atom, b) or _inside(b.atom, a):
-        return _with_part(a, b, why)
-    if a.size != b.size:
-        return hold((a, b), why)
-    if a.atom.evens is not None and b.atom.evens is not None:
-        return unify(a.home, b.home, why)
-    if a.atom.evens is not None or b.atom.evens is not None:  # one in another order
-        return hold((a, b), why)
-    if a.atom.parts and b.atom.parts:
-        return _match(a, b, why)
-    if a.atom.parts:
-        a, b = b, a
-    if b.atom.parts:
-        restrict(b, _of_parts(a.atom.own), why)
-        restrict(b, _of_parts(a.atom.normed), why, norm=True)
-    if a.atom.written:
-        write([b])
-    if not b.atom.parts:
-        if a.moves != b.moves:
-            b.atom.why += a.atom.why
-        b.atom.own &= a.atom.own
-        b.atom.normed &= a.atom.normed
-        b.atom.data = a.atom.data or b.atom.data
-    a.atom.link = Axis(b.atom, a.dual != b.dual)
-
-
-def _with_part(a: Axis, b: Axis, why: str) -> None:
-    """Unify two axes one of which is a part of the other, which nothing may be beside."""
-    whole, part = (a, b) if _inside(b.atom, a) else (b, a)
-    beside = [one for one in whole.parts if one.top != part]
-    hold(beside if whole.flat and all(one.size == 1 for one in beside) else (whole, part), why)
-
-
-def _inside(atom: Atom, axis: Axis) -> bool:
-    return bool(axis.atom.parts) and any(part.top.atom is atom or _inside(atom, part.top) for part in axis.parts)
-
-
-def _match(a: Axis, b: Axis, why: str) -> None:
-    """Unify two structures, refining the coarser one."""
-    if a.flat and b.flat:
-        alone = [[part for part in axis.parts if part.size == 1] for axis in (a, b)]
-        bodies = [flat([part for part in axis.parts if part.size > 1]) for axis in (a, b)]
-        if any(alone):  # factors, `(ffn up_scale)`
-            for left, right in zip_longest(*alone):
-                if left is None or right is None:
-                    fix(left or right, why)
-                else:
-                    unify(left, right, why)
-            return unify(bodies[0], bodies[1], why)
-        sizes = _refined([part.size for part in a.parts], [part.size for part in b.parts])
-        if sizes is not None and len(sizes) > 1:
-            for left, right in zip(split(a, sizes), split(b, sizes), strict=True):
-                unify(left, right, why)
-            return
-    elif a.cat and b.cat:
-        ends = sorted({end for axis in (a, b) for end in accumulate(part.size for part in axis.parts)})
-        for start, end in zip([0, *ends], ends, strict=False):
-            left, right = (pick(axis, start, [(end - start, 1)], why) for axis in (a, b))
-            if left is None or right is None:
-                break
-            unify(left[0], right[0], why)
-        else:
-            return
-    else:  # (3 q) and [q | k | v]
-        product, side = (a, b) if a.flat else (b, a)
-        count = len(side.parts)
-        if all(part.size == product.size // count for part in side.parts) and product.size % count == 0:
-            outer, inner = split(product, [count, product.size // count])
-            if outer.size == count:
-                fix(outer, why)
-                for part in side.parts:
-                    unify(inner, part, why)
-                return
-    hold((a, b), why)
-
-
-def _refined(a: Sequence[int], b: Sequence[int]) -> list[int] | None:
-    """Return the common refinement of two factorizations, or None."""
-    left, right = [n for n in a if n > 1], [n for n in b if n > 1]
-    found = []
-    while left and right:
-        small = min(left[0], right[0])
-        if left[0] % small or right[0] % small:
-            return None
-        found.append(small)
-        for side in (left, right):
-            side[0] //= small
-            if side[0] == 1:
-                side.pop(0)
-    return found if not left and not right else None
-
-
-def gated(axis: Axis, why: str) -> tuple[Axis, list[Axis]]:
-    """Return an axis whose entries are multiplied one by one, as (places, factors). If any factor, or any positive one,
-    may act on it, it gets one, `(p s)`, of which another tensor takes the inverse."""
-    top = axis.top
-    if not top.atom.parts and {"scale", "permute"} <= top.moves:
-        atom = top.atom
-        places, factor = Axis(Atom(atom.size, PERMUTE)), Axis(Atom(1, top.moves & MOVES["factor"]))
-        places.atom.written = factor.atom.written = atom.written
-        atom.parts = (places, factor)
-        return axis.parts[0], [axis.parts[1]]
-    if top.flat:
-        *outer, last = axis.parts
-        if last.size == 1 and not last.top.atom.parts:
-            if len(outer) > 1 and outer[-1].size > 1:
-                return flat(outer), [last]
-            places, factors = gated(flat(outer), why)
-            return places, [*factors, last]
-        for part in outer:
-            restrict(part, PERMUTE, why)
-        places, factors = gated(last, why)
-        return flat([*outer, places]), factors
-    restrict(axis, PERMUTE, why)
-    return axis, []
-
-
-def product(a: Axis, b: Axis, why: str) -> Axis:
-    """Return the axis of an entrywise product."""
-    for one, other in ((a, b), (b, a)):  # an axis without structure gets the other's
-        if not one.top.atom.parts and other.flat and other.parts[-1].size > 1:
-            split(one, [part.size for part in other.parts])
-    (places, mine), (same, theirs) = gated(a, why), gated(b, why)
-    unify(places, same, why)
-    return flat([places, *mine, *theirs])
-
-
-def square(axis: Axis, why: str) -> Axis:
-    """Return the axis of an entrywise square: factors act twice, `(p s s)`."""
-    if not axis.top.atom.parts and "scale" not in axis.moves:
-        restrict(axis, MOVES["odd"], why)
-        return axis
-    places, factors = gated(axis, why)
-    return flat([places, *factors, *factors])

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ..tables.signature import MOVES
-from .atoms import Axis, data, evens_first, fix, flat, joined, pick, restrict, split
+from .atoms import Axis, data, evens_first, fix, flat, joined, restrict
+from .selecting import pick
+from .unification import split
 
 
 @dataclass(frozen=True)

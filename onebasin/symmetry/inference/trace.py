@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..tables.signature import MOVES
-from .atoms import Axis, hold, is_data, lower, square
+from .atoms import Axis, hold, is_data, lower
 from .linear import Linear, settle
+from .products import square
 
 KEY = "_axes"
 

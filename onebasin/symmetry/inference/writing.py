@@ -14,8 +14,9 @@ from ..tables.axes import Axis as Written
 from ..tables.axes import Cat, Flat, Leaf, leaves, parse, show
 from ..tables.classes import Classes
 from ..tables.signature import MOVES, bias_beside, kind_of
-from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, hold, restrict, split, unify
+from .atoms import LINEAR, PERMUTE, Atom, Axis, bind, fix, hold, restrict
 from .trace import Gain, Normed, Trace
+from .unification import split, unify
 
 
 @dataclass(frozen=True)

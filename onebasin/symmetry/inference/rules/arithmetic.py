@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, lower, product, restrict, unify
+from ..atoms import PERMUTE, Axis, fix, lower, restrict
 from ..linear import once
+from ..products import product
 from ..trace import KEY, ONES, Call, Label, Trace, is_nothing
+from ..unification import unify
 from .constants import constant, entrywise, is_number, lined_up, through_view
 from .maps import remapped, sum_of_maps, times_constants
 from .norms import bias_of_norm, gain_of, over_length, squared, weight_of_norm

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..atoms import Axis, fix, hold, restrict, unify
+from ..atoms import Axis, fix, hold, restrict
 from ..trace import ONES, Call, Trace, tensors
+from ..unification import unify
 
 
 def constant(tensor: Tensor, dim: int) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, restrict, unify, write
+from ..atoms import PERMUTE, Axis, fix, restrict, write
 from ..trace import ONES, Call, Trace
+from ..unification import unify
 from .constants import constant, entrywise
 from .registry import rule
 from .summands import vectors_of

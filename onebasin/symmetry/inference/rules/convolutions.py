@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, flat, hold, product, restrict, split, unify, write
+from ..atoms import PERMUTE, Axis, fix, flat, hold, restrict, write
+from ..products import product
 from ..trace import ONES, Call, Trace
+from ..unification import split, unify
 from .registry import rule
 from .summands import vectors_of
 

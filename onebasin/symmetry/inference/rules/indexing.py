@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, hold, lower, restrict, unify, write
+from ..atoms import PERMUTE, Axis, fix, hold, lower, restrict, write
 from ..trace import KEY, Call, Label, Trace
+from ..unification import unify
 from .constants import constant
 from .places import moved
 from .registry import rule

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..atoms import Axis, data, joined, new, restrict, unify
+from ..atoms import Axis, data, joined, new, restrict
 from ..trace import ONES, Call, Trace
+from ..unification import unify
 from .constants import beside
 from .maps import joined_maps
 from .registry import rule

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atoms import Axis, hold, unify
+from ..atoms import Axis, hold
 from ..linear import Linear, basis, once, peeled
 from ..trace import KEY, Call, Label, Trace
+from ..unification import unify
 from .constants import constant
 from .registry import rule
 

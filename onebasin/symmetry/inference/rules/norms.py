@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from ...tables.signature import MOVES
-from ..atoms import PERMUTE, Axis, fix, hold, lower, new, restrict, split, unify
+from ..atoms import PERMUTE, Axis, fix, hold, lower, new, restrict
 from ..trace import KEY, Call, Gain, Label, Normed, Trace
+from ..unification import split, unify
 from .constants import beside, entrywise
 from .registry import rule
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atoms import Axis, data, fix, flat, hold, index, pick
+from ..atoms import Axis, data, fix, flat, hold, index
 from ..linear import Linear, once, settle
+from ..selecting import pick
 from ..trace import Call, Label, Trace
 from .summands import as_biases, vectors_of
 

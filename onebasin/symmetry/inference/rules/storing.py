@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, data, fix, hold, is_data, joined, lower, pick, restrict, unify
+from ..atoms import PERMUTE, Axis, data, fix, hold, is_data, joined, lower, restrict
+from ..selecting import pick
 from ..trace import Call, Trace, tensors
+from ..unification import unify
 from .constants import beside, lined_up
 from .places import coordinates, line_of, moved
 from .registry import rule
