@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`full` matching of a synthetic Llama and a scrambled copy of it, disk to disk: processor seconds by part, and floor.
 
-    python -m benchmarks.full [--row NAME]... [--layers N] [--vocabulary N] [--workers N] [--apart] [--keep]
+    python -m benchmarks.full [--row NAME]... [--layers N] [--vocabulary N] [--workers N] [--apart] [--keep] [--count]
 
 Weights are random and stored in bfloat16, the copy is made by examples/scramble.py, which shares no code with onebasin.
 Matching runs in a process of its own with one thread for every worker, and its parts are timed by the thread that runs
 them, so that other work on the machine hardly counts. --apart: two models that have nothing in common instead of
 copies, where no order of neurons can be proved. Rows of width 4096, and whole models (of SmolLM2-135M's sizes, and of
-a billion parameters), only run where they are named. Results go to build/bench/full.json.
+a billion parameters and more), only run where they are named. --count runs nothing, and counts what would be multiplied
+and read. Results go to build/bench/full.json.
 
 The floor of a sweep: both models read once, every tensor rotated once, the moments of the stream and of the heads, and,
 apart, of the neurons, at the rate of this machine's fastest square GEMM; one SVD of the stream's size; and what solvers
@@ -82,6 +83,8 @@ ROWS = {
     "4096, grouped": Shape(4096, 14336, 32, 8, 8192, rare=True),
     "135M": Shape(576, 1536, 9, 3, 49152, 30, rare=True),
     "1.1B": Shape(2048, 5632, 32, 4, 32000, 22, rare=True),
+    "7B": Shape(4096, 11008, 32, 32, 32000, 32, rare=True),
+    "70B": Shape(8192, 28672, 64, 8, 128256, 80, rare=True),
 }
 SOLVERS = ("head pairs", "gains", "assignment", "order proofs")
 # Where what a part runs is called: module or class, name.
@@ -113,6 +116,7 @@ def main(
     apart: Annotated[bool, typer.Option(help="two models that have nothing in common")] = False,
     sweeps: Annotated[int, typer.Option(help="at most", min=1)] = 100,
     keep: Annotated[bool, typer.Option(help="leave the models for the next time")] = False,
+    count: Annotated[bool, typer.Option(help="only count what is multiplied and read, with so many sweeps")] = False,
     place: Annotated[Path, typer.Option("--folder", help="where the models are made")] = Path("build/bench/full"),
 ) -> None:
     """Match synthetic Llamas at `full`: processor seconds by part, beside the floor."""
@@ -121,6 +125,9 @@ def main(
     for name in row or [name for name, shape in ROWS.items() if not shape.rare]:
         shape = ROWS[name]
         shape = replace(shape, layers=layers or shape.layers, vocabulary=vocabulary or shape.vocabulary)
+        if count:
+            print(counts(name, shape, apart, sweeps))
+            continue
         room = place / f"{name}-{shape.layers}-{shape.vocabulary}"
         pair = [room / "model", room / ("other" if apart else "scrambled")]
         if not pair[0].is_dir():
@@ -131,6 +138,8 @@ def main(
         print(table(results[-1]), flush=True)
         if not keep:
             shutil.rmtree(room)
+    if count:
+        return
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.with_name("full.json").write_text(json.dumps(results, indent=2) + "\n", "utf-8")
 
@@ -227,23 +236,41 @@ def job() -> None:
     Path(told).write_text(json.dumps(facts), "utf-8")
 
 
-def floor_of(shape: Shape, apart: bool, found: dict[str, Any]) -> dict[str, Any]:
-    """Seconds that a sweep and the whole job cannot undercut, by part."""
-    machine, d, layers = floors.measure(time.process_time, (1024, 2048)), shape.width, shape.layers
-    rotation = 2 * d * shape.numbers / machine.gemm
+def products(shape: Shape, apart: bool) -> dict[str, float]:
+    """FLOP of a sweep that no implementation of the same steps can do without, by part."""
+    d, rotation = shape.width, 2.0 * shape.width * shape.numbers
     some = d // shape.heads * shape.keys
-    sweep = {
-        "reading": 2 * 6 * shape.numbers / machine.copy,  # 2 bytes read, 4 written
+    return {
         "rotations": rotation,
         "stream moments": rotation,
-        "head moments": layers * 4 * (d**3 + some**2 * d) / machine.gemm,
-        "neuron moments": apart * layers * 6 * shape.neurons**2 * d / machine.gemm,
+        "head moments": 4.0 * shape.layers * (d**3 + some**2 * d),
+        "neuron moments": 6.0 * apart * shape.layers * shape.neurons**2 * d,
+    }
+
+
+def counts(name: str, shape: Shape, apart: bool, sweeps: int) -> str:
+    """What a job multiplies and reads: its sweeps, and at the end three rotations (for the distance, to verify, to
+    write)."""
+    sweep = products(shape, apart)
+    each, whole = sum(sweep.values()), sweeps * sum(sweep.values()) + 3 * sweep["rotations"]
+    size = shape.numbers / 1e9
+    return (f"{name}: {size:.2f} billion numbers, {each / 1e12:.1f} TFLOP a sweep, {whole / 1e12:.0f} TFLOP for "
+            f"{sweeps} sweeps and the ends, {2 * 2 * (sweeps + 3) * size:.0f} GB read")  # fmt: skip
+
+
+def floor_of(shape: Shape, apart: bool, found: dict[str, Any]) -> dict[str, Any]:
+    """Seconds that a sweep and the whole job cannot undercut, by part."""
+    machine, d = floors.measure(time.process_time, (1024, 2048)), shape.width
+    counted = {part: flop / machine.gemm for part, flop in products(shape, apart).items()}
+    sweep = {
+        "reading": 2 * 6 * shape.numbers / machine.copy,  # 2 bytes read, 4 written
+        **counted,
         "polar factor": floors.timed(lambda: torch.linalg.svd(torch.randn(d, d)), time.process_time)[0],
     }
     solvers = {part: found["seconds_of"]["sweeps"].get(part, 0.0) / found["sweeps"] for part in SOLVERS}
     both = {**sweep, **solvers}
     start = 2 * d * 2 * shape.vocabulary * d / machine.gemm + sweep["polar factor"]
-    whole = start + found["sweeps"] * sum(both.values()) + rotation + sweep["reading"]
+    whole = start + found["sweeps"] * sum(both.values()) + counted["rotations"] + sweep["reading"]
     return {"gemm": machine.gemm, "floor_of_sweep": both, "floor": whole}
 
 
