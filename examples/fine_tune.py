@@ -3,10 +3,13 @@
 
     python examples/fine_tune.py ENCODER ROWS.jsonl[.gz] -o FOLDER --labels anger,fear,joy --seed 0
     python examples/fine_tune.py ENCODER ROWS.jsonl[.gz] -o FOLDER --labels anger,fear,joy --seed 0 --scratch 2x64
+    python examples/fine_tune.py ENCODER ROWS.jsonl[.gz] -o FOLDER --labels anger,fear,joy --seed 0 --scratch 2x64 \\
+        --family deberta-v2
 
 ENCODER is a model folder or a hub id with a tokenizer; its head, if it has one, is replaced by a new one that is drawn
 from the seed, which also orders the rows. With --scratch only its tokenizer and architecture are kept: all weights are
-drawn from the seed, so that two seeds give models that have nothing in common but what they learn. The written folder
+drawn from the seed, so that two seeds give models that have nothing in common but what they learn. With --family only its
+tokenizer is kept. The written folder
 is an ordinary model folder, with `training.json` (what was trained, and the seconds it took) beside the weights. The
 other examples and the studies start from such folders.
 """
@@ -36,10 +39,29 @@ HEADS = {
     "token-classification": AutoModelForTokenClassification,
 }
 
+# As the released models of these families have them; the other fields are the defaults of their configs.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "roberta": {},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_buckets": 32,
+        "position_biased_input": False,
+    },
+}
 
-def fresh(encoder: str, labels: list[str], task: str, seed: int, scratch: str | None = None) -> PreTrainedModel:
-    """The encoder under a new head, drawn from `seed`; or, with `scratch` (layers x width), a new model of its kind."""
+
+def fresh(
+    encoder: str, labels: list[str], task: str, seed: int, scratch: str | None = None, family: str | None = None
+) -> PreTrainedModel:
+    """The encoder under a new head, drawn from `seed`; or, with `scratch` (layers x width), a new model of its kind, or
+    of `family`."""
     config = AutoConfig.from_pretrained(encoder)
+    if family:
+        ids = {"vocab_size": config.vocab_size, "pad_token_id": config.pad_token_id}
+        config = AutoConfig.for_model(family, **ids, type_vocab_size=1, **FAMILIES[family])
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: i for i, label in enumerate(labels)}
     torch.manual_seed(seed)
@@ -92,12 +114,15 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scratch", metavar="LAYERSxWIDTH", help="train a new model of this size, heads 16 wide")
+    parser.add_argument("--family", choices=FAMILIES, help="its type, with --scratch [default: the encoder's]")
     args = parser.parse_args()
+    if args.family and not args.scratch:
+        parser.error("--family needs --scratch: the weights of an encoder are of its own type")
     if args.skip % args.batch:
         parser.error(f"--skip {args.skip} is no multiple of --batch {args.batch}")
 
     started, output = time.perf_counter(), Path(args.output)
-    model = fresh(args.encoder, args.labels.split(","), args.task, args.seed, args.scratch)
+    model = fresh(args.encoder, args.labels.split(","), args.task, args.seed, args.scratch, args.family)
     model.save_pretrained(output)  # load_task reads labels and tokenizer from the folder
     AutoTokenizer.from_pretrained(args.encoder).save_pretrained(output)
     last = None if args.limit is None else args.skip + args.limit
