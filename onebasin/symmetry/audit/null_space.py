@@ -188,17 +188,12 @@ def jacobian(outputs: Sequence[Callable[[Tangent], Tensor]], tensors: Tensors) -
     leaves = {role: tensor.detach().clone().requires_grad_() for role, tensor in tensors.items()}
     count = sum(leaf.numel() for leaf in leaves.values())
     generator = torch.Generator().manual_seed(0)
-    first = [_gradients(function(leaves).reshape(-1), leaves, 1, generator) for function in outputs]
-    used = int(torch.cat(first).any(dim=0).sum())
-    share = -(-(used + SPARE) // len(outputs))
-    rows, seen = [], 0
-    for function in outputs:
-        values = function(leaves).reshape(-1)
-        seen += len(values)
-        rows.append(_gradients(values, leaves, min(share, len(values)), generator))
-    if seen < count:
+    values = [function(leaves).reshape(-1) for function in outputs]
+    if (seen := sum(map(len, values))) < count:
         raise ValueError(f"{seen} outputs cannot distinguish {count} parameters; give more inputs")
-    return torch.cat(rows)
+    used = int(torch.cat([_gradients(each, leaves, 1, generator) for each in values]).any(dim=0).sum())
+    share = -(-(used + SPARE) // len(outputs))
+    return torch.cat([_gradients(each, leaves, min(share, len(each)), generator) for each in values])
 
 
 def _gradients(values: Tensor, leaves: Tensors, count: int, generator: torch.Generator) -> Tensor:
