@@ -17,12 +17,13 @@ from onebasin.data.calibration import Batch, noised
 from onebasin.data.teaching import divergence, forward_of
 from onebasin.engine import Descent, Pace
 from onebasin.jobs.candidates import Candidate
-from onebasin.jobs.frame import Frame
+from onebasin.jobs.frame import Frame, in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.search import Search, shortened
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
 from onebasin.running.loaded import LoadedModel, loaded_model
+from onebasin.symmetry.groups.elements import Monomial
 
 
 def models_of(case: str, folder: Path, count: int = 2, apart: float = 1.0) -> list[Path]:
@@ -183,6 +184,19 @@ def test_distillation_has_the_data_that_closed_forms_leave() -> None:
     assert list(map(len, numbers)) == [6, 2, 12]  # a quarter of eight batches, which are 32 examples, is held out
     assert [number for some in numbers for number in some] == list(range(20))
     assert sum(map(len, (batch["input_ids"] for batch in held))) == 8  # the rest at the end of a file is no such batch
+
+
+def test_matches_with_even_norms_are_kept_apart_from_exact_ones(tmp_path: Path) -> None:
+    given = [onebasin.Folder(folder) for folder in models_of("BertForSequenceClassification", tmp_path)]
+    opt = Options(symmetry="full", units=str(tmp_path / "units"))
+    frame = in_one_frame(given, 0, "full", opt, None, verify=False)
+    search = Search(frame, 0, [], Kinship(0.0, APART), opt, None, 0.0, None)
+    search.__dict__["split"] = [], []
+    assert search.even is not None
+    turned = search.aligned("full", search.even, match_with="weights").found[0].alignment
+    exact = search.aligned("full", match_with="weights").found[0].alignment
+    assert "stream" in turned.elements and "stream" in exact.elements
+    assert not isinstance(turned.elements["stream"], Monomial) and isinstance(exact.elements["stream"], Monomial)
 
 
 def test_long_texts_are_distilled_a_few_at_a_time() -> None:
