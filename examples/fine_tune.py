@@ -8,10 +8,9 @@
 
 ENCODER is a model folder or a hub id with a tokenizer; its head, if it has one, is replaced by a new one that is drawn
 from the seed, which also orders the rows. With --scratch only its tokenizer and architecture are kept: all weights are
-drawn from the seed, so that two seeds give models that have nothing in common but what they learn. With --family only its
-tokenizer is kept. The written folder
-is an ordinary model folder, with `training.json` (what was trained, and the seconds it took) beside the weights. The
-other examples and the studies start from such folders.
+drawn from the seed, so that two seeds give models that have nothing in common but what they learn. With --family only
+its tokenizer is kept. The written folder is an ordinary model folder, with `training.json` (what was trained, and the
+seconds it took) beside the weights. The other examples and the studies start from such folders.
 """
 
 from __future__ import annotations
