@@ -183,14 +183,15 @@ def align_weights(source: Model, anchor: Model, roles: Sequence[str], opt: Optio
 
 
 def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> str:
-    """Return, as text, all that a match depends on: the present files of both models, the tensors and the options."""
+    """Return, as text, all that a match depends on: the present files of both models, what views changed in them (the
+    same files with even norms are other models), the tensors and the options."""
     files = [
         [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for model in (source, anchor)
         for path in sorted({model.origin.folder / "config.json", *model.origin.files.values()})
     ]
     settings = {key: str(value) for key, value in opt.to_dict().items()}
-    return json.dumps([torch.__version__, files, list(roles), settings])
+    return json.dumps([torch.__version__, files, source.notes, anchor.notes, list(roles), settings])
 
 
 def groups_of(model: Model, opt: Options) -> dict[str, Group]:

@@ -216,7 +216,6 @@ class Search:
 
     def aligned(self, level: str, frame: Frame | None = None, **how: Any) -> Aligned:
         frame = frame or self.frame
-        how["even"] = frame is not self.frame  # kept units of a match are told apart by its options
         how["symmetry"] = self.opt.symmetry if level == "none" else level
         return align_all(frame.models, frame.centre, level, replace(self.opt, **how), self.tell, *self.split)
 
