@@ -38,7 +38,8 @@ HEADS = {
     "token-classification": AutoModelForTokenClassification,
 }
 
-# As the released models of these families have them; the other fields are the defaults of their configs.
+# Where released models of these families differ from the defaults of their configs; but for position buckets, of which
+# DeBERTa V3 has 256, for longer texts.
 FAMILIES: dict[str, dict[str, Any]] = {
     "roberta": {},
     "deberta-v2": {
