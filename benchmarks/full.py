@@ -251,10 +251,11 @@ def products(shape: Shape, apart: bool) -> dict[str, float]:
 def counts(name: str, shape: Shape, apart: bool, sweeps: int) -> str:
     """What a job multiplies and reads: its sweeps, and at the end three rotations (for the distance, to verify, to
     write)."""
-    sweep = products(shape, apart)
-    each, whole = sum(sweep.values()), sweeps * sum(sweep.values()) + 3 * sweep["rotations"]
+    flop = products(shape, apart)
+    sweep = sum(flop.values())
+    whole = sweeps * sweep + 3 * flop["rotations"]
     size = shape.numbers / 1e9
-    return (f"{name}: {size:.2f} billion numbers, {each / 1e12:.1f} TFLOP a sweep, {whole / 1e12:.0f} TFLOP for "
+    return (f"{name}: {size:.2f} billion numbers, {sweep / 1e12:.1f} TFLOP a sweep, {whole / 1e12:.0f} TFLOP for "
             f"{sweeps} sweeps and the ends, {2 * 2 * (sweeps + 3) * size:.0f} GB read")  # fmt: skip
 
 
