@@ -35,7 +35,8 @@ from onebasin.symmetry import acting_groups
 from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
-from onebasin.symmetry.inference.writing import STYLES, settle_gains
+from onebasin.symmetry.inference.writing.draft import STYLES
+from onebasin.symmetry.inference.writing.settling import settle_gains
 from onebasin.symmetry.tables.signature import MOVES, Signature
 
 # A type each of what tables have to tell apart; none but the first four has a table by hand, and of the others a third

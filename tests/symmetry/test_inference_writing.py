@@ -8,7 +8,7 @@ import torch
 from onebasin.symmetry.inference.atoms import fix, flat, index, joined, new
 from onebasin.symmetry.inference.rules import RULES
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
-from onebasin.symmetry.inference.writing import _matched
+from onebasin.symmetry.inference.writing.structures import matched
 from onebasin.symmetry.tables.signature import MOVES
 
 
@@ -17,7 +17,7 @@ def test_a_gate_is_made_like_what_stays_in_another_layer() -> None:
     gate, still = new(6, MOVES["permutation"]), new(12)
     fix(still, "no rule")
     gated = joined([gate, flat([gate, new(1, MOVES["factor"])])])
-    assert [_matched(gated, still) for _ in range(4)][-1] is True
+    assert [matched(gated, still) for _ in range(4)][-1] is True
     assert len(list(still.leaves)) <= 4
     assert gate.moves == MOVES["permutation"] and not any(leaf.moves for leaf in still.leaves)
 
@@ -39,7 +39,7 @@ def test_entries_that_stay_one_by_one_are_made_like_an_axis_that_stays() -> None
     boxes, still = joined([new(1) for _ in range(4)]), new(4)
     for axis in (boxes, still):
         fix(axis, "output")
-    assert [_matched(boxes, still) for _ in range(2)] == [False, True]
+    assert [matched(boxes, still) for _ in range(2)] == [False, True]
     assert len(list(boxes.leaves)) == len(list(still.leaves)) == 1 and not boxes.moves
 
 

@@ -13,7 +13,7 @@ from onebasin.symmetry.inference.atoms import PERMUTE, Axis, data, flat, hold, j
 from onebasin.symmetry.inference.rules import moved
 from onebasin.symmetry.inference.trace import KEY, Call, Label
 from onebasin.symmetry.inference.unification import unify
-from onebasin.symmetry.inference.writing import Found
+from onebasin.symmetry.inference.writing.draft import Found
 from onebasin.symmetry.tables.signature import MOVES
 
 from .tracing import Traced, as_stored, with_numbers

@@ -18,7 +18,7 @@ from onebasin.running.shrinking import Scale
 from onebasin.symmetry import Table, TableError, read_table
 from onebasin.symmetry.inference.rules import RULES
 from onebasin.symmetry.inference.trace import Trace
-from onebasin.symmetry.inference.writing import STYLES, Style
+from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
 from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note

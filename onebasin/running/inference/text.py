@@ -10,7 +10,8 @@ from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
-from onebasin.symmetry.inference.writing import Style, Writer
+from onebasin.symmetry.inference.writing.draft import Draft, Style
+from onebasin.symmetry.inference.writing.table import drafted, hold_named, text_of
 
 from .disk import on_disk
 from .sizes import key_of_size, list_of_layers
@@ -30,19 +31,17 @@ def table_text(
     differ by name. still: spaces that are fixed because no key gives their sizes, one set per attempt, each with the
     names of that attempt.
     """
-    writer, ignored = _writer(found, style, by_name, still[-1:])
+    draft, ignored = _draft(found, style, by_name, still[-1:])
     model = found.model
-    lines = writer.spaces()  # before the other twin is traced
 
     @cache
     def sizes() -> tuple[list[Mapping[str, int]], list[Mapping[str, Any]]]:
         twin = larger()
         with as_before(twin) if twin is not None else nullcontext():
-            other = None if twin is None else _writer(twin, style, by_name, still)[0]
-            unlike = other is None or [line[1:] for line in other.spaces()] != [line[1:] for line in lines]
-        if twin is None or other is None or unlike:
-            return [writer.sizes], [model.config.to_dict()]
-        return [writer.sizes, other.sizes], [model.config.to_dict(), twin.model.config.to_dict()]
+            other = None if twin is None else _draft(twin, style, by_name, still)[0]
+        if twin is None or other is None or other.lines != draft.lines:
+            return [draft.sizes], [model.config.to_dict()]
+        return [draft.sizes, other.sizes], [model.config.to_dict(), twin.model.config.to_dict()]
 
     def key_of(name: str) -> str | None:
         known, configs = sizes()
@@ -51,16 +50,16 @@ def table_text(
     def list_of(kinds: Sequence[str]) -> tuple[str, Sequence[str]] | None:
         return list_of_layers(kinds, model.config.to_dict())
 
-    text = writer.text(model.config.model_type, [model.config.model_type], key_of, list_of, ignored)
-    if any(place.moves for place in writer.places if place.name in writer.unsized):
-        return table_text(found, style, larger, by_name, (*still, writer.unsized))
+    text, unsized = text_of(draft, model.config.model_type, key_of, list_of, ignored)
+    if any(place.moves for place in draft.places if place.name in unsized):
+        return table_text(found, style, larger, by_name, (*still, unsized))
     return text
 
 
-def _writer(
+def _draft(
     found: Traced, style: Style, by_name: bool = False, still: tuple[frozenset[str], ...] = ()
-) -> tuple[Writer, list[str]]:
-    """Return the writer of the table of a traced model, and patterns of the tensors in its files that are not
+) -> tuple[Draft, list[str]]:
+    """Return the draft of the table of a traced model, and patterns of the tensors in its files that are not
     parameters."""
     model = found.model
     entries, disk = on_disk(found)
@@ -73,17 +72,12 @@ def _writer(
     others = {name: tensor for name, tensor in model.state_dict().items() if name not in found.axes}
     ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in as_stored(model, others)})
 
-    def fresh() -> Writer:
-        made = Writer(found.trace, entries, prefix, style, by_name)
-        made.labels = getattr(model.config, "num_labels", 0)
-        return made
-
-    writer = fresh()
+    labels = getattr(model.config, "num_labels", 0)
+    draft = drafted(found.trace, entries, prefix, style, by_name, labels)
     for names in still:
-        writer.spaces()
-        writer.hold(names)
-        writer = fresh()
-    return writer, ignored
+        hold_named(draft, names)
+        draft = drafted(found.trace, entries, prefix, style, by_name, labels)
+    return draft, ignored
 
 
 def with_fixed(text: str, names: Mapping[str, float]) -> str:
