@@ -23,6 +23,7 @@ from onebasin.models import (
     ModelError,
     Rewritten,
     Target,
+    View,
     model_card,
     provenance,
     write_into,
@@ -159,13 +160,13 @@ def _compared(
     original: Folder,
     model: Rewritten[Alignment],
     opt: Options,
-    before: Model | None = None,
+    before: View | None = None,
     tolerance: float | None = None,
 ) -> Verification:
     """Run both in the dtype of the rewriting, or in the stored dtype if that is finer."""
     stored, arithmetic = original.stored_dtype, model.dtype
     return compare_rewritten(
-        original, model, before, arithmetic=arithmetic, workers=opt.workers,
+        original, model, before, workers=opt.workers,
         dtype=arithmetic if stored.itemsize <= arithmetic.itemsize else stored, device=opt.device,
         tolerance=tolerance or tolerance_of(arithmetic),
     )  # fmt: skip

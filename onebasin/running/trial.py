@@ -119,7 +119,7 @@ def _changed(twin: Folder, form: Model, level: str) -> float:
     """Return the relative difference that a random element of every group of a level makes."""
     moved = Rewritten(form, scrambling(form.signature, level), torch.float64)
     before = even_form(form)
-    return compare_rewritten(twin, moved, before, arithmetic=torch.float64, dtype=torch.float64).relative_difference
+    return compare_rewritten(twin, moved, before, dtype=torch.float64).relative_difference
 
 
 def scrambling(signature: Signature, level: str, only: Collection[str] | None = None) -> Alignment:

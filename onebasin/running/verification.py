@@ -17,7 +17,7 @@ from onebasin.engine import Means, in_order
 from onebasin.models.errors import ModelError, one_line
 from onebasin.models.folder import Folder
 from onebasin.models.lazy_tensors import LazyTensors
-from onebasin.models.model import Model
+from onebasin.models.model import View
 from onebasin.models.weight_files import name_of
 from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
@@ -109,10 +109,9 @@ def compare(
 
 def compare_rewritten(
     original: Folder,
-    rewritten: Model,
-    before: Model | None = None,
+    rewritten: View,
+    before: View | None = None,
     *,
-    arithmetic: torch.dtype = torch.float32,
     workers: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -122,10 +121,9 @@ def compare_rewritten(
 
     Args:
         original: The folder.
-        rewritten: A view of it.
-        before: Another view of it, with which to compare (default: the folder as it is).
-        arithmetic: The dtype in which the view's tensors are computed.
-        workers: How many of them are computed at a time.
+        rewritten: A view of it, whose tensors are computed in its own dtype.
+        before: Another view of it, with which to compare, computed in that dtype, too (default: the folder as it is).
+        workers: How many of the view's tensors are computed at a time.
         dtype: Of the forward passes.
         device: Where the models run.
         tolerance: Of the relative difference, as in `compare`.
@@ -134,8 +132,8 @@ def compare_rewritten(
         ModelError: As in `compare`.
     """
 
-    def made(view: Model) -> Made:
-        return LazyTensors.of_model(view, arithmetic, device, workers), view.raw_config
+    def made(view: View) -> Made:
+        return LazyTensors.of_model(view, rewritten.dtype, device, workers), view.raw_config
 
     first = None if before is None else made(before)
     return _compared(((original, first), (original, made(rewritten))), dtype, device, tolerance=tolerance)

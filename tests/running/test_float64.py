@@ -23,7 +23,7 @@ def test_an_exact_copy_is_the_same_in_float64(case: str, tmp_path: Path) -> None
     form = Canonical(folder, torch.float64)
     groups = acting_groups(form.signature, "full", rescale="joint")
     moved = Rewritten(form, random_alignment(form.signature, groups), torch.float64)
-    verdict = compare_rewritten(folder, moved, arithmetic=torch.float64, dtype=torch.float64)
+    verdict = compare_rewritten(folder, moved, dtype=torch.float64)
     assert verdict.same, f"relative difference {verdict.relative_difference:.2g}"
 
 

@@ -190,7 +190,7 @@ def test_what_stands_at_padding_is_not_compared(tmp_path: Path) -> None:
     """ModernBERT's window leaves padded queries without a key: value biases pass through no softmax there."""
     folder = Folder(zoo.save(zoo.CASES["ModernBertForMaskedLM-biases"]().double(), tmp_path))
     form = Canonical(folder, torch.float64)
-    assert compare_rewritten(folder, form, arithmetic=torch.float64, dtype=torch.float64).same
+    assert compare_rewritten(folder, form, dtype=torch.float64).same
 
 
 def test_the_figures(make) -> None:

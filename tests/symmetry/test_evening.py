@@ -41,7 +41,7 @@ def test_streams_of_models_with_even_norms_move_exactly(case: str, tmp_path: Pat
     moved = Rewritten(
         form, random_alignment(form.signature, acting_groups(form.signature, "invertible")), torch.float64
     )
-    found = compare_rewritten(form.origin, moved, form, arithmetic=torch.float64, dtype=torch.float64)
+    found = compare_rewritten(form.origin, moved, form, dtype=torch.float64)
     assert found.relative_difference < 1e-9
     assert departure_on_twin(form) <= TOLERANCE
 
@@ -67,7 +67,7 @@ def test_a_model_whose_norms_are_even_keeps_its_function(case: str, tmp_path: Pa
     weights = {name: torch.full_like(x, 0.7) if name in names else x
                for name, x in load_file(folder / "model.safetensors").items()}  # fmt: skip
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    found = compare_rewritten(Folder(folder), even(folder), arithmetic=torch.float64, dtype=torch.float64)
+    found = compare_rewritten(Folder(folder), even(folder), dtype=torch.float64)
     assert found.relative_difference < 1e-9
 
 
