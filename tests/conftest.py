@@ -17,7 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["ONEBASIN_CACHE"] = ""  # nothing is kept outside of the tests' own folders
 
 import torch
-import typer.testing
+import typer.main
 from hypothesis import settings
 from zoo import CASES, save
 
@@ -26,6 +26,11 @@ from onebasin.models import Folder
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
+
+# Build the command line once: for every call typer would read the hints of all options anew. Tests import
+# `typer.testing` later, which then takes this function.
+typer.main.get_command = cache(typer.main.get_command)
+onebasin.cli.loaded = cache(onebasin.cli.loaded)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,13 +53,6 @@ def _seed() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     torch.set_num_threads(1)  # the models are tiny, and other processes of the run want the cores
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_command_line() -> None:
-    """Build the command line once: for every call typer would read the hints of all options anew."""
-    typer.testing._get_command = cache(typer.testing._get_command)
-    onebasin.cli.loaded = cache(onebasin.cli.loaded)
 
 
 @pytest.fixture(scope="session")
