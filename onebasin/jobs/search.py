@@ -4,7 +4,7 @@ data.
 
     closed forms     the average of models matched by activations (also with even norms, which lets the streams of
                      post-norm models rotate), by weights, and not matched; each also merged progressively, and the best
-                     of them once more with `spread`
+                     of them once more with `spread`. If the inputs are guesses, these are averages only
     learning         matching learned at level `invertible` from the best start, on images that the models imagine:
                      distillation on these makes a model worse on real images, while exact copies of the models stay
                      as good as they are
@@ -34,10 +34,11 @@ from onebasin.data.calibration import Data, is_for, noised, recut
 from onebasin.data.made import LENGTH, guessed
 from onebasin.data.teaching import Forward, Teachers, divergence, example_losses, forward_of, predictions
 from onebasin.engine import MOST_STEPS, Tell, available_memory, bfloat16_is_faster
-from onebasin.fusion.average import Average
+from onebasin.fusion.average import Average, average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import Refining, refine
+from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Held, Model, ModelError, numel
 from onebasin.models.errors import one_line
 from onebasin.models.kinship import APART, Kinship
@@ -179,6 +180,12 @@ class Search:
         return self.opt.self_made and "pixel_values" in self.split[0][0]
 
     @property
+    def only_averages(self) -> bool:
+        """Whether closed forms are not fitted: the inputs are guesses, and norms can be even, which makes the average
+        good. A fit lowers the divergence on guesses and raises it on real inputs (measured: docs/merge.md)."""
+        return self.opt.self_made and guessed(self.models[0]) and self.even is not None
+
+    @property
     def known(self) -> bool:
         """Whether the inputs are like the training data: given data, or text that the models wrote."""
         wrote = any(is_for(self.models[0], task) for task in ("causal-lm", "masked-lm"))
@@ -228,12 +235,17 @@ class Search:
 
     def closed(self, name: str, aligned: Aligned, frame: Frame | None = None, spread: bool = False) -> Candidate:
         """Return the average of aligned models, or their progressive merge if that is better."""
+        frame = frame or self.frame
+        if self.only_averages:
+            lazy = merged_tensors(self.sources(aligned), average, replace(self.opt, workers=1, ray=None))
+            tensors = {role: lazy.make([role])[role] for role in frame.models[self.template].signature.tensors}
+            return self.candidate(f"{name}, {AVERAGE}", frame, aligned, Average(), tensors)
         how = ProgressiveMerge(spread=spread, settle=False)
         found = merge_progressively(self.sources(aligned), *self.split, how, self.opt, self.tell)
         method = ProgressiveMerge(spread=spread) if found.fitted else Average()
         facts = {"ridges": found.ridges, "held_out_losses": found.losses}
         name = f"{name}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
-        return self.candidate(name, frame or self.frame, aligned, method, found.tensors, **facts)
+        return self.candidate(name, frame, aligned, method, found.tensors, **facts)
 
     def line(self, aligned: Aligned, frame: Frame) -> list[float]:
         """Return, for each lambda, the divergence of (1 - lambda) A + lambda B from the mixture of the two models'
