@@ -30,7 +30,7 @@ RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the input
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
@@ -43,10 +43,9 @@ from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import Batch, linear_calls
 from onebasin.settings import setting
 
-from .average import average
 from .fitting import Fitting
 from .method import Merged, Method, Sources
-from .tensors import merged_tensors
+from .tensors import averaged
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 ROUNDS, SMALLEST = 6, 1 / 64  # where layers are called several times: most passes, and the least share of a change
@@ -133,11 +132,7 @@ def merge_progressively(
     fit, held = split_held_out(batches, held_out) if len(ridges) > 1 else (list(batches), [])
     teachers = [loaded_model(model, **place) for model in sources.models]
     student = loaded_model(sources.models[sources.template], **place)
-    plain = merged_tensors(sources, average, replace(means, workers=1, ray=None))
-
-    def mean(role: str) -> Tensor:
-        return plain.make([role])[role]
-
+    mean = averaged(sources, means)
     student.fill(mean)
     student.fill_buffers(mean)
     calls = linear_calls(student, {key: value[:2] for key, value in fit[0].items()})

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from onebasin.models import LazyTensors
 from onebasin.models.pairing import corner
 from onebasin.symmetry import Entry, Signature
 
+from .average import average
 from .method import Sources
 
 Combine = Callable[[list[Tensor], Sequence[float], Signature, Entry], Tensor]
@@ -78,3 +79,9 @@ def merged_tensors(
 
     groups = dict.fromkeys(together.get(role, (role,)) for role in signature.tensors)
     return LazyTensors(signature, make, [*groups], means.workers, means.ray)
+
+
+def averaged(sources: Sources, means: Means) -> Callable[[str], Tensor]:
+    """Return role -> the weighted average, for a merged model that is held in this process."""
+    lazy = merged_tensors(sources, average, replace(means, workers=1, ray=None))
+    return lambda role: lazy.make([role])[role]

@@ -34,11 +34,11 @@ from onebasin.data.calibration import Data, is_for, noised, recut
 from onebasin.data.made import LENGTH, guessed
 from onebasin.data.teaching import Forward, Teachers, divergence, example_losses, forward_of, predictions
 from onebasin.engine import MOST_STEPS, Tell, available_memory, bfloat16_is_faster
-from onebasin.fusion.average import Average, average
+from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method, Sources
 from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import Refining, refine
-from onebasin.fusion.tensors import merged_tensors
+from onebasin.fusion.tensors import averaged
 from onebasin.models import Held, Model, ModelError, numel
 from onebasin.models.errors import one_line
 from onebasin.models.kinship import APART, Kinship
@@ -183,7 +183,7 @@ class Search:
     def only_averages(self) -> bool:
         """Whether closed forms are not fitted: the inputs are guesses, and norms can be even, which makes the average
         good. A fit lowers the divergence on guesses and raises it on real inputs (measured: docs/merge.md)."""
-        return self.opt.self_made and guessed(self.models[0]) and self.even is not None
+        return self.judged_on == GUESSED and self.even is not None
 
     @property
     def known(self) -> bool:
@@ -237,8 +237,8 @@ class Search:
         """Return the average of aligned models, or their progressive merge if that is better."""
         frame = frame or self.frame
         if self.only_averages:
-            lazy = merged_tensors(self.sources(aligned), average, replace(self.opt, workers=1, ray=None))
-            tensors = {role: lazy.make([role])[role] for role in frame.models[self.template].signature.tensors}
+            mean = averaged(self.sources(aligned), self.opt)
+            tensors = {role: mean(role) for role in frame.models[self.template].signature.tensors}
             return self.candidate(f"{name}, {AVERAGE}", frame, aligned, Average(), tensors)
         how = ProgressiveMerge(spread=spread, settle=False)
         found = merge_progressively(self.sources(aligned), *self.split, how, self.opt, self.tell)
@@ -289,7 +289,7 @@ class Search:
         """Return the output of one of the models."""
         return self.answers(batch)[number]
 
-    @property
+    @cached_property
     def judged_on(self) -> str:
         """Return how a verdict describes the data."""
         return judged_on(self.opt, self.models[0])
