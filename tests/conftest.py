@@ -80,6 +80,14 @@ def make(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def one_second_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a search thinks that it has time for everything, but not for long."""
+    monkeypatch.setattr("onebasin.jobs.search.Search.left", 1.0)
+    monkeypatch.setattr("onebasin.jobs.search.Search.has_time", lambda *_: True)
+    monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.2)
+
+
+@pytest.fixture
 def three_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is not asked how near the models come: models that share nothing take many sweeps."""
     from pairs import few_sweeps

@@ -41,7 +41,7 @@ LOOKS = 10  # at the held-out loss in one run
 
 @dataclass(frozen=True)
 class Refined:
-    """model: in eval mode, with `tensors` (role -> tensor), those of the step with the least held-out loss.
+    """model: in eval mode. tensors: role -> tensor, all that a folder stores, of the step with the least held-out loss.
 
     losses: step -> loss on held-out batches; step 0 is the merged model as it was.
     """
@@ -136,6 +136,9 @@ def refine(
     for parameter in free.values():
         parameter.requires_grad_(False)
     tensors = {role: parameter.detach() for role, parameter in free.items()}
+    for role, entry in merged.signature.tensors.items():  # what the class does not compute with, and running statistics
+        if role not in free and entry.stored:
+            tensors[role] = tensors.get(str(entry.alias), merged.read(role, means.dtype, means.device))
     return Refined(student.model, tensors, run.best_step, run.losses)
 
 

@@ -127,7 +127,7 @@ def rewritten(like: Folder, found: Refined) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor that the folder stores, under its names on disk."""
     for role, entry in like.signature.tensors.items():
         if entry.stored:
-            yield from entry.split(found.tensors[role if role in found.tensors else str(entry.alias)])
+            yield from entry.split(found.tensors[role])
 
 
 def _card(name: str, merged: Folder, teachers: Sequence[Folder], result: dict[str, Any], command: str | None) -> str:

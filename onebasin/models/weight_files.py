@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -33,9 +35,14 @@ class Target:
     like: Model
     dtype: torch.dtype | None
 
+    @cached_property
+    def kept(self) -> dict[str, Tensor]:
+        """The tensors that the table ignores (counters, masks), which are written as the model `like` has them."""
+        return {name: self.like.origin.read_name(name) for name in self.like.origin.others()}
+
     def stored(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype on disk of a tensor that is computed in `dtype`."""
-        if not dtype.is_floating_point:
+        if not dtype.is_floating_point or name in self.kept:
             return dtype
         return self.dtype or self.like.origin.dtypes.get(name, self.like.origin.stored_dtype)
 
@@ -49,7 +56,7 @@ class Target:
         return stored.contiguous()  # `to` ignores the memory format if nothing else changes
 
     def refuse_infinite(self, name: str, tensor: Tensor) -> None:
-        if tensor.is_floating_point() and not finite(tensor) and name not in set(self.like.origin.others()):
+        if tensor.is_floating_point() and not finite(tensor) and name not in self.kept:
             kind = name_of(tensor.dtype)
             raise ModelError(f"the tensor '{name}' is not finite in {kind}; write a wider dtype")
 
@@ -65,7 +72,8 @@ class File:
 
 
 def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: int) -> None:
-    """Write files of at most `limit` bytes, and name them once the number of files is known.
+    """Write files of at most `limit` bytes, and name them once the number of files is known. Tensors that the table
+    ignores come last.
 
     If `tensors` can be computed on a cluster, every file is a task, which computes and writes its tensors. The task of
     a lost worker is run again. Either way, the files contain the same tensors and the same bytes.
@@ -74,7 +82,7 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
     if isinstance(tensors, LazyTensors) and tensors.ray:
         files = list(on_ray(partial(_task, target, tensors, cut.room), foreseen(target, tensors, cut), tensors.ray))
     else:
-        files = _written(target, tensors, cut)
+        files = _written(target, tensors, cut, rest=target.kept)
     if not files:
         raise ModelError("there are no tensors to write")
     with clearly(target.out):
@@ -86,36 +94,44 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
 def foreseen(target: Target, making: LazyTensors, cut: Cut) -> list[File]:
     """Return the files that will hold the tensors of `making`, from shapes alone."""
     files: list[File] = []
-    for group in making.groups:
-        for name, tensor in making.foreseen(group):
-            size = tensor.numel() * target.stored(name, tensor.dtype).itemsize
-            if cut.next(name, size) == len(files):
-                files.append(File(len(files)))
-            files[-1].names.append(name)
-            files[-1].size += size
-            if group not in files[-1].groups:
-                files[-1].groups.append(group)
+    made = ((group, pair) for group in making.groups for pair in making.foreseen(group))
+    for group, (name, tensor) in chain(made, ((None, pair) for pair in target.kept.items())):
+        size = tensor.numel() * target.stored(name, tensor.dtype).itemsize
+        if cut.next(name, size) == len(files):
+            files.append(File(len(files)))
+        files[-1].names.append(name)
+        files[-1].size += size
+        if group is not None and group not in files[-1].groups:
+            files[-1].groups.append(group)
     return files
 
 
 def _task(target: Target, making: LazyTensors, room: int, file: File) -> File:
     """Compute and write one file. Other tensors of its groups belong to the file before or after it."""
     wanted = set(file.names)
-    pairs = (pair for group in file.groups for pair in making.of(group) if pair[0] in wanted)
+    made = (pair for group in file.groups for pair in making.of(group))
+    pairs = (pair for pair in chain(made, target.kept.items()) if pair[0] in wanted)
     (written,) = _written(target, pairs, Cut(room, sys.maxsize), file.number)
     if written.size != file.size:
         raise RuntimeError(f"the tensors of '{target.out}' do not have the expected shapes")
     return written
 
 
-def _written(target: Target, tensors: Iterable[tuple[str, Tensor]], cut: Cut, first: int = 0) -> list[File]:
-    """Write the files from number `first` on. A tensor is written in a thread of its own while the next is made."""
+def _written(
+    target: Target,
+    tensors: Iterable[tuple[str, Tensor]],
+    cut: Cut,
+    first: int = 0,
+    rest: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[File]:
+    """Write the files from number `first` on, `rest` after all other tensors. A tensor is written in a thread of its
+    own while the next is made."""
     shards: list[Shard] = []
     seen: set[str] = set()
     copy = not isinstance(tensors, LazyTensors)
 
     def made() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in tensors:
+        for name, tensor in chain(tensors, (pair for pair in rest.items() if pair[0] not in seen)):
             if name in seen:
                 raise ModelError(f"the tensor '{name}' occurs twice")
             seen.add(name)

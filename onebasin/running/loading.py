@@ -172,6 +172,8 @@ def _complete(
     runnable(folder)
     try:
         tensors, updates = instead or ({}, {})
+        if instead is not None:  # they are those of the table, and the class may also need what it ignores (counters)
+            instead = {name: folder.read_name(name) for name in folder.others()} | tensors, updates
         config = config_of(folder, updates)
         held = {name: tuple(tensor.shape) for name, tensor in tensors.items()} or folder.shapes
         refuse_larger(folder.name, cls or class_for(config, folder.files), config, held)

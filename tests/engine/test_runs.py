@@ -19,6 +19,7 @@ import interrupted
 import kills
 import pytest
 import torch
+from damage import edit_weights
 from footprint import make
 from safetensors import SafetensorError
 from zoo import CASES, save
@@ -158,8 +159,13 @@ def test_an_error_of_one_task_ends_the_others(tmp_path: Path, ray: str) -> None:
 @pytest.mark.parametrize("limit", ["1B", "3KB", "5GB"])
 @pytest.mark.parametrize("case", ["MixtralForCausalLM", "GPT2LMHeadModel", "BertForSequenceClassification"])
 def test_files_are_foreseen_from_shapes(case: str, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File by file gives the same bytes as one after the other, and where experts are made at once but stored apart."""
-    model = Folder(save(CASES[case](), tmp_path / "model"))
+    """File by file gives the same bytes as one after the other, also where experts are made at once but stored apart,
+    and where tensors are only copied."""
+    folder = save(CASES[case](), tmp_path / "model")
+    if case == "GPT2LMHeadModel":
+        edit_weights(folder, lambda tensors: tensors.update({"transformer.h.0.attn.bias": torch.ones(8, 8).bool()}))
+    model = Folder(folder)
+    assert len(list(model.others())) == (case == "GPT2LMHeadModel")
     making = tensors_of(model, onebasin.Options(ray="none"))
     write_model(tmp_path / "one", iter(making), model, dtype=torch.bfloat16, look=OutputSettings(shard_size=limit))
 
@@ -170,6 +176,7 @@ def test_files_are_foreseen_from_shapes(case: str, limit: str, tmp_path: Path, m
     write_model(tmp_path / "two", making, model, dtype=torch.bfloat16, look=OutputSettings(shard_size=limit))
     found = interrupted.weights(tmp_path / "one")
     assert found and found == interrupted.weights(tmp_path / "two")
+    assert set(model.others()) <= Folder(tmp_path / "one").files.keys()
 
 
 def test_no_worker_and_no_ray(pair: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,14 +52,6 @@ def divergence_of(merged: Path, models: list[Path], batches: list[dict[str, torc
 
 
 @pytest.fixture
-def one_second_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, a search thinks that it has time for everything, but not for long."""
-    monkeypatch.setattr("onebasin.jobs.search.Search.left", 1.0)
-    monkeypatch.setattr("onebasin.jobs.search.Search.has_time", lambda *_: True)
-    monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.2)
-
-
-@pytest.fixture
 def no_picture_is_too_easy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random models of few classes agree on most pictures that they imagine."""
     monkeypatch.setattr("onebasin.jobs.verdict.EASY", 1.0)
