@@ -291,7 +291,8 @@ def _heads(outputs: Mapping[str, Tensor], batch: Batch) -> Iterable[tuple[str, T
         yield name, value if where is None else value[where.to(value.device)]
     if logits:
         return
-    name, value = next(((name, outputs[name]) for name in ("pooler_output", "last_hidden_state") if name in outputs),
+    # Poolers come second: no one trains them with most encoders, and sentence encoders take the mean.
+    name, value = next(((name, outputs[name]) for name in ("last_hidden_state", "pooler_output") if name in outputs),
                        next(iter(outputs.items())))  # fmt: skip
     if value.dim() == 3:  # (examples, tokens, width)
         mask = batch.get("attention_mask")

@@ -121,12 +121,25 @@ class Folder:
             if len(kinds) == 1:
                 return kinds[0]
         if not fitting:
-            raise ModelError(f"'{path}' names no model_type, and no family's table fits its tensors and sizes; "
-                             "add the model_type to it")  # fmt: skip
+            chosen = named_table(self._family) if self._family else None
+            raise ModelError(f"'{path}' names no model_type, and {self._misfit(chosen)}; add the model_type to it, and "
+                             "remove tensors that its class does not have")  # fmt: skip
         families = list(dict.fromkeys(fitting.values()))
         listed = ", ".join(kind if kind == one else f"{kind} (family {one})" for kind, one in fitting.items())
         raise ModelError(f"'{path}' names no model_type, and its tensors fit {listed}; choose one with "
                          f"{' or '.join(f'--family {family}' for family in families)}")  # fmt: skip
+
+    def _misfit(self, table: Table | None) -> str:
+        """Return why a table does not fit (default: that of the type whose name begins the tensors' names)."""
+        table = table or next((each for each in tables().values() for kind in each.types
+                               if any(name.startswith(f"{kind}.") for name in self.shapes)), None)  # fmt: skip
+        if table is None:
+            return "no family's table fits its tensors and sizes"
+        try:
+            resolve(table, self.shapes, completed({**self._stated, "model_type": table.types[0]})[0])
+        except Exception as error:  # as in `_fits`
+            return f"its tensors are not those of {one_line(error)}"
+        return f"its sizes are not those of {table.family}"
 
     def _fits(self, table: Table, kind: str) -> bool:
         try:

@@ -105,6 +105,21 @@ def test_models_without_classes_are_asked_for_an_order(name: str, width: int) ->
     assert judge(answering(other, name), sources, batches, "these").works is False
 
 
+def test_a_pooler_that_nobody_trained_does_not_count() -> None:
+    """An encoder is known by its hidden states, averaged over each text's own tokens."""
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.arange(6) < torch.randint(1, 7, (50, 1), generator=generator)).long()
+    batches = [{"input_ids": torch.zeros(50, 6, dtype=torch.long), "attention_mask": mask}]
+    hidden = torch.randn(50, 6, 8, generator=generator)
+
+    def encoder(padding: float) -> Any:
+        states = torch.where(mask[..., None] > 0, hidden, padding * torch.randn(50, 6, 8, generator=generator))
+        outputs = {"pooler_output": torch.randn(50, 8, generator=generator), "last_hidden_state": states}
+        return lambda: lambda _: outputs
+
+    assert judge(encoder(1), [encoder(3), encoder(9)], batches, "these").agreement == [1.0, 1.0]
+
+
 def test_hidden_words_alone_count() -> None:
     """What a masked language model says of words that it sees was never trained."""
     labels = torch.full((500, 4), -100)

@@ -243,6 +243,15 @@ def test_tensors_that_fit_several_types_are_not_guessed(make) -> None:
     assert Folder(folder).raw_config["model_type"] == "ernie"
 
 
+@pytest.mark.parametrize("family", [None, "bert"])
+def test_a_tensor_that_no_type_has_is_named(make, family: str | None) -> None:
+    """The tensors' prefix tells whose table is the nearest."""
+    folder = without_type(make())
+    edit_weights(folder, lambda tensors: tensors.update({"mlm.bias": torch.zeros(3)}))
+    with pytest.raises(ModelError, match=r"not those of bert: the table does not know 'mlm\.bias'; add"):
+        assert Folder(folder, family).signature
+
+
 def test_a_type_that_is_told_by_its_tensors_serves_every_command(make, tmp_path: Path) -> None:
     a, b = make(name="a"), without_type(make(name="b"))
     for level in ("paper", "full"):
