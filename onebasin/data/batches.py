@@ -276,7 +276,8 @@ def _refuse_tokens(source: Source, features: list[Features]) -> None:
     for number, one in enumerate(features, 1):
         if not one["input_ids"]:
             raise ValueError(f"row {number} of '{source.data}' has no tokens that the model's tokenizer knows")
-    largest, known = max(max(one["input_ids"]) for one in features), source.config.vocab_size
+    largest = max(max(one["input_ids"]) for one in features)
+    known = source.config.get_text_config(encoder=True).vocab_size
     if largest >= known:
         raise ValueError(f"the data have token id {largest}, but the model's vocabulary has {known}")
 

@@ -16,7 +16,7 @@ tells less, and textures the least.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,10 @@ from torch.nn.functional import cross_entropy
 from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
-from onebasin.running.probes import POSITIONS, probe
+from onebasin.running.probes import POSITIONS
 from onebasin.running.trace import examples_in
+from onebasin.running.valid_inputs import first_that_runs
+from onebasin.running.verification import output_of
 from onebasin.settings import Reading
 
 from .batches import IGNORED, TOKENIZER_FILES, masked, padded
@@ -36,7 +38,7 @@ from .models import quiet
 from .text import stdlib_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
@@ -97,9 +99,11 @@ def made(
         hidden = padded(masked(features, mask, how.mask_share, met, generator), batch)
         return [one for one in hidden if bool((one["labels"] != IGNORED).any())]
     found = []
+    answer = partial(output_of, stock[0])
+    recipe, *_ = first_that_runs(stock[0], stock[-1], 1, how.context or LENGTH, seed, answer)
     for number, start in enumerate(range(0, count, batch)):
         some = min(batch, count - start)
-        given = probe(stock[0], stock[-1], some, how.context or LENGTH, seed + number)
+        given = recipe(some, seed + number)
         if tokenizer is not None and given.keys() >= {"input_ids", "attention_mask"} and given["input_ids"].dim() == 2:
             given |= sentences(tokenizer, some, given["input_ids"].shape[1], generator)
         for name in ("pixel_values", "input_features"):
@@ -114,9 +118,15 @@ def made(
     return found
 
 
+def _text(model: PreTrainedModel) -> PretrainedConfig:
+    """The configuration of the model, or of its language model if it also takes images or sounds."""
+    found: PretrainedConfig = model.config.get_text_config(decoder=True)
+    return found
+
+
 def _longest(models: Sequence[PreTrainedModel], most: int) -> int:
     """The longest sequence that all models take, at most `most`."""
-    return min(min(getattr(model.config, "max_position_embeddings", None) or most, most) for model in models)
+    return min(min(getattr(_text(model), "max_position_embeddings", None) or most, most) for model in models)
 
 
 def guessed(model: Model) -> bool:
@@ -164,8 +174,8 @@ def self_generated(
         raise ValueError(f"self-generated data need count and batch of 1 or more, and a length from 2 to {longest}")
     for model in models:
         _refuse_not_causal(model)
-    vocabulary = models[0].config.vocab_size
-    if any(model.config.vocab_size != vocabulary for model in models):
+    vocabulary = _text(models[0]).vocab_size
+    if any(_text(model).vocab_size != vocabulary for model in models):
         raise ValueError("the models have different vocabularies, so they cannot read what the other writes")
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(vocabulary, (count, 1), generator=generator)
@@ -192,7 +202,7 @@ def _refuse_not_causal(model: PreTrainedModel) -> None:
     kind = f"{type(model).__name__} writes no text of its own; give unlabelled data for it (a file, or a builtin set)"
     if model.main_input_name != "input_ids" or not model.can_generate():
         raise ValueError(kind)
-    size = model.config.vocab_size
+    size = _text(model).vocab_size
     pair = torch.tensor([[0, 0], [0, size - 1]], device=model.device)
     logits = getattr(model(input_ids=pair, use_cache=False), "logits", None)
     if logits is None or logits.shape != (2, 2, size) or not torch.allclose(logits[0, 0], logits[1, 0], atol=1e-4):
@@ -247,7 +257,7 @@ def hidden_token(models: Sequence[PreTrainedModel], generator: torch.Generator) 
     It is the one about which the models say the least of itself and agree the most: every other token was seen as
     itself, or never.
     """
-    size = min(model.config.vocab_size for model in models)
+    size = min(_text(model).vocab_size for model in models)
     if size * models[0].num_parameters() > FEASIBLE:
         raise ValueError("the models' mask token is not known, and finding it takes long; name it by --mask-id")
     length = _longest(models, 16)

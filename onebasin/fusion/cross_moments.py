@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from onebasin.engine import Tell
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
+from onebasin.running.valid_inputs import first_that_runs
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks
 
 
@@ -121,7 +122,7 @@ def order_of(stock: LoadedModel) -> list[list[str]]:
 
     handles = [stock.model.get_submodule(name).register_forward_hook(returned(name)) for name in owned]
     try:
-        run(stock, probe(stock.model, stock.model, 2, 8, 0))
+        first_that_runs(stock.model, stock.model, 2, 8, 0, partial(run, stock))
     finally:
         for handle in handles:
             handle.remove()

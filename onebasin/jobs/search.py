@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, is_for, noised, recut
-from onebasin.data.made import LENGTH, guessed
+from onebasin.data.made import LENGTH, guessed, writes
 from onebasin.data.teaching import Forward, Teachers, divergence, example_losses, forward_of, predictions
 from onebasin.engine import MOST_STEPS, Tell, available_memory, bfloat16_is_faster
 from onebasin.fusion.average import Average
@@ -44,8 +44,8 @@ from onebasin.models.errors import one_line
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import LoadedModel, loaded_model
 from onebasin.running.classes import runnable
-from onebasin.running.probes import probe
 from onebasin.running.trace import Batch, examples_in, run
+from onebasin.running.valid_inputs import first_that_runs
 
 from .aligning import Aligned, align_all
 from .candidates import Candidate, Chosen, Earlier
@@ -137,7 +137,8 @@ class Search:
         if a machine of `SPEED` could not try all closed forms on them in their share of the time."""
         stock = self.stock[self.centre]
         if self.opt.self_made:
-            example = probe(stock.model, stock.model, 1, self.opt.context or LENGTH, self.opt.seed)
+            length, seed = self.opt.context or LENGTH, self.opt.seed
+            example = first_that_runs(stock.model, stock.model, 1, length, seed, partial(run, stock))[1]
         else:
             rows = recut(self.data.batches, 1, by_length=True)
             example = rows[len(rows) // 2]
@@ -188,8 +189,7 @@ class Search:
     @property
     def known(self) -> bool:
         """Whether the inputs are like the training data: given data, or text that the models wrote."""
-        wrote = any(is_for(self.models[0], task) for task in ("causal-lm", "masked-lm"))
-        return not self.opt.self_made or wrote
+        return not self.opt.self_made or is_for(self.models[0], "masked-lm") or writes(self.stock[0].model)
 
     @cached_property
     def stock(self) -> list[LoadedModel]:

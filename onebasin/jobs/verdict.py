@@ -30,8 +30,9 @@ from onebasin.engine import Tell
 from onebasin.models import Folder, numel
 from onebasin.models.errors import one_line
 from onebasin.running.loading import held, streamed
-from onebasin.running.probes import probe, unpadded
+from onebasin.running.probes import unpadded
 from onebasin.running.trace import Batch
+from onebasin.running.valid_inputs import first_that_runs
 from onebasin.running.verification import output_of
 
 from .options import Options
@@ -178,9 +179,13 @@ def verdict_on(
             loads: list[Load] = [partial(_loaded, model, opt) for model in models]
             return judge(loads[0], loads[1:], batches, judged_on)
         once = [streamed(model, None, opt.dtype, opt.device)[0] for model in models]  # weights are read during one pass
-        batches = [random_inputs(once, max(map(numel, models)), opt)]
         loads = [partial(_runner, model) for model in once]
-        return judge(loads[0], loads[1:], batches, "random inputs")
+        length = shortest(max(map(numel, models)))
+
+        def judged(given: Batch) -> Verdict:
+            return judge(loads[0], loads[1:], [{name: value.cpu() for name, value in given.items()}], "random inputs")
+
+        return first_that_runs(once[-2], once[-1], ROWS, length, opt.seed, judged)[2]
     except Exception as error:  # a merge is right whether its model can be run or not
         return Verdict(None, [None] * len(sources), None, [None] * len(sources), None, one_line(error), 0)
 
@@ -199,12 +204,9 @@ def _runner(model: PreTrainedModel) -> Run:
     return answer
 
 
-def random_inputs(models: Sequence[PreTrainedModel], size: int, opt: Options) -> Batch:
-    """Return a few inputs that all models take; the larger the models, the shorter the inputs. size: parameters of the
-    largest."""
-    length = min(LONG, max(SHORT, PRODUCTS // (ROWS * size)))
-    given = probe(models[-2], models[-1], ROWS, length, opt.seed)
-    return {name: value.cpu() for name, value in given.items()}
+def shortest(size: int) -> int:
+    """Return the length of random texts: the larger the models, the shorter. size: parameters of the largest."""
+    return min(LONG, max(SHORT, PRODUCTS // (ROWS * size)))
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,7 @@ def _heads(outputs: Mapping[str, Tensor], batch: Batch) -> Iterable[tuple[str, T
     for name, value in logits.items():
         where = where_counted(value, batch)
         yield name, value if where is None else value[where.to(value.device)]
-    if logits:
+    if logits or not outputs:
         return
     # Poolers come second: no one trains them with most encoders, and sentence encoders take the mean.
     name, value = next(((name, outputs[name]) for name in ("last_hidden_state", "pooler_output") if name in outputs),

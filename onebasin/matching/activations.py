@@ -360,7 +360,8 @@ class _Meter:
                 key = roots.index(self.signature.spaces[root].batch[0])
                 outer = range(key, place)
                 rest = [dim for dim in range(len(roots)) if dim not in outer and dim != place]
-                return view.permute(*outer, place, *rest).flatten(place - key + 1).flatten(0, place - key - 1)
+                heads = view.permute(*outer, place, *rest)[..., None]  # a vector, too, has one output
+                return heads.flatten(place - key + 1).flatten(0, place - key - 1)
         raise AssertionError(role)
 
 

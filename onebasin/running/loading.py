@@ -135,7 +135,12 @@ def _contradiction(folder: str, name: str, held: Collection[int], cls: Any, need
 
 def held(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
     """Return the result of `load`, for the folder or for the tensors that replace its own."""
-    return load(folder, dtype, device, (dict(instead[0]), instead[1]) if instead else None)
+    return load(folder, dtype, device, ({**_ignored(folder), **dict(instead[0])}, instead[1]) if instead else None)
+
+
+def _ignored(folder: Folder) -> dict[str, Tensor]:
+    """Return the tensors that the table ignores, by name: the class may need them (the counters of batch norms)."""
+    return {name: folder.read_name(name) for name in folder.others()}
 
 
 def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
@@ -152,12 +157,13 @@ def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: s
         return one(name).to(device, dtype if like[name].is_floating_point() else None)
 
     given = stand_ins(like, dtype)
-    model, unused = _complete(folder, dtype, ({**like, **given}, updates))
+    fixed = _ignored(folder) if whole else {}
+    model, unused = _complete(folder, dtype, ({**fixed, **like, **given}, updates))
     other = like.keys() - placed(model, given) - unused
     if other:
         given = {name: tensor for name, tensor in given.items() if name not in other}
         real = whole.some(other) if whole else {name: like[name] for name in other}
-        model, unused = _complete(folder, dtype, ({**given, **real}, updates))
+        model, unused = _complete(folder, dtype, ({**fixed, **given, **real}, updates))
     if not await_weights(model, given, make, dtype, device):
         raise DoesNotRun(f"'{folder.name}': {kind_of(model)} keeps copies of what it loads")
     model.train(False)
@@ -172,8 +178,6 @@ def _complete(
     runnable(folder)
     try:
         tensors, updates = instead or ({}, {})
-        if instead is not None:  # they are those of the table, and the class may also need what it ignores (counters)
-            instead = {name: folder.read_name(name) for name in folder.others()} | tensors, updates
         config = config_of(folder, updates)
         held = {name: tuple(tensor.shape) for name, tensor in tensors.items()} or folder.shapes
         refuse_larger(folder.name, cls or class_for(config, folder.files), config, held)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,8 +25,8 @@ from onebasin.symmetry import Alignment, Signature, acting_groups
 from onebasin.symmetry.groups.elements import Element
 
 from .classes import class_for, quietly
-from .probes import probe
 from .twins import build
+from .valid_inputs import recipes
 from .verification import compare_rewritten
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ def saved_twin(model: Folder, place: Path) -> Folder:
                      f"({reason}); use --verify outputs")  # fmt: skip
 
 
-def probes(model: PreTrainedModel) -> list[dict[str, Tensor]]:
-    """Return the inputs on which a twin and its rewritten copy are compared, as candidates for `build`."""
-    return [probe(model, model, 2, 8, 0)]
+def probes(model: PreTrainedModel) -> Iterator[dict[str, Tensor]]:
+    """Yield the inputs on which a twin and its rewritten copy are compared, as candidates for `build`."""
+    return (recipe(2, 0) for recipe in recipes(model, model, 8))
 
 
 def _patterns(signature: Signature) -> set[str]:

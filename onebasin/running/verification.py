@@ -27,7 +27,8 @@ from .classes import kind_of, takes_cache
 from .expert_layout import running_experts
 from .float64 import throughout
 from .loading import DoesNotRun, Made, held, streamed
-from .probes import probe, unpadded
+from .probes import unpadded
+from .valid_inputs import first_that_runs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -181,8 +182,8 @@ def compare_models(
         ModelError: They have no output in common, or cannot be run on the inputs.
     """
     allowed = tolerance_of(a.dtype, b.dtype) if tolerance is None else tolerance
-    given = probe(a, b, batch, length, seed)
-    ours, theirs = _outputs(a, given, seed), _outputs(b, given, seed)
+    _, given, ours = first_that_runs(a, b, batch, length, seed, lambda given: _outputs(a, given, seed))
+    theirs = _outputs(b, given, seed)
     both = [name for name in ours if name in theirs]
     if not both:
         raise ModelError(f"the models have no output in common: {kind_of(a)} returns {', '.join(ours)}, "
@@ -219,7 +220,9 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
         raise DoesNotRun(f"{kind_of(model)} cannot be run on random inputs: {one_line(error)}") from None
     finally:
         model.train(training)
-    return outward(found)
+    if not (shown := outward(found)):
+        raise DoesNotRun(f"{kind_of(model)} returns nothing that can be compared")
+    return shown
 
 
 def output_of(model: PreTrainedModel, given: Mapping[str, Tensor]) -> Any:
@@ -233,11 +236,14 @@ def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the outputs to compare: floating-point tensors, without internal ones."""
     # Embeddings of texts and images are only compared with each other (CLIP): they may be rotated together.
     internal = (*INTERNAL, "_embeds") if "logits_per_image" in found else INTERNAL
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, Tensor) and value.is_floating_point() and not any(word in name for word in internal)
-    }
+    shown = {name: value for name, value in found.items() if not any(word in name for word in internal)}
+    several = {f"{name}.{i}": each for name, value in shown.items() if isinstance(value, (tuple, list))
+               for i, each in enumerate(value)}  # fmt: skip
+    for named in (shown, several):  # several: heads of one name (MGP-STR)
+        floats = {n: x for n, x in named.items() if isinstance(x, Tensor) and x.is_floating_point()}
+        if floats:
+            return floats
+    return {}
 
 
 def _largest(x: Tensor) -> float:

@@ -10,6 +10,7 @@ from zoo import CASES, save
 
 import onebasin
 from onebasin.data.made import likely, made
+from onebasin.running import twins
 from onebasin.settings import Reading
 
 MASK, PREDICTED = 4, 3  # tokens: the one that hides, and how many of the others the models were asked for
@@ -40,3 +41,13 @@ def test_the_guess_follows_ranks_in_the_vocabulary_and_in_norm() -> None:
     others = torch.arange(len(table)) != MASK
     assert chances[MASK] == 0 and bool((chances[others].diff() < 0).all())
     assert float(chances[0] / chances[9]) == 10.0  # Zipf's law
+
+
+def test_language_models_that_take_images_write_text_too(tmp_path: Path) -> None:
+    """Their vocabulary stands in the configuration of the language model."""
+    model = twins.build("llava", "LlavaForConditionalGeneration")[0].float()
+    model.save_pretrained(tmp_path / "model")
+    size = model.config.text_config.vocab_size
+    (written, *_) = made([onebasin.Folder(tmp_path / "model")], 8, Reading(context=12))
+    assert written.keys() == {"input_ids"} and written["input_ids"].shape[1] == 12
+    assert int(written["input_ids"].min()) >= 0 and int(written["input_ids"].max()) < size

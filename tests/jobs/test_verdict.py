@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import CASES, save
 
 import onebasin
-from onebasin.jobs.verdict import GUESSED, IMAGINED, PART, ROWS, SHORT, judge, random_inputs
+from onebasin.jobs.verdict import GUESSED, IMAGINED, PART, ROWS, SHORT, judge
 
 BATCHES = [{"input_ids": torch.zeros(500, 1, dtype=torch.long)}] * 2
 
@@ -148,16 +148,16 @@ def test_a_large_model_is_read_as_it_runs_once(tmp_path: Path, monkeypatch: pyte
     """Models that are too large to make inputs are judged on few tokens, in one pass that holds no model."""
     asked: list[int] = []
 
-    def counted(models: Any, size: int, opt: Any) -> Any:
-        batch = random_inputs(models, 2**30, opt)
-        asked.append(batch["input_ids"].numel())
-        return batch
+    def counted(model: Any, sources: Any, batches: Any, judged_on: str) -> Any:
+        asked.extend(batch["input_ids"].numel() for batch in batches)
+        return judge(model, sources, batches, judged_on)
 
     def holds(*_: Any) -> Any:
         raise AssertionError("a model is held")
 
     monkeypatch.setattr("onebasin.data.calibration.LARGE", 0)
-    monkeypatch.setattr("onebasin.jobs.verdict.random_inputs", counted)
+    monkeypatch.setattr("onebasin.jobs.verdict.judge", counted)
+    monkeypatch.setattr("onebasin.jobs.verdict.numel", lambda _: 2**30)
     monkeypatch.setattr("onebasin.jobs.verdict.held", holds)
     model = save(CASES["GPT2LMHeadModel"](), tmp_path / "a")
     verdict = onebasin.merge([model, model], match="none")["verdict"]

@@ -8,8 +8,10 @@ import torch
 from elements import random_alignment
 from zoo import CASES, inputs, save
 
+import onebasin
 from onebasin.matching.activations import _Meter, match_activations
 from onebasin.models import Canonical, Folder, Rewritten
+from onebasin.running import twins
 from onebasin.running.loaded import loaded_model
 from onebasin.symmetry import acting_groups
 
@@ -63,3 +65,20 @@ def test_what_stays_is_not_measured(tmp_path: Path) -> None:
     meter.measure(inputs(model))
     measured = {root for _, sites in meter.outputs.values() for site in sites for root in meter._roots(site)}
     assert {"stream", "decoder.layers.0.ffn"} <= measured and "vocab" not in measured
+
+
+def test_heads_that_a_single_output_reads(tmp_path: Path) -> None:
+    """Of a video classifier's pooler: one query for all, so a vector reads the heads' values."""
+    model = twins.build("vjepa2")[0]
+    for seed in (0, 1):
+        twins.random_model(model.config, type(model), seed).float().save_pretrained(tmp_path / str(seed))
+    found = onebasin.match(
+        tmp_path / "1",
+        tmp_path / "0",
+        tmp_path / "out",
+        match="full",
+        match_with="activations",
+        data="self",
+        samples=12,
+    )
+    assert found["max_output_difference"] is not None and found["distance_after"] < found["distance_before"]

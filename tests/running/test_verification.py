@@ -16,7 +16,7 @@ from damage import edit_config, edit_weights, to_pickle
 import onebasin
 from onebasin.data.models import load_model as load_for
 from onebasin.models import Canonical, Folder, ModelError, write_model
-from onebasin.running import compare, compare_models, compare_rewritten, load_model
+from onebasin.running import compare, compare_models, compare_rewritten, load_model, twins
 from onebasin.running.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -124,6 +124,25 @@ def test_experts_that_grouped_products_do_not_take(case: str, dtype: torch.dtype
     assert onebasin.match(folder, folder, tmp_path / "moved", symmetry="paper")["max_output_difference"] < 1e-4
     given = torch.arange(6).view(1, 6)
     assert bool(onebasin.data.load_model(folder, "causal-lm")(input_ids=given).logits.isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["vjepa2", "mgp-str"])
+def test_types_with_inputs_or_outputs_of_their_own(tmp_path: Path, kind: str) -> None:
+    """Videos go in under a name of their own, and several heads come out as one tuple."""
+    model = twins.build(kind)[0].float()
+    assert compare_models(model, model).same
+    changed = twins.random_model(model.config, type(model), seed=1).float()
+    assert not compare_models(model, changed).same
+    model.save_pretrained(tmp_path / "model")
+    found = onebasin.match(tmp_path / "model", tmp_path / "model", tmp_path / "moved", match="full")
+    assert found["max_output_difference"] < 1e-4
+
+
+def test_a_model_that_accepts_no_inputs_says_why_for_the_usual_ones() -> None:
+    model = zoo.CASES["BertModel"]()
+    model.forward = lambda input_ids, attention_mask=None, **_: 1 / 0
+    with pytest.raises(ModelError, match="cannot be run on random inputs: division by zero"):
+        compare_models(model, model)
 
 
 @pytest.mark.parametrize("kind", OTHERS)

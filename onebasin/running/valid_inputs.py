@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random inputs on which a model of any type runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Tensor
+
+from .made_inputs import Way, made_inputs
+from .probes import probe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TRIED = 24  # recipes for types that need other inputs than most
+Inputs = dict[str, Tensor]
+Recipe = Callable[[int, int], Inputs]  # (examples, seed) -> inputs
+T = TypeVar("T")
+
+
+def recipes(a: PreTrainedModel, b: PreTrainedModel, length: int) -> Iterator[Recipe]:
+    """Yield recipes for inputs that two models of one type may accept, on a's device and in its dtype.
+
+    First come the usual inputs, see `probe`; then, for types that need others (videos, patches, frames of sound), those
+    of `made_inputs`, which always have the same number of examples. length: of the longest text, in tokens.
+    """
+    yield lambda count, seed: probe(a, b, count, length, seed)
+    with suppress(Exception):  # the inputs of some types cannot be derived
+        for way, _ in islice(made_inputs(a), TRIED):
+            yield partial(_other, a, way)
+
+
+def first_that_runs(
+    a: PreTrainedModel, b: PreTrainedModel, count: int, length: int, seed: int, run: Callable[[Inputs], T]
+) -> tuple[Recipe, Inputs, T]:
+    """Return the first of `recipes` whose inputs `run` accepts, these inputs, and what it returned for them.
+
+    Raises:
+        Exception: That of `run` on the usual inputs, if it accepts none.
+    """
+    refused: Exception | None = None
+    for recipe in recipes(a, b, length):
+        try:
+            given = recipe(count, seed)
+            return recipe, given, run(given)
+        except Exception as error:  # each class refuses inputs in its own way
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _other(model: PreTrainedModel, way: Way, _: int, seed: int) -> Inputs:
+    return {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in way.made(model, seed).items()
+        if isinstance(value, Tensor)
+    }
