@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from onebasin.data.teaching import predictions, where_counted
 from onebasin.engine import Tell
-from onebasin.models import Folder, numel
+from onebasin.models import Folder
 from onebasin.models.errors import one_line
 from onebasin.running.loading import held, streamed
 from onebasin.running.probes import unpadded
@@ -180,7 +181,7 @@ def verdict_on(
             return judge(loads[0], loads[1:], batches, judged_on)
         once = [streamed(model, None, opt.dtype, opt.device)[0] for model in models]  # weights are read during one pass
         loads = [partial(_runner, model) for model in once]
-        length = shortest(max(map(numel, models)))
+        length = shortest(max(map(_numel, models)))
 
         def judged(given: Batch) -> Verdict:
             return judge(loads[0], loads[1:], [{name: value.cpu() for name, value in given.items()}], "random inputs")
@@ -192,8 +193,13 @@ def verdict_on(
 
 def _loaded(folder: Folder, opt: Options) -> Run:
     """Return a model: loaded if it is small, otherwise one whose weights are read as they are used."""
-    prepare = held if numel(folder) <= HELD else streamed
+    prepare = held if _numel(folder) <= HELD else streamed
     return _runner(prepare(folder, None, opt.dtype, opt.device)[0])
+
+
+def _numel(folder: Folder) -> int:
+    """Return the numbers on disk, without the table: to infer that of a merged model can take longer than to run it."""
+    return sum(map(prod, folder.shapes.values()))
 
 
 def _runner(model: PreTrainedModel) -> Run:

@@ -157,7 +157,7 @@ def test_a_large_model_is_read_as_it_runs_once(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("onebasin.data.calibration.LARGE", 0)
     monkeypatch.setattr("onebasin.jobs.verdict.judge", counted)
-    monkeypatch.setattr("onebasin.jobs.verdict.numel", lambda _: 2**30)
+    monkeypatch.setattr("onebasin.jobs.verdict._numel", lambda _: 2**30)
     monkeypatch.setattr("onebasin.jobs.verdict.held", holds)
     model = save(CASES["GPT2LMHeadModel"](), tmp_path / "a")
     verdict = onebasin.merge([model, model], match="none")["verdict"]
