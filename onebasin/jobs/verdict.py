@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,7 +198,7 @@ def _loaded(folder: Folder, opt: Options) -> Run:
 
 def _numel(folder: Folder) -> int:
     """Return the numbers on disk, without the table: to infer that of a merged model can take longer than to run it."""
-    return sum(map(prod, folder.shapes.values()))
+    return sum(map(math.prod, folder.shapes.values()))
 
 
 def _runner(model: PreTrainedModel) -> Run:
