@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peak memory of this process, and memory that the machine has left."""
+"""Peak memory of this process, memory that the machine has left, and freed memory that the C library keeps."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 try:
@@ -21,6 +24,41 @@ def peak_memory() -> int:
     if resource is None:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+KEPT = 64 << 20  # bytes by which a process may grow before freed memory is returned
+_least = 0  # bytes it had when this was last done, or fewer since
+
+
+def return_freed() -> None:
+    """Return freed memory to the system if this process has grown by more than `KEPT` since the last time.
+
+    The GNU C library keeps freed blocks of up to 32 MB, but puts an aligned block, as every tensor is, only into a
+    larger one. What it keeps becomes more and more. With other libraries, nothing is done.
+    """
+    global _least
+    if (trim := _trim()) is None:
+        return
+    if (now := _in_use()) > _least + KEPT:
+        trim(ctypes.c_size_t(0))
+        _least = _in_use()
+    else:
+        _least = min(_least, now)
+
+
+@cache
+def _trim() -> Callable[[ctypes.c_size_t], int] | None:
+    """Return the function of the GNU C library, None with others."""
+    if not Path("/proc/self/statm").exists():
+        return None
+    found: Callable[[ctypes.c_size_t], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return found
+
+
+def _in_use() -> int:
+    """Return the bytes in memory that no file holds."""
+    resident, of_files = map(int, Path("/proc/self/statm").read_text("utf-8").split()[1:3])
+    return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_memory() -> int | None:

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import torch
 
+from .memory import return_freed
+
 T = TypeVar("T")
 R = TypeVar("R")
 _inside = threading.local()  # marks threads that run a unit: nested calls run in line
@@ -22,7 +24,8 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
     """Yield function(item) for every item, in order, computed in threads; at most one result per worker waits.
 
     Threads are enough: GEMM, SVD and assignment release the interpreter lock. Each unit runs its linear algebra on one
-    core, so results have the same bits for any number of workers. The first exception is raised.
+    core, so results have the same bits for any number of workers. The first exception is raised. After a unit, freed
+    memory is returned to the system.
 
     Args:
         function: Computes one unit.
@@ -30,15 +33,21 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
         workers: Number of threads (default: one per core).
     """
     count = workers or os.cpu_count() or 1
+
+    def unit(item: T) -> R:
+        result = function(item)
+        return_freed()
+        return result
+
     with one_core_each():
         if count == 1 or getattr(_inside, "unit", False):
-            yield from map(function, items)
+            yield from map(unit, items)
             return
         waiting: deque[Future[R]] = deque()
         with ThreadPoolExecutor(count, initializer=_mark) as pool:
             try:
                 for item in items:
-                    waiting.append(pool.submit(function, item))
+                    waiting.append(pool.submit(unit, item))
                     if len(waiting) > 2 * count - 1:
                         yield waiting.popleft().result()
                 while waiting:
