@@ -106,7 +106,7 @@ def run(case: str, folder: Path) -> list[Tensor]:
 
 @lru_cache(maxsize=2)
 def _loaded(folder: Path) -> LoadedModel:
-    return loaded_model(Folder(folder), dtype=torch.float64, experts=True)
+    return loaded_model(Folder(folder), dtype=torch.float64)
 
 
 def outputs_of(checkpoint: Folder, tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -108,7 +108,10 @@ def transport(
         raise ModelError(f"'{source.name}' and '{anchor.name}' differ in family or number of layers")
     finder = _Finder(source, anchor, way.entropy, {"dtype": means.dtype, "device": means.device})
     if way.ground == "acts":
-        ours, moved = loaded_model(anchor, **finder.how), loaded_model(source, **finder.how)
+        ours, moved = (
+            loaded_model(anchor, **finder.how, experts=False),
+            loaded_model(source, **finder.how, experts=False),
+        )
         finder.measured = of_activations(ours, moved, batches, finder.target.sizes, tell)
     if way.residual == "one":
         finder.all_at_once(tell)
@@ -307,7 +310,7 @@ class _Finder:
                         self.own.setdefault(role, {})[root] = running[root]
             return running[root]
 
-        for held in order_of(loaded_model(self.anchor, **self.how)):
+        for held in order_of(loaded_model(self.anchor, **self.how, experts=False)):
             roles = [role for role in held if role in self.signature.tensors]
             touched = sorted((root, role) for role in roles for root in self.roots_of(role) & streams.keys())
             written = {root for root, role in touched if self.writes(role, root)}

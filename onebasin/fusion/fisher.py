@@ -64,7 +64,7 @@ class Fisher(StatisticsMethod):
         if given and "self" in data.given.datasets:
             raise ValueError("given labels need data with labels: --data FILE; or let the model draw them (sampled)")
         batches = data.batches
-        stock = loaded_model(model, dtype=means.dtype, device=means.device, attention="eager", experts=True)
+        stock = loaded_model(model, dtype=means.dtype, device=means.device, attention="eager")
         causal = given and (data.given.task or task_of(model)) == "causal-lm"
         diagonal, count = fisher_diagonal(stock, batches, self, causal=causal, seed=data.given.seed, tell=tell)
         return measured(self.kind, diagonal, count, (), model)

@@ -107,37 +107,38 @@ def refine(
             a checkpoint of another run.
     """
     how, means = how or Refining(), means or Means()
-    shares, loaded = how.shares(len(teachers)), partial(loaded_model, dtype=means.dtype, device=means.device)
+    shares = how.shares(len(teachers))
+    loaded = partial(loaded_model, dtype=means.dtype, device=means.device)
     fit, held = split_held_out(batches, held_out)
     masters = [teacher if isinstance(teacher, LoadedModel) else loaded(teacher) for teacher in teachers]
     answers = Teachers([partial(forward_of(master, how.mixed), master.parameter) for master in masters])
     student = loaded(merged, attention=attention_of(how.mixed, means.device))
     forward = forward_of(student, how.mixed)
-    free = student.parameter
-    for parameter in free.values():
+    free: list[Tensor] = list(student.model.parameters())  # also those that stack the tensors of experts
+    for parameter in free:
         parameter.requires_grad_()
     hiding = Hiding.of(fit)
     order = drawn_order(np.random.default_rng(how.seed), how.steps, len(fit))
 
     def held_out_loss() -> float:
-        return mean_loss(divergence, partial(forward, free), answers, shares, held)
+        return mean_loss(divergence, partial(forward, student.parameter), answers, shares, held)
 
     def loss_at(step: int) -> Tensor:
         batch = fit[order[step - 1]]
         if hiding is not None and step > len(fit):  # the first round takes the texts as they are
             batch = hiding.anew(batch, torch.Generator().manual_seed(hash((how.seed, step))))
         theirs = answers(batch) if hiding is None else answers.asked(batch)  # kept for batches that come again
-        return divergence(forward(free, batch), theirs, shares, batch)
+        return divergence(forward(student.parameter, batch), theirs, shares, batch)
 
     pace = Pace(how.steps, how.lr, LOOKS, seconds=how.seconds)
-    run = Descent(list(free.values()), pace, matrices=_matrices(student), seed=how.seed, batches=len(fit),
+    run = Descent(free, pace, matrices=_matrices(student), seed=how.seed, batches=len(fit),
                   weights=shares, mixed=how.mixed)  # fmt: skip
     run.descend(loss_at, held_out_loss, checkpoint=how.checkpoint, progress=progress)
-    for parameter in free.values():
+    for parameter in free:
         parameter.requires_grad_(False)
-    tensors = {role: parameter.detach() for role, parameter in free.items()}
+    tensors = {role: student.tensor(role).detach() for role in student.roles}
     for role, entry in merged.signature.tensors.items():  # what the class does not compute with, and running statistics
-        if role not in free and entry.stored:
+        if role not in tensors and entry.stored:
             tensors[role] = tensors.get(str(entry.alias), merged.read(role, means.dtype, means.device))
     return Refined(student.model, tensors, run.best_step, run.losses)
 

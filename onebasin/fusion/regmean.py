@@ -48,7 +48,7 @@ class RegMean(StatisticsMethod):
     shrink: Factor = setting(SHRINK, "Factor on the off-diagonal entries of the Gram matrices.")
 
     def measure(self, model: Model, data: Data, means: Means, tell: Tell | None) -> Statistics:
-        stock = loaded_model(model, dtype=means.dtype, device=means.device, experts=True)
+        stock = loaded_model(model, dtype=means.dtype, device=means.device)
         grams, columns, count = input_grams(stock, data.batches, tell=tell)
         return measured(self.kind, grams, count, columns, model)
 

@@ -288,7 +288,7 @@ def learn(
     how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device, "attention": attention_of(opt.mixed, opt.device)}
     stock = [loaded_model(models[i], **how) for i in (centre, *others)]
     forward = forward_of(stock[0], opt.mixed)
-    tensors = cornered([one.parameter for one in stock])
+    tensors = cornered([{role: one.tensor(role) for role in one.roles} for one in stock])
     shown: Callable[[str, float], None] | None = None
     if tell:
         hint = slowed(opt.mixed, opt.device)

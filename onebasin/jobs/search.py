@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -194,7 +195,7 @@ class Search:
     @cached_property
     def stock(self) -> list[LoadedModel]:
         """The unchanged models, loaded once."""
-        return [loaded_model(model, dtype=self.opt.dtype, device=self.opt.device) for model in self.models]
+        return [self.loaded(model) for model in self.models]
 
     @cached_property
     def answers(self) -> Teachers:
@@ -207,7 +208,10 @@ class Search:
     @cached_property
     def even_template(self) -> LoadedModel:
         assert self.even is not None
-        return loaded_model(self.even.models[self.template], dtype=self.opt.dtype, device=self.opt.device)
+        return self.loaded(self.even.models[self.template])
+
+    def loaded(self, model: Model) -> LoadedModel:
+        return loaded_model(model, dtype=self.opt.dtype, device=self.opt.device)
 
     def run(self, one: Candidate) -> Run:
         """Return a candidate as a function of a batch."""
@@ -234,12 +238,17 @@ class Search:
         return replace(one, losses=example_losses(divergence, self.run(one), self.answers, parts, self.split[1]))
 
     def closed(self, name: str, aligned: Aligned, frame: Frame | None = None, spread: bool = False) -> Candidate:
-        """Return the average of aligned models, or their progressive merge if that is better."""
+        """Return the average of aligned models, or their progressive merge if that is better and can be made."""
         frame = frame or self.frame
-        if self.only_averages:
-            mean = averaged(self.sources(aligned), self.opt)
-            tensors = {role: mean(role) for role in frame.models[self.template].signature.tensors}
-            return self.candidate(f"{name}, {AVERAGE}", frame, aligned, Average(), tensors)
+        if not self.only_averages:
+            with suppress(ModelError):  # its layers cannot be followed
+                return self.fitted(name, aligned, frame, spread)
+        mean = averaged(self.sources(aligned), self.opt)
+        tensors = {role: mean(role) for role in frame.models[self.template].signature.tensors}
+        return self.candidate(f"{name}, {AVERAGE}", frame, aligned, Average(), tensors)
+
+    def fitted(self, name: str, aligned: Aligned, frame: Frame, spread: bool) -> Candidate:
+        """Return the progressive merge of aligned models, or their average if that is better."""
         how = ProgressiveMerge(spread=spread, settle=False)
         found = merge_progressively(self.sources(aligned), *self.split, how, self.opt, self.tell)
         method = ProgressiveMerge(spread=spread) if found.fitted else Average()
@@ -375,8 +384,8 @@ class Trials:
         begun = time.perf_counter()
         try:
             one = make()
-        except ModelError as error:
-            self.notes.append(f"no candidate: {name} ({error})")
+        except Exception as error:  # a class that cannot be followed, say; the data were already run on
+            self.notes.append(f"no candidate: {name} ({one_line(error)})")
             return
         self.found.append(one)
         self.seconds[one.name] = time.perf_counter() - begun

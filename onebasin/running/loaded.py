@@ -58,12 +58,16 @@ class LoadedModel:
     def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name in memory -> tensor, for a model with `tensors` (by role, all of `roles`) instead of its own."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return {names[id(self.parameter[role])]: tensors[role] for role in self.parameter} | self.stacked(tensors)
+
+    def stacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return name in memory -> tensor, for those that the class stacks from the tensors of all `parts`."""
         pieces = {
             part: piece
             for role, parts in self.parts.items()
             for part, (_, piece) in zip(parts, self.signature.tensors[role].split(tensors[role]), strict=True)
         }
-        return {names[id(self.parameter[role])]: tensors[role] for role in self.parameter} | assembled(pieces)
+        return assembled(pieces)
 
     def module(self, role: str) -> nn.Module:
         return self.model.get_submodule(self.owner[role])
@@ -94,7 +98,7 @@ def loaded_model(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     attention: str | None = None,
-    experts: bool = False,
+    experts: bool = True,
 ) -> LoadedModel:
     """Return a model as an object of the class that its config names. Nothing is written.
 
@@ -103,7 +107,7 @@ def loaded_model(
         dtype: Of the parameters.
         device: Where it runs.
         attention: The implementation (`eager` returns attention maps).
-        experts: Accept classes that stack the tensors of experts; they run one expert after another, and `parts` has
+        experts: Accept classes that stack the tensors of experts, which run one expert after another; `parts` has
             the place of each tensor.
 
     Raises:

@@ -30,7 +30,7 @@ CASE = ["MixtralForCausalLM", "OlmoeForCausalLM"]
 
 
 def stock(model: Folder) -> LoadedModel:
-    return loaded_model(model, dtype=torch.float64, attention="eager", experts=True)
+    return loaded_model(model, dtype=torch.float64, attention="eager")
 
 
 def data(case: str, first: int = 0, count: int = 3) -> list[dict[str, Tensor]]:
@@ -84,7 +84,7 @@ def test_parts_are_where_the_tensors_lie(case: str, tmp_path: Path) -> None:
     assert again.keys() == held.keys() and all(torch.equal(again[name], tensor) for name, tensor in held.items())
     assert all(torch.equal(found.tensor(role), model.read(role, torch.float64)) for role in found.roles)
     with pytest.raises(ModelError, match="in another form than the folder"):
-        loaded_model(model)
+        loaded_model(model, experts=False)
 
 
 @pytest.mark.parametrize("case", CASE)
@@ -110,7 +110,7 @@ def test_grams_of_experts_move_through_an_alignment_exactly(case: str, tmp_path:
         elements[root] = group.random(space.size, tuple(signature.sizes[outer] for outer in space.batch), generator)
         batch[root] = space.batch
     alignment = Alignment(elements, batch)
-    how = {"dtype": torch.float64, "experts": True}
+    how = {"dtype": torch.float64}
     before, columns, count = input_grams(loaded_model(model, **how), data(case))
     after, _, _ = input_grams(loaded_model(Rewritten(model, alignment, torch.float64), **how), data(case))
     moved = measured("gram", before, count, columns, model).moved(signature, alignment)
@@ -187,5 +187,5 @@ def test_merging_a_model_with_itself_gives_its_function(tmp_path: Path, method: 
                            task="causal-lm", precision="float64")["model"]  # fmt: skip
     ids = torch.tensor([[1, 5, 2, 9]])
     with torch.no_grad():
-        outputs = [m.double()(ids).logits for m in (found, loaded_model(Folder(one), experts=True).model)]
+        outputs = [m.double()(ids).logits for m in (found, loaded_model(Folder(one)).model)]
     assert torch.allclose(*outputs, atol=1e-3 * float(outputs[1].abs().max()))

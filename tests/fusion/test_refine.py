@@ -17,7 +17,7 @@ from onebasin.models import Folder
 from onebasin.running.loaded import loaded_model
 
 CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM",
-        "LlamaForCausalLM"]  # fmt: skip
+        "LlamaForCausalLM", "MixtralForCausalLM"]  # fmt: skip
 Batches = list[dict[str, Tensor]]
 EXACT = Means(precision="float64")
 

@@ -114,7 +114,7 @@ def test_with_data_models_of_one_base_may_be_fitted(tmp_path: Path) -> None:
 
 
 KINDS = ("ViTForImageClassification", "BertForMaskedLM", "BertForSequenceClassification", "BertModel",
-         "T5ForConditionalGeneration", "WhisperForConditionalGeneration")  # fmt: skip
+         "MixtralForCausalLM", "T5ForConditionalGeneration", "WhisperForConditionalGeneration")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", KINDS)

@@ -50,7 +50,7 @@ def test_a_tensor_that_a_class_divides_is_refused_in_a_sentence(tmp_path: Path) 
 def test_what_a_class_keeps_as_a_buffer_is_filled_too(case: str, tmp_path: Path) -> None:
     """Running statistics, and the corrections that choose experts."""
     model = CASES[case]().double()
-    stock = loaded_model(Folder(save(model, tmp_path / "model")), dtype=torch.float64, experts=True)
+    stock = loaded_model(Folder(save(model, tmp_path / "model")), dtype=torch.float64)
     assert stock.buffer
     given = inputs(model)
     got = named_outputs(stock.model, given)
