@@ -16,7 +16,7 @@ columns identify the partner of each, and prove it with a small share of the mul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -112,32 +112,39 @@ def _nearest(anchor: Tensor, source: Tensor) -> Tensor:
 def _inside(group: Group, views: Sequence[View], order: Tensor) -> tuple[Element, Tensor, Tensor]:
     """Return the best element inside each pair of neurons, and the squared distances with it and without maps, (n,)."""
     n = len(order)
-    sums = {dual: views[0][0].new_zeros(2, n, 1, 1) for dual in (False, True)}
+    sums = {dual: views[0][0].new_zeros(2, n) for dual in (False, True)}
     for a, s, leaf, weight in views:
-        picked = s[order]
-        for total, term in zip(sums[leaf.dual], (a * picked, picked.square()), strict=True):
-            total += weight * term.sum(-1, keepdim=True)
+        products, norms = sums[leaf.dual]
+        for some, x, y in _pieces(a[:, 0], s[:, 0], order):
+            products[some] += weight * (x * y).sum(1)
+            norms[some] += weight * y.square().sum(1)
     (primal, p), (dual, d) = sums[False], sums[True]
-    element = group.nearest(Moments(primal, dual, p[..., 0], d[..., 0]))
+    element = group.nearest(Moments(primal[:, None, None], dual[:, None, None], p[:, None], d[:, None]))
     after = before = p.new_zeros(n)
     for a, s, leaf, weight in views:
-        after = after + weight * _row_squares(a[:, 0], element.act(s[order], leaf.dual)[:, 0])
+        factor = element.act(p.new_ones(n, 1, 1), leaf.dual)[:, 0]
+        after = after + weight * _row_squares(a[:, 0], s[:, 0], order, factor)
         before = before + weight * _row_squares(a[:, 0], s[:, 0])
     return element, after, before
 
 
-def _row_squares(a: Tensor, s: Tensor, order: Tensor | None = None) -> Tensor:
-    """Return |A_i - S_order(i)|^2 of (n, m) matrices, piece by piece in the order of storage."""
+def _row_squares(a: Tensor, s: Tensor, order: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+    """Return |A_i - f_i S_order(i)|^2 of (n, m) matrices. factor: (n, 1)."""
+    total = a.new_zeros(len(a))
+    for some, x, y in _pieces(a, s, order):
+        total[some] += (x - (y if factor is None else y * factor[some])).square_().sum(1)
+    return total
+
+
+def _pieces(a: Tensor, s: Tensor, order: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield (n, m) matrices piece by piece in the order of storage, the source's rows in `order`: (rows, A, S)."""
     if a.stride(0) >= a.stride(1):
-        found = []
         for start in range(0, len(a), step := _rows(a.shape[1])):
             some = slice(start, start + step)
-            found.append((a[some] - (s[some] if order is None else s[order[some]])).square_().sum(1))
-        return torch.cat(found)
-    total = a.new_zeros(len(a))
-    for x, y in zip(*(torch.split(each, _rows(len(a)), 1) for each in (a, s)), strict=True):
-        total += (x - (y if order is None else y.mT.index_select(1, order).mT)).square_().sum(1)
-    return total
+            yield some, a[some], s[some if order is None else order[some]]
+    else:
+        for x, y in zip(*(torch.split(each, _rows(len(a)), 1) for each in (a, s)), strict=True):
+            yield slice(None), x, y if order is None else y.mT.index_select(1, order).mT
 
 
 def _rows(length: int) -> int:
