@@ -347,7 +347,9 @@ def decoded(model: PreTrainedModel, given: Batch, generator: torch.Generator) ->
     """Return what a decoder writes to a source, (examples, tokens): each token is drawn from its own prediction."""
     source = {name: value for name, value in given.items() if not name.startswith("decoder")}
     config: Any = model.config
-    ids = torch.full((examples_in(source), 1), config.decoder_start_token_id or 0, device=model.device)
+    stated = (getattr(each, "decoder_start_token_id", None) for each in (config, model.generation_config))
+    start = next((token for token in stated if token is not None), 0)
+    ids = torch.full((examples_in(source), 1), start, device=model.device)
     encoded: Any = None
     most = min(getattr(config.get_text_config(decoder=True), name, None) or DECODED for name in POSITIONS)
     for _ in range(min(DECODED, most) - 1):

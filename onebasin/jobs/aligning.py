@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,13 +162,21 @@ def starts(
             found[i] = matched[i].alignment
         else:
             pair = [loaded_model(model, **eager) for model in (models[centre], models[i])]
-            groups = groups_of(models[i], opt)
-            found[i] = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
+            groups = {root: group.rigid() for root, group in groups_of(models[i], opt).items()}
+            measured = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
+            found[i] = with_rest(measured, models[i], models[centre], groups, opt, tell)
     return found, next((one.objective for one in matched.values()), []), matched
 
 
-def align_weights(source: Model, anchor: Model, roles: Sequence[str], opt: Options, tell: Tell | None) -> Matched:
-    """Match the weights of `source` to those of `anchor`, over the tensors `roles`."""
+def align_weights(
+    source: Model,
+    anchor: Model,
+    roles: Sequence[str],
+    opt: Options,
+    tell: Tell | None,
+    groups: Mapping[str, Group] | None = None,
+) -> Matched:
+    """Match the weights of `source` to those of `anchor`, over the tensors `roles` (groups: see `match_weights`)."""
 
     def read(role: str) -> tuple[Tensor, Tensor]:
         return read_pair(anchor, source, role, opt.dtype, opt.device)
@@ -179,7 +187,20 @@ def align_weights(source: Model, anchor: Model, roles: Sequence[str], opt: Optio
 
     store = None if opt.units is None else Store(Path(opt.units), inputs(source, anchor, roles, opt))
     run = Run(opt.workers, opt.ray, tell and progress, store)
-    return match_weights(source.signature, read, groups_of(source, opt), opt, roles=roles, run=run)
+    return match_weights(source.signature, read, groups or groups_of(source, opt), opt, roles=roles, run=run)
+
+
+def with_rest(
+    measured: Alignment, source: Model, anchor: Model, groups: Mapping[str, Group], opt: Options, tell: Tell | None
+) -> Alignment:
+    """Return an alignment by activations, followed by one by weights of the spaces that it did not measure: the neurons
+    of experts, which run on other tokens in every model."""
+    rest = {root: group for root, group in groups.items() if root not in measured.elements}
+    if not rest:
+        return measured
+    roles, moved = shared_roles(source, anchor).roles, Rewritten(source, measured, opt.dtype)
+    one_run = replace(opt, units=None)  # what is kept there is of the whole match
+    return align_weights(moved, anchor, roles, one_run, tell, rest).alignment.after(measured)
 
 
 def inputs(source: Model, anchor: Model, roles: Sequence[str], opt: Options) -> str:

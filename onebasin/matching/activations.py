@@ -92,7 +92,8 @@ def match_activations(
     """Match the model `source` to `anchor` over the spaces in `groups`, by their activations.
 
     Only rotations and permutations are found, without scales and shears, which activations on one side of a space do
-    not determine. Levels that rotate the stream need both models in canonical form.
+    not determine; and none for experts, which run on other tokens in every model. Levels that rotate the stream need
+    both models in canonical form.
 
     Args:
         signature: Of both models.
@@ -258,6 +259,8 @@ class _Meter:
         within = torch.arange(q, device=device).expand(h, q)
         if group is not None or queries in inner:
             fine, coarse = self._gain(key, h, q, aligned)
+            if not fine.any() and not coarse.any():  # experts, whose layers are not followed
+                return {}
             best = assignment(fine) if queries in inner else within.expand(h, h, q)
             coarse = coarse + torch.take_along_dim(fine, best.unsqueeze(-1), -1).sum((-2, -1))
             if group is not None:
@@ -290,7 +293,8 @@ class _Meter:
         fine, coarse = like.new_zeros(h * q, h * q), like.new_zeros(h, h)
         for root in inside:
             fine += self._outputs(root, h * q, aligned)
-        if layer in self.maps and self.maps[layer][0].shape == (h * q, h * q):
+        attends = self.signature.spaces[key].part == "attention"
+        if attends and layer in self.maps and self.maps[layer][0].shape == (h * q, h * q):
             cross, own_x, own_y = self.maps[layer]
             fine += cross / (own_x.unsqueeze(1) * own_y).clamp_min(1e-30).sqrt()
         else:  # without maps: the agreement of queries, keys and values after the best rotation

@@ -9,6 +9,8 @@ from elements import random_alignment
 from zoo import CASES, inputs, save
 
 import onebasin
+from onebasin.jobs.aligning import align_all
+from onebasin.jobs.options import Options
 from onebasin.matching.activations import _Meter, match_activations
 from onebasin.models import Canonical, Folder, Rewritten
 from onebasin.running import twins
@@ -49,6 +51,22 @@ def test_a_planted_element_is_recovered(case: str, level: str, tmp_path: Path) -
     for role in signature.tensors:
         tensor = checkpoint.read(role, torch.float64)
         assert torch.allclose(whole.apply(signature, role, tensor), tensor, atol=1e-6), role
+
+
+@pytest.mark.parametrize("level", ["permutation", "orthogonal"])
+@pytest.mark.parametrize("case", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_the_neurons_of_experts_are_matched_by_weights_after_the_rest(case: str, level: str, tmp_path: Path) -> None:
+    model = CASES[case]().double()
+    checkpoint = Canonical(Folder(save(model, tmp_path / "model")), torch.float64)
+    signature = checkpoint.signature
+    groups = {root: group.rigid() for root, group in acting_groups(signature, level).items()}
+    planted = random_alignment(signature, groups, seed=5)
+    source = Rewritten(checkpoint, planted, torch.float64)
+    opt = Options(match_with="activations", symmetry=level, precision="float64")
+    found = align_all([checkpoint, source], 0, level, opt, None, [inputs(model, seed) for seed in range(6)]).found[0]
+    for role in signature.tensors:
+        tensor = checkpoint.read(role, torch.float64)
+        assert torch.allclose(found.alignment.after(planted).apply(signature, role, tensor), tensor, atol=1e-6), role
 
 
 def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
