@@ -55,7 +55,7 @@ from .options import Options
 from .verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing, sources_agree
 
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
-USUAL = 300.0  # seconds without a budget
+USUAL = 280.0  # seconds without a budget; writing and judging take the rest of five minutes
 MORE, MORE_IMAGINED = 60.0, 180.0  # of these for distillation, or for learning on images, if a closed form works
 LEVEL, LEARNED_LEVEL = "full", "invertible"
 LEARNED_LR = 0.02  # measured: docs/merge.md
