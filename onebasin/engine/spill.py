@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from .memory import return_freed
+
 LEAST = 2**14  # bytes of the smallest tensor that is worth moving
 
 
@@ -67,6 +69,7 @@ class Spill(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.taken -= page.in_memory
                     page.put_away()
         self._held[number] = alive, sum(page.in_memory for page in alive)
+        return_freed()  # every thread has a heap of its own, which keeps what is put away
 
     def restore(self) -> None:
         """Bring back all that is still in use."""

@@ -298,7 +298,8 @@ class CoordinateDescent:
             return found
 
         def those(root: str) -> list[str]:
-            return [role for role in self.touching[root] if roles is None or role in roles]
+            some = [role for role in self.touching[root] if roles is None or role in roles]
+            return some or self.touching[root]  # of a space that none of the roles touches
 
         inner = [
             pairwise_moments(self.signature, block.root, root, pairs(those(root)), self.groups[root].uses_gram)
