@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 import torch
 from elements import Tensors, apply, random_alignment, squared
 
+import onebasin
 from onebasin.matching import Run, Weights, match_weights
 from onebasin.models.distance import squared_distance
+from onebasin.running import twins
 from onebasin.symmetry import LEVELS, Alignment, acting_groups
 from onebasin.symmetry.groups.elements import Monomial
 
@@ -225,3 +228,12 @@ def test_single_precision_rotates_as_double_does(tiny):
     single = match_weights(signature, lambda role: (anchor[role].float(), source[role].float()), groups)
     reached = squared(anchor, apply(signature, single.alignment, source))
     assert reached == pytest.approx(squared(anchor, apply(signature, exact.alignment, source)), rel=1e-6)
+
+
+def test_a_start_whose_tensors_do_not_touch_every_space_of_a_block(tmp_path: Path) -> None:
+    """In Gemma 3n, factors of a gate touch only tensors whose other axis is not anchored."""
+    model = twins.build("gemma3n_text")[0]
+    for seed in (0, 1):
+        twins.random_model(model.config, type(model), seed).save_pretrained(tmp_path / str(seed))
+    found = onebasin.match(tmp_path / "1", tmp_path / "0", tmp_path / "out", match="full")
+    assert found["distance_after"] < found["distance_before"] and found["max_output_difference"] < 1e-3
