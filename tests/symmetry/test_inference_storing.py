@@ -115,6 +115,22 @@ def test_a_store_into_nothing_changes_nothing() -> None:
     assert stored is not None and stored.top.atom is axis.top.atom
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_store_where_a_token_stands_binds_without_that_token_too(there: bool) -> None:
+    """T5Gemma 2's vector for the end of an image replaces that token's row of the table, in texts that have one."""
+    table, end = nn.Embedding(7, 4), nn.Parameter(torch.randn(4))
+    trace = Trace(rules=RULES, silent=SILENT)
+    setattr(table.weight, KEY, Label([new(7), new(4)], name="table"))
+    setattr(end, KEY, Label([new(4)], name="end"))
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6 if there else 1]])
+    with torch.no_grad(), trace:
+        rows = table(ids)
+        rows[ids == 6] = end
+    (_, row), (one,) = trace.axes(table.weight), trace.axes(end)
+    assert row is not None and one is not None and row.top.atom is one.top.atom
+    assert row.moves == FREE and not trace.unknown
+
+
 def test_what_is_stored_step_by_step_moves_as_each_step_does() -> None:
     """As recurrences do, in a tensor whose numbers do not stand in line."""
     layer = nn.Linear(3, 4, bias=False)

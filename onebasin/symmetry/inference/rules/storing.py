@@ -85,6 +85,8 @@ def stored(trace: Trace, call: Call) -> Any:
         if any(trace.label(one) is not None for one in tensors(what)):
             return trace.unruled(call)
         slot = here[what]
+        if not slot.numel() and isinstance(what, Tensor) and what.dtype == torch.bool:
+            slot = here[torch.ones_like(what)]  # the places depend on data: with other tokens there are some
     if not slot.numel():  # a range without entries, such as padding where there is none
         return call.run()
     mine = list(trace.axes(whole, call.name))
