@@ -86,6 +86,7 @@ ROWS = {
     "7B": Shape(4096, 11008, 32, 32, 32000, 32, rare=True),
     "70B": Shape(8192, 28672, 64, 8, 128256, 80, rare=True),
 }
+PROGRAM = 0.43e9  # bytes of a job on tiny models
 SOLVERS = ("head pairs", "gains", "assignment", "order proofs")
 # Where what a part runs is called: module or class, name.
 PARTS: dict[str, list[tuple[Any, str]]] = {
@@ -182,9 +183,10 @@ def run(name: str, shape: Shape, pair: list[Path], out: Path, workers: int, apar
     whole = measured([sys.executable, "-c", "from benchmarks.full import job; job()", *given], out)
     found = json.loads(told.read_text("utf-8"))
     relative = onebasin.distance(out, out.with_name(f"{out.name}-anchor")).relative
+    foretold = PROGRAM + onebasin.check(*pair, workers=workers)["memory"]["full"][apart]
     return {
-        "row": name, **asdict(shape), "apart": apart, "workers": workers, "relative": relative, **whole, **found,
-        **floor_of(shape, apart, found),
+        "row": name, **asdict(shape), "apart": apart, "workers": workers, "relative": relative, "foretold": foretold,
+        **whole, **found, **floor_of(shape, apart, found),
     }  # fmt: skip
 
 
@@ -280,8 +282,9 @@ def table(result: dict[str, Any]) -> str:
     before, sweeps, after = (result["seconds_of"][when] for when in ("before", "sweeps", "after"))
     count, floor = result["sweeps"], result["floor_of_sweep"]
     head = (f"{result['row']}: {result['layers']} x {result['width']} / {result['neurons']}, {count} sweeps, "
-            f"{result['cpu']:.1f} CPU s (floor {result['floor']:.1f}), {result['peak'] / 1e9:.2f} GB, "
-            f"relative distance {result['relative']:.2g}, GEMM {result['gemm'] / 1e9:.0f} GFLOP/s")  # fmt: skip
+            f"{result['cpu']:.1f} CPU s (floor {result['floor']:.1f}), {result['peak'] / 1e9:.2f} GB (foretold "
+            f"{result['foretold'] / 1e9:.2f}), relative distance {result['relative']:.2g}, "
+            f"GEMM {result['gemm'] / 1e9:.0f} GFLOP/s")  # fmt: skip
     lines = [head, f"{'part':16} {'before':>8} {'a sweep':>8} {'floor':>8} {'after':>8}"]
     for part in PARTS:
         each = (before.get(part, 0.0), sweeps.get(part, 0.0) / count, floor.get(part, 0.0), after.get(part, 0.0))

@@ -61,8 +61,8 @@ Only configs, tensor headers, vocabularies and model cards are read. JSON: `can_
 `widened` (space -> sizes), `heads` (of different tasks, not matched), `only_a`, `only_b`, and `untied`; `vocabulary`
 (`size_a`, `size_b`, `agreeing`, and `first`: the first ids that stand for different tokens; null if a folder has no
 vocabulary); `ancestors` (named by each config and model card) and `common_ancestors`; and estimates: `memory` (level ->
-bytes for matching, beside those of the program itself), `seconds` (level -> time on this machine) and `verify_memory`
-(bytes for `--verify outputs`).
+bytes for matching, beside those of the program itself) and `seconds` (level -> time on this machine), both for models
+that are close and for others; and `verify_memory` (bytes for `--verify outputs`).
 
 Models with vocabularies of the same size but with different tokens can be matched, but not usefully merged: look at
 `vocabulary`. With `--peek`, `peek` has the name of a `tensor` and its `cosine` between the two models: near 1, they

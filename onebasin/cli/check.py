@@ -60,16 +60,16 @@ def _lines(found: dict[str, Any]) -> list[str]:
         lines.append("nothing indicates a common base model; --peek compares a matrix of each")
     if found["peek"]:
         lines.append(_peeked(**found["peek"]))
-    memory = ", ".join(f"{level} {c.size(number)}" for level, number in found["memory"].items())
+    memory = ", ".join(f"{level} {_range(*map(c.size, ends))}" for level, ends in found["memory"].items())
     lines.append(f"memory on top of the program's own, about: {memory}")
-    expected = ", ".join(f"{level} {_times(*ends)}" for level, ends in found["seconds"].items())
+    expected = ", ".join(f"{level} {_range(*map(_time, ends))}" for level, ends in found["seconds"].items())
     lines.append(f"time on this machine, about: {expected}")
     lines.append(f"to verify outputs: {c.size(found['verify_memory'])}")
     return lines
 
 
-def _times(least: float, most: float) -> str:
-    return _time(most) if _time(least) == _time(most) else f"{_time(least)} to {_time(most)}"
+def _range(least: str, most: str) -> str:
+    return most if least == most else f"{least} to {most}"
 
 
 def _time(seconds: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from .cluster import on_ray
 from .descent import MOST_STEPS, Descent, Pace
 from .means import Means, bfloat16_is_faster, refuse_device
-from .memory import available_memory, peak_memory
+from .memory import KEPT, available_memory, peak_memory
 from .parallel import behind, in_order, meanwhile
 from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
 from .spill import Spill
@@ -20,6 +20,7 @@ from .store import Cache, Store, kept
 Tell = Callable[[str], None]  # receives a job's progress messages
 
 __all__ = [
+    "KEPT",
     "MOST_STEPS",
     "Appeared",
     "Cache",

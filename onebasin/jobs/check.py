@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from onebasin.engine import KEPT
 from onebasin.matching.cost import expected, numbers_held, numbers_run
 from onebasin.models.preflight import ancestors, preflight, vocabulary
 from onebasin.models.preflight import peek as peeked
@@ -41,8 +42,8 @@ def check(
     Returns:
         `can_match`, `reason`, `symmetry`, `moves`, `fixed`, `rows`, `heads`, `only_a`, `only_b`, `widened`, `untied`,
         `vocabulary`, `ancestors`, `common_ancestors`, `peek`, `memory`, `verify_memory` and `seconds`. `memory`: level
-        -> approximate bytes that matching takes besides the program itself. `seconds`: level -> estimated times of
-        matching on this machine, [for models that are close, for others]; a config does not tell which they are.
+        -> approximate bytes that matching takes besides the program itself, and `seconds`: level -> estimated times on
+        this machine, both [for models that are close, for others]; a config does not tell which they are.
 
     Raises:
         ValueError: for folders that cannot be read, and an unknown level.
@@ -60,7 +61,8 @@ def check(
                 seen = preflight(first, second, level, level in STREAM_LEVELS)
                 if seen.signature is not None:
                     groups = acting_groups(seen.signature, level, rescale="joint")
-                    memory[level] = item * numbers_held(seen.signature, seen.roles, groups, workers)
+                    sizes = [numbers_held(seen.signature, seen.roles, groups, workers, near) for near in (True, False)]
+                    memory[level] = [KEPT + item * size for size in sizes]
                     ends = expected(seen.signature, seen.roles, groups, item, workers)
                     times[level] = [round(end, 2) for end in ends]
         verifying = item * numbers_run(found.signature) if found.signature is not None else None

@@ -24,37 +24,47 @@ from .components import Block, components_of, present
 from .order_proof import provable
 
 COPIES = 4  # of a tensor in use: the anchor's, the source's, the rewritten one, and a temporary of its size
+WAITING = 2  # results per worker that are not yet added up or written
 QUARTIC = 20  # per scale to solve for: temporaries of `factor_gain`, or of `best_scale` in float64
 MOMENTS = 8  # matrices of a space's size: moments of writers and readers, their sum and terms, a solver's temporaries
+SCORES = 3  # of many neurons: moments of writers and of readers, and the score
 
 
 def numbers_held(
-    signature: Signature, roles: Iterable[str], groups: Mapping[str, Group], workers: int | None = None
+    signature: Signature,
+    roles: Iterable[str],
+    groups: Mapping[str, Group],
+    workers: int | None = None,
+    near: bool = False,
 ) -> int:
     """Estimate how many numbers are in memory at most while models are matched and written: those of a few tensors.
 
-    For the spaces of a layer, every worker has the moments of the space that it solves, and the tensors touched by a
-    set of coupled heads, or by a space that is visited again, or else one tensor. For spaces of all layers, every
-    worker has two tensors and moments.
+    For the spaces of a layer, every worker has a tensor in use, the moments of the space that it solves, and both
+    models' tensors that are touched by a set of coupled heads, or by a space that is visited again. For spaces of all
+    layers, every worker has a tensor in use and moments that wait, which are then solved together.
 
-    workers: how many pieces run at once (default: one per core).
+    workers: how many pieces run at once (default: one per core). near: whether a few columns prove the neurons' order.
     """
     counted = list(roles)
     count = workers or os.cpu_count() or 1
     active = present(signature, counted, groups)
     sizes = {role: prod(signature.tensors[role].shape) for role in counted}
-    largest = max(sizes.values(), default=0)
-    held = 2 * count * COPIES * largest  # distances, and writing
+    held = count * (COPIES + WAITING) * max(sizes.values(), default=0)  # writing
     for component in components_of(signature, counted, active):
         for block in component.blocks:
             touched = {role for root in block.roots for role in signature.touching[root]} & sizes.keys()
+            largest = max(sizes[role] for role in touched)
             shared = signature.spaces[block.root].layer is None
             kept = not shared and (block.inner or len(component.blocks) > 1)
-            together = sum(sizes[role] for role in touched) if kept else largest
-            moments = _moments(signature, block)
+            tensors = COPIES * largest + (2 * (sum(sizes[role] for role in touched) - largest) if kept else 0)
+            many = provable(signature, block, active)
+            moments = 0 if many and near else _moments(signature, block)
             scaled = any(not active[root].isometry for root in block.roots)
-            solver = QUARTIC * min(CHUNK, moments) if scaled else 0
-            held = max(held, (COPIES * together + MOMENTS * moments + solver) * (2 * count if shared else count))
+            solving = (SCORES if many else MOMENTS) * moments + (QUARTIC * min(CHUNK, moments) if scaled else 0)
+            if shared:
+                held = max(held, count * (tensors + WAITING * moments) + solving)
+            else:
+                held = max(held, count * (tensors + solving))
     return held
 
 

@@ -60,6 +60,7 @@ def make(folder: Path, layers: int, seed: int, **shape: Any) -> Path:
     generator = torch.Generator().manual_seed(seed)
     like = Folder(bare)
     like.__dict__["files"] = dict.fromkeys(sizes, bare)
+    like.others = lambda: iter(())  # type: ignore[method-assign]
     tensors = ((name, 0.02 * torch.randn(size, generator=generator)) for name, size in sizes.items())
     write_model(folder, tensors, like, dtype=dtype)
     return folder

@@ -14,7 +14,7 @@ import footprint
 import pytest
 
 import onebasin
-from onebasin.engine import peak_memory
+from onebasin.engine import KEPT, peak_memory
 
 LIBRARIES = 100 << 20
 
@@ -44,12 +44,12 @@ def test_depth_does_not_matter(peaks: dict[str, dict[int, int]], job: str) -> No
 
 @pytest.mark.parametrize(("job", "level"), [("paper", "paper"), ("full", "orthogonal")])
 def test_check_foretells_it(peaks: dict[str, dict[int, int]], tmp_path: Path, job: str, level: str) -> None:
-    """Beside the program itself, which loads some libraries only when they are needed. Without scales, `full` is solved
-    as `orthogonal` is."""
+    """Beside the program itself, which loads some libraries only when they are needed; nothing that was freed is kept
+    here. Without scales, `full` is solved as `orthogonal` is."""
     pair = [footprint.make(tmp_path / str(seed), 2, seed) for seed in range(2)]
-    foretold = onebasin.check(*pair, workers=2)["memory"][level]
+    foretold = onebasin.check(*pair, workers=2)["memory"][level][1]
     program = peaks["verify"][2]
-    assert peaks[job][2] - program < foretold + LIBRARIES
+    assert peaks[job][2] - program < foretold - KEPT + LIBRARIES
 
 
 def test_the_peak_counts_what_was_let_go() -> None:
@@ -79,4 +79,4 @@ def test_what_units_free_does_not_add_up() -> None:
     """The first frees 256 MB between tensors that stay, and the second takes 384 MB: with all holes it is 660 MB."""
     how = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", HOLES], env=how, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < (384 + 2 * 16 + 64) << 20
+    assert int(done.stdout) < (384 + 2 * 16 << 20) + KEPT

@@ -11,7 +11,21 @@ from zoo import TEXT, build, save
 
 import onebasin
 from onebasin.matching import cost, order_proof
-from onebasin.matching.cost import ALONE, ENDS, GROWTH, ORDERED, PROGRAM, PROVING, Work, seconds, work
+from onebasin.matching.cost import (
+    ALONE,
+    COPIES,
+    ENDS,
+    GROWTH,
+    ORDERED,
+    PROGRAM,
+    PROVING,
+    SCORES,
+    WAITING,
+    Work,
+    numbers_held,
+    seconds,
+    work,
+)
 from onebasin.models import Folder
 from onebasin.symmetry import acting_groups
 
@@ -37,6 +51,25 @@ def test_orders_that_few_columns_prove_need_no_score(tmp_path: Path, monkeypatch
     far, near = (work(signature, list(signature.tensors), acting_groups(signature, "paper"), 1, one) for one in (0, 1))
     assert near.assigned == 0 and near.numbers == far.numbers + 2 * PROVING * (120 + 10 + 120 + 10**2)
     assert far.products - near.products == 2 * 2 * 10 * (120 + 10 + 120)
+
+
+def test_memory_is_what_it_is_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 neurons of width 12: the scores of all pairs are the most where nothing proves the order, and otherwise
+    what is written. At level full, a worker holds all three tensors of a layer's neurons."""
+    monkeypatch.setattr(order_proof, "FROM", 200)
+    signature = Folder(
+        save(build("BertForTokenClassification", **{**TEXT, "intermediate_size": 200}), tmp_path)
+    ).signature
+
+    def held(level: str, workers: int, near: bool) -> int:
+        return numbers_held(signature, list(signature.tensors), acting_groups(signature, level), workers, near)
+
+    largest, biases = 200 * 12, 200
+    for workers in (1, 2):
+        assert held("paper", workers, False) == workers * (COPIES * largest + SCORES * 200**2)
+        assert held("paper", workers, True) == workers * (COPIES + WAITING) * largest
+        coupled = COPIES * largest + 2 * (largest + biases)
+        assert held("full", workers, False) == workers * (coupled + SCORES * 200**2)
 
 
 def test_a_stream_is_larger_than_heads_and_members_are_solved_in_pairs(tmp_path: Path) -> None:
