@@ -376,6 +376,17 @@ def test_polar_in_single_precision_is_as_exact_as_single_precision(kind, n):
     torch.testing.assert_close(value, spectrum(kind, n).sum().expand(5), rtol=2e-7, atol=0)
 
 
+def test_no_single_direction_of_a_polar_factor_is_off():
+    """An error of one singular value is spread over all entries, none of which shows it."""
+    n = 64
+    u, v = (Orthogonal().random(n, (200,), rng(i)).matrix for i in (0, 1))
+    values = torch.ones(200, n, dtype=torch.float64)
+    values[:, -1] = torch.logspace(-7, -1, 200, dtype=torch.float64)
+    rotation = polar(((u * values[:, None]) @ v).float()).double()
+    off = torch.linalg.matrix_norm(rotation.mT @ rotation - torch.eye(n), 2)
+    assert float(off.max()) < 2 * n**0.5 * torch.finfo(torch.float32).eps
+
+
 def test_polar_rounds_map_singular_values_as_they_say():
     def at(polynomial, x):
         a, b, c = polynomial
