@@ -24,7 +24,7 @@ from torch import Tensor
 from onebasin.data.calibration import Data
 from onebasin.engine import Means, Tell
 from onebasin.models import Model, ModelError
-from onebasin.running.loaded import loaded_model
+from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
 from onebasin.settings import Strength, setting
 from onebasin.symmetry import Signature
@@ -108,10 +108,7 @@ def transport(
         raise ModelError(f"'{source.name}' and '{anchor.name}' differ in family or number of layers")
     finder = _Finder(source, anchor, way.entropy, {"dtype": means.dtype, "device": means.device})
     if way.ground == "acts":
-        ours, moved = (
-            loaded_model(anchor, **finder.how, experts=False),
-            loaded_model(source, **finder.how, experts=False),
-        )
+        ours, moved = finder.loaded(anchor), finder.loaded(source)
         finder.measured = of_activations(ours, moved, batches, finder.target.sizes, tell)
     if way.residual == "one":
         finder.all_at_once(tell)
@@ -168,6 +165,10 @@ class _Finder:
             role for role, entry in self.signature.tensors.items()
             if entry.alias is None and role in there and self.target.tensors[role].shape == there[role].shape
         ]  # fmt: skip
+
+    def loaded(self, model: Model) -> LoadedModel:
+        """Return a model whose activations are followed, so the class must keep its experts apart."""
+        return loaded_model(model, **self.how, experts=False)
 
     def alone(self, unit: Unit) -> bool:
         """Whether the heads of a unit are single heads, not groups that share their keys."""
@@ -310,7 +311,7 @@ class _Finder:
                         self.own.setdefault(role, {})[root] = running[root]
             return running[root]
 
-        for held in order_of(loaded_model(self.anchor, **self.how, experts=False)):
+        for held in order_of(self.loaded(self.anchor)):
             roles = [role for role in held if role in self.signature.tensors]
             touched = sorted((root, role) for role in roles for root in self.roots_of(role) & streams.keys())
             written = {root for root, role in touched if self.writes(role, root)}

@@ -136,10 +136,11 @@ def refine(
     run.descend(loss_at, held_out_loss, checkpoint=how.checkpoint, progress=progress)
     for parameter in free:
         parameter.requires_grad_(False)
-    tensors = {role: student.tensor(role).detach() for role in student.roles}
+    tensors = {role: tensor.detach() for role, tensor in student.tensors.items()}
     for role, entry in merged.signature.tensors.items():  # what the class does not compute with, and running statistics
         if role not in tensors and entry.stored:
-            tensors[role] = tensors.get(str(entry.alias), merged.read(role, means.dtype, means.device))
+            learned = entry.alias in tensors
+            tensors[role] = tensors[str(entry.alias)] if learned else merged.read(role, means.dtype, means.device)
     return Refined(student.model, tensors, run.best_step, run.losses)
 
 

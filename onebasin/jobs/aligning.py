@@ -162,7 +162,7 @@ def starts(
             found[i] = matched[i].alignment
         else:
             pair = [loaded_model(model, **eager) for model in (models[centre], models[i])]
-            groups = {root: group.rigid() for root, group in groups_of(models[i], opt).items()}
+            groups = groups_of(models[i], opt)
             measured = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
             found[i] = with_rest(measured, models[i], models[centre], groups, opt, tell)
     return found, next((one.objective for one in matched.values()), []), matched
@@ -195,7 +195,7 @@ def with_rest(
 ) -> Alignment:
     """Return an alignment by activations, followed by one by weights of the spaces that it did not measure: the neurons
     of experts, which run on other tokens in every model."""
-    rest = {root: group for root, group in groups.items() if root not in measured.elements}
+    rest = {root: group.rigid() for root, group in groups.items() if root not in measured.elements}
     if not rest:
         return measured
     roles, moved = shared_roles(source, anchor).roles, Rewritten(source, measured, opt.dtype)
@@ -309,7 +309,7 @@ def learn(
     how: dict[str, Any] = {"dtype": opt.dtype, "device": opt.device, "attention": attention_of(opt.mixed, opt.device)}
     stock = [loaded_model(models[i], **how) for i in (centre, *others)]
     forward = forward_of(stock[0], opt.mixed)
-    tensors = cornered([{role: one.tensor(role) for role in one.roles} for one in stock])
+    tensors = cornered([one.tensors for one in stock])
     shown: Callable[[str, float], None] | None = None
     if tell:
         hint = slowed(opt.mixed, opt.device)

@@ -293,3 +293,7 @@ class Folder:
         """Return the names on disk of tensors that the table ignores (buffers)."""
         placed = {name for entry in self.signature.tensors.values() for name in entry.names}
         return (name for name in self.files if name not in placed)
+
+    def ignored(self) -> dict[str, Tensor]:
+        """Return these tensors by name, as they are: the class may need them (the counters of batch norms)."""
+        return {name: self.read_name(name) for name in self.others()}

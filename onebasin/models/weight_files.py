@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ class Target:
     @cached_property
     def kept(self) -> dict[str, Tensor]:
         """The tensors that the table ignores (counters, masks), which are written as the model `like` has them."""
-        return {name: self.like.origin.read_name(name) for name in self.like.origin.others()}
+        return self.like.origin.ignored()
 
     def stored(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype on disk of a tensor that is computed in `dtype`."""
@@ -82,7 +81,7 @@ def write_weights(target: Target, tensors: Iterable[tuple[str, Tensor]], limit: 
     if isinstance(tensors, LazyTensors) and tensors.ray:
         files = list(on_ray(partial(_task, target, tensors, cut.room), foreseen(target, tensors, cut), tensors.ray))
     else:
-        files = _written(target, tensors, cut, rest=target.kept)
+        files = _written(target, tensors, cut, rest=target.kept.items())
     if not files:
         raise ModelError("there are no tensors to write")
     with clearly(target.out):
@@ -122,7 +121,7 @@ def _written(
     tensors: Iterable[tuple[str, Tensor]],
     cut: Cut,
     first: int = 0,
-    rest: Mapping[str, Tensor] = MappingProxyType({}),
+    rest: Iterable[tuple[str, Tensor]] = (),
 ) -> list[File]:
     """Write the files from number `first` on, `rest` after all other tensors. A tensor is written in a thread of its
     own while the next is made."""
@@ -131,7 +130,7 @@ def _written(
     copy = not isinstance(tensors, LazyTensors)
 
     def made() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in chain(tensors, (pair for pair in rest.items() if pair[0] not in seen)):
+        for name, tensor in chain(tensors, (pair for pair in rest if pair[0] not in seen)):
             if name in seen:
                 raise ModelError(f"the tensor '{name}' occurs twice")
             seen.add(name)

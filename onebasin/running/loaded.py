@@ -48,6 +48,11 @@ class LoadedModel:
         """The roles of all tensors that the model has as parameters."""
         return [*self.parameter, *self.parts]
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return role -> tensor in its shape in the table, for all of `roles`."""
+        return {role: self.tensor(role) for role in self.roles}
+
     def tensor(self, role: str) -> Tensor:
         """Return a tensor in its shape in the table."""
         if role in self.parameter:

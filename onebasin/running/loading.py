@@ -135,12 +135,7 @@ def _contradiction(folder: str, name: str, held: Collection[int], cls: Any, need
 
 def held(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
     """Return the result of `load`, for the folder or for the tensors that replace its own."""
-    return load(folder, dtype, device, ({**_ignored(folder), **dict(instead[0])}, instead[1]) if instead else None)
-
-
-def _ignored(folder: Folder) -> dict[str, Tensor]:
-    """Return the tensors that the table ignores, by name: the class may need them (the counters of batch norms)."""
-    return {name: folder.read_name(name) for name in folder.others()}
+    return load(folder, dtype, device, ({**folder.ignored(), **dict(instead[0])}, instead[1]) if instead else None)
 
 
 def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, set[str]]:
@@ -157,7 +152,7 @@ def streamed(folder: Folder, instead: Made | None, dtype: torch.dtype, device: s
         return one(name).to(device, dtype if like[name].is_floating_point() else None)
 
     given = stand_ins(like, dtype)
-    fixed = _ignored(folder) if whole else {}
+    fixed = folder.ignored() if whole else {}
     model, unused = _complete(folder, dtype, ({**fixed, **like, **given}, updates))
     other = like.keys() - placed(model, given) - unused
     if other:

@@ -159,12 +159,12 @@ def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) 
         shared = shared_roles(*models)
         if alone := [*shared.only_a, *shared.only_b, *shared.differing]:
             raise ValueError(f"the models do not lie on one line: they do not share the tensor '{alone[0]}'")
-        others = {name: models[0].read_name(name) for name in models[0].others()}
+        ignored = models[0].ignored()
         means = Means(device=device, workers=1)
         for lam in lambdas:
             sources = Sources(models, [1 - lam, lam])
             merged = method_of(method)().merge(sources, Data(models, Calibration(), means), means, None)
-            yield {**others, **dict(merged.tensors)}
+            yield {**ignored, **dict(merged.tensors)}
     finally:
         for model in models:
             model.close()
