@@ -82,9 +82,9 @@ def make(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def one_second_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a search thinks that it has time for everything, but not for long."""
-    monkeypatch.setattr("onebasin.jobs.search.Search.left", 1.0)
-    monkeypatch.setattr("onebasin.jobs.search.Search.has_time", lambda *_: True)
-    monkeypatch.setattr("onebasin.jobs.search.SHORTEST", 0.2)
+    monkeypatch.setattr("onebasin.jobs.search.Setup.left", 1.0)
+    monkeypatch.setattr("onebasin.jobs.search.Setup.has_time", lambda *_: True)
+    monkeypatch.setattr("onebasin.jobs.search.trials.SHORTEST", 0.2)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_blocks_run(page: Path, models: Path, tmp_path: Path, monkeypatch: pytes
     for found in models.iterdir():
         (tmp_path / found.name).symlink_to(found)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onebasin.jobs.search.Search.left", 1.0)  # seconds
+    monkeypatch.setattr("onebasin.jobs.search.Setup.left", 1.0)  # seconds
     targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for language, argument, text in blocks(page):
         if language == "python":

@@ -30,7 +30,6 @@ from onebasin.symmetry.coupling import Softened
 
 from .aligning import Aligned, align_all, softened
 from .apply import alignments_of
-from .candidates import Chosen, Earlier
 from .folders import one_vocabulary, opened, refuse_places, together, unit_folder, workplace
 from .frame import Frame, in_one_frame
 from .options import (
@@ -47,7 +46,7 @@ from .options import (
 )
 from .report import place_of, report_on
 from .results import MergeResult
-from .search import LEVEL, QUALITIES, Search, choose, judged_on, too_large
+from .search import LEVEL, QUALITIES, Chosen, Earlier, Setup, choose, judged_on, too_large
 from .verdict import verdict_on
 from .writing import Record, hashed, ready_to_run, refuse_incomplete
 
@@ -174,8 +173,8 @@ def merge(
         if verdict or frame.how == "outputs":
             refuse_incomplete(sized[template].origin)  # what other models lack is copied from it
         if plan.searches and kin is not None:
-            search = Search(frame, template, plan.shares, kin, opt, plan.budget, started, tell)
-            chosen = choose(replace(search, draws=report, earlier=earlier))
+            setup = Setup(frame, template, plan.shares, kin, opt, plan.budget, started, tell)
+            chosen = choose(replace(setup, draws=report, earlier=earlier))
         else:
             chosen = aligned(frame, plan, opt, data)
         frame = chosen.frame

@@ -16,10 +16,11 @@ import onebasin
 from onebasin.data.calibration import Batch, noised
 from onebasin.data.teaching import divergence, forward_of
 from onebasin.engine import Descent, Pace
-from onebasin.jobs.candidates import Candidate
 from onebasin.jobs.frame import Frame, in_one_frame
 from onebasin.jobs.options import Options
-from onebasin.jobs.search import Search, shortened
+from onebasin.jobs.search.candidates import align, shortened
+from onebasin.jobs.search.chosen import Candidate
+from onebasin.jobs.search.setup import Setup
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
 from onebasin.running.loaded import LoadedModel, loaded_model
@@ -67,7 +68,7 @@ def test_what_is_chosen_is_written(budget: str | None, tmp_path: Path, monkeypat
         split.append(noised(*given))
         return split[-1]
 
-    monkeypatch.setattr("onebasin.jobs.search.noised", kept)
+    monkeypatch.setattr("onebasin.jobs.search.setup.noised", kept)
     found = onebasin.merge(models, tmp_path / "out", budget=budget, samples=48, anchor=0)
     report = found["search"]
     tried = {name.split(",")[0].split(" ")[0] for name in report["candidates"]}
@@ -141,13 +142,13 @@ def test_what_is_broken_is_distilled_for_all_of_the_time(
     """What works for a minute, and only where the models know the inputs."""
     given: list[float] = []
 
-    def distilled(search: Search, best: Candidate, seconds: float) -> Candidate:
+    def distilled(setup: Setup, best: Candidate, seconds: float) -> Candidate:
         given.append(seconds)
         return best
 
-    monkeypatch.setattr("onebasin.jobs.search.Search.left", 100.0)
-    monkeypatch.setattr("onebasin.jobs.search.judge", lambda *_: SimpleNamespace(works=works, sources_agree=0.5))
-    monkeypatch.setattr("onebasin.jobs.search.Search.distilled", distilled)
+    monkeypatch.setattr("onebasin.jobs.search.Setup.left", 100.0)
+    monkeypatch.setattr("onebasin.jobs.search.setup.judge", lambda *_: SimpleNamespace(works=works, sources_agree=0.5))
+    monkeypatch.setattr("onebasin.jobs.search.trials.distilled", distilled)
     onebasin.merge(models_of(case, tmp_path), samples=24)
     assert given == ([] if seconds is None else [seconds])
 
@@ -160,7 +161,7 @@ def test_a_search_loads_its_models_once(tmp_path: Path, monkeypatch: pytest.Monk
         loaded.append(model.name)
         return loaded_model(model, **how)
 
-    monkeypatch.setattr("onebasin.jobs.search.loaded_model", counted)
+    monkeypatch.setattr("onebasin.jobs.search.setup.loaded_model", counted)
     found = onebasin.merge(models_of("GPT2LMHeadModel", tmp_path), samples=24, budget="1h")
     assert any(name.endswith("distilled") for name in found["search"]["candidates"])
     assert sorted(loaded) == sorted(set(loaded)) and len(loaded) == 2
@@ -169,10 +170,10 @@ def test_a_search_loads_its_models_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_distillation_has_the_data_that_closed_forms_leave() -> None:
     batches = [{"input_ids": torch.full((4 if number < 19 else 1, 3), number)} for number in range(20)]
     frame = Frame([], [], 0, Common([], []), "none")
-    search = Search(frame, 0, [], Kinship(0.0, APART), Options(samples=32), None, 0.0, None)
-    search.__dict__["data"] = SimpleNamespace(batches=batches)
-    fit, held = search.split
-    numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, held, search.spare)]
+    setup = Setup(frame, 0, [], Kinship(0.0, APART), Options(samples=32), None, 0.0, None)
+    setup.__dict__["data"] = SimpleNamespace(batches=batches)
+    fit, held = setup.split
+    numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, held, setup.spare)]
     assert list(map(len, numbers)) == [6, 2, 12]  # a quarter of eight batches, which are 32 examples, is held out
     assert [number for some in numbers for number in some] == list(range(20))
     assert sum(map(len, (batch["input_ids"] for batch in held))) == 8  # the rest at the end of a file is no such batch
@@ -182,11 +183,11 @@ def test_matches_with_even_norms_are_kept_apart_from_exact_ones(tmp_path: Path) 
     given = [onebasin.Folder(folder) for folder in models_of("BertForSequenceClassification", tmp_path)]
     opt = Options(symmetry="full", units=str(tmp_path / "units"))
     frame = in_one_frame(given, 0, "full", opt, None, verify=False)
-    search = Search(frame, 0, [], Kinship(0.0, APART), opt, None, 0.0, None)
-    search.__dict__["split"] = [], []
-    assert search.even is not None
-    turned = search.aligned("full", search.even, match_with="weights").found[0].alignment
-    exact = search.aligned("full", match_with="weights").found[0].alignment
+    setup = Setup(frame, 0, [], Kinship(0.0, APART), opt, None, 0.0, None)
+    setup.__dict__["split"] = [], []
+    assert setup.even is not None
+    turned = align(setup, "full", "weights with even norms", match_with="weights").found[0].alignment
+    exact = align(setup, "full", "weights", match_with="weights").found[0].alignment
     assert "stream" in turned.elements and "stream" in exact.elements
     assert not isinstance(turned.elements["stream"], Monomial) and isinstance(exact.elements["stream"], Monomial)
 
@@ -281,11 +282,11 @@ def test_ctrl_c_ends_a_search_with_the_best_so_far(tmp_path: Path, monkeypatch: 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onebasin.jobs.search.Search.distilled", interrupted)
+    monkeypatch.setattr("onebasin.jobs.search.trials.distilled", interrupted)
     found = onebasin.merge(models, tmp_path / "out", budget="60s", samples=32)
     assert "stopped by Ctrl-C: the best so far is written" in found["notes"] and (tmp_path / "out").exists()
     with pytest.raises(KeyboardInterrupt):  # without a budget nothing was asked to end early
-        monkeypatch.setattr("onebasin.jobs.search.Search.matched", interrupted)
+        monkeypatch.setattr("onebasin.jobs.search.trials.closed_form", interrupted)
         onebasin.merge(models, tmp_path / "none", samples=32)
     assert not (tmp_path / "none").exists()
 

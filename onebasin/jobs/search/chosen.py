@@ -14,11 +14,10 @@ from torch import Tensor
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Merged, Method
 from onebasin.fusion.progressive import FITTED, ProgressiveMerge
+from onebasin.jobs.aligning import Aligned
+from onebasin.jobs.frame import Frame
 from onebasin.models import Folder
 from onebasin.running.trace import Batch
-
-from .aligning import Aligned
-from .frame import Frame
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a search for the best way to merge works with: models, data, time, and how it judges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from onebasin.data.calibration import Data, is_for, noised, recut
+from onebasin.data.made import LENGTH, guessed, writes
+from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
+from onebasin.engine import Tell, available_memory, bfloat16_is_faster
+from onebasin.jobs.frame import Frame, with_even_norms
+from onebasin.jobs.options import Options
+from onebasin.jobs.verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing, sources_agree
+from onebasin.models import Model, numel
+from onebasin.models.kinship import APART, Kinship
+from onebasin.running import LoadedModel, loaded_model
+from onebasin.running.trace import Batch, examples_in, run
+from onebasin.running.valid_inputs import first_that_runs
+
+from .chosen import Candidate, Earlier
+
+QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
+USUAL = 280.0  # seconds without a budget; writing and judging take the rest of five minutes
+CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
+PASSES, IMAGINING = 8, 60  # passes of each model over the data: for all closed forms, and to imagine images
+SPEED = 2e10  # FLOP per second of two slow processor cores
+CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the verdict
+FEWEST = 32  # examples are made, whatever they cost
+SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
+TAUGHT = 4096  # examples of given data for distillation
+EVEN = " with even norms"  # end of the way of matching in a candidate's name
+LEVEL = "full"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a search works with.
+
+    frame: the models, in canonical form if they are matched. shares: weights of the models. budget: in seconds after
+    `started`; None for the usual time. draws: whether to compute the curve over lambda. earlier: the result of a search
+    among the same models, to continue from.
+    """
+
+    frame: Frame
+    template: int
+    shares: Sequence[float]
+    kin: Kinship
+    opt: Options
+    budget: float | None
+    started: float
+    tell: Tell | None
+    draws: bool = False
+    earlier: Earlier | None = None
+
+    @property
+    def models(self) -> Sequence[Model]:
+        return self.frame.models
+
+    @property
+    def centre(self) -> int:
+        return self.frame.centre
+
+    @cached_property
+    def even(self) -> Frame | None:
+        """The frame of the models with even norms, where that gives their streams more freedom."""
+        return with_even_norms(self.frame, self.opt) if self.kin.kind == APART else None
+
+    def frame_of(self, start: str) -> Frame:
+        """Return the frame of the candidates whose names begin so."""
+        return self.even if start.split(",")[0].endswith(EVEN) and self.even is not None else self.frame
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self.started + (self.budget or USUAL) - time.perf_counter()
+
+    def has_time(self, seconds: float, spent: float) -> bool:
+        """Return whether this many seconds are left, also of the time for closed forms, on which so many were spent."""
+        return seconds <= min(self.left, self.closed_seconds - spent)
+
+    @property
+    def closed_seconds(self) -> float:
+        """Return the seconds that all closed forms may take."""
+        budget = self.budget or USUAL
+        return min(max(CLOSED_SHARE * budget, CLOSED), budget / 2)
+
+    @cached_property
+    def data(self) -> Data:
+        """The data to fit candidates on and to choose by."""
+        opt = self.opt
+        if not opt.data or opt.samples == Options().samples:
+            opt = replace(opt, data=opt.data or "self", samples=self.few if opt.self_made else TAUGHT)
+        return Data(self.models, opt, opt, self.tell, opt.labels)
+
+    @cached_property
+    def few(self) -> int:
+        """How many examples closed forms use: as many as requested or affordable; after an earlier search as many as it
+        used, so that nothing is held out now that was fitted on then."""
+        if self.earlier is not None:
+            return self.earlier.few
+        return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
+
+    def affordable(self) -> int:
+        """Return how many examples to use: those requested and as many as are held out, more if they are cheap; fewer
+        if a machine of `SPEED` could not try all closed forms on them in their share of the time."""
+        stock = self.stock[self.centre]
+        if self.opt.self_made:
+            length, seed = self.opt.context or LENGTH, self.opt.seed
+            example = first_that_runs(stock.model, stock.model, 1, length, seed, partial(run, stock))[1]
+        else:
+            rows = recut(self.data.batches, 1, by_length=True)
+            example = rows[len(rows) // 2]
+        with FlopCounterMode(display=False) as counter:
+            run(stock, example)
+        kind = next((name for name in SYNTHETIC if name in example), None)
+        wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
+        passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" and self.opt.self_made else 0))
+        seconds = passes * counter.get_total_flops() / SPEED
+        affordable = self.closed_seconds / seconds if seconds else wanted
+        return round(min(wanted, max(affordable, FEWEST)))
+
+    @cached_property
+    def spare(self) -> Sequence[Batch]:
+        """Given data that closed forms do not use, for distillation."""
+        return self.data.batches[self._most :]
+
+    @cached_property
+    def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
+        """The batches to fit on and those to choose by, each with texts of similar length."""
+        batches = self.data.batches[: self._most]
+        size = examples_in(batches[0])
+        fit, held = (recut(part, size, by_length=True) for part in noised(batches, self.opt, CHOOSING))
+        return fit, held
+
+    @property
+    def _most(self) -> int:
+        """How many batches closed forms use: at least one to fit on and one to choose by."""
+        return max(2, -(-self.few // examples_in(self.data.batches[0])))
+
+    @property
+    def imagines(self) -> bool:
+        """Whether the inputs are images that the models imagined."""
+        return self.opt.self_made and "pixel_values" in self.split[0][0]
+
+    @property
+    def only_averages(self) -> bool:
+        """Whether closed forms are not fitted: the inputs are guesses, and norms can be even, which makes the average
+        good. A fit lowers the divergence on guesses and raises it on real inputs (measured: docs/merge.md)."""
+        return self.judged_on == GUESSED and self.even is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether the inputs are like the training data: given data, or text that the models wrote."""
+        return not self.opt.self_made or is_for(self.models[0], "masked-lm") or writes(self.stock[0].model)
+
+    @cached_property
+    def stock(self) -> list[LoadedModel]:
+        """The unchanged models, loaded once."""
+        return [self.loaded(model) for model in self.models]
+
+    @cached_property
+    def answers(self) -> Teachers:
+        return Teachers([partial(forward_of(teacher), teacher.parameter) for teacher in self.stock])
+
+    def forward(self, frame: Frame) -> Forward:
+        """Return a frame's template as a function of its tensors."""
+        return forward_of(self.stock[self.template] if frame is self.frame else self.even_template)
+
+    @cached_property
+    def even_template(self) -> LoadedModel:
+        assert self.even is not None
+        return self.loaded(self.even.models[self.template])
+
+    def loaded(self, model: Model) -> LoadedModel:
+        return loaded_model(model, dtype=self.opt.dtype, device=self.opt.device)
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether to learn and distil in bfloat16: if it is faster, since time is short."""
+        return self.opt.mixed or (self.opt.dtype == torch.float32 and bfloat16_is_faster(self.opt.device))
+
+    @cached_property
+    def judged_on(self) -> str:
+        """Return how a verdict describes the data."""
+        return judged_on(self.opt, self.models[0])
+
+    def too_easy(self) -> bool:
+        """Return whether the models agree on nearly all pictures that they imagined. What is fitted to such pictures is
+        worse on real ones than the average of matched models (measured: docs/merge.md)."""
+        return self.imagines and proves_nothing(self.judged_on, sources_agree(self.runs, self.split[1]))
+
+    def lacks(self, one: Candidate) -> bool:
+        """Return whether the verdict on a candidate would be that it is broken, or open because of the inputs."""
+        verdict = self.judged(self.run(one))
+        return verdict.works is False or proves_nothing(self.judged_on, verdict.sources_agree)
+
+    def judged(self, model: Run) -> Verdict:
+        """Return the verdict on a model, on the data to choose by."""
+        return judge(lambda: model, [partial(_same, run) for run in self.runs], self.split[1], self.judged_on)
+
+    def run(self, one: Candidate) -> Run:
+        """Return a candidate as a function of a batch."""
+        return partial(self.forward(one.frame), one.tensors)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Return the models, each of which returns its output for a batch."""
+        return [partial(self.answer, number) for number in range(len(self.models))]
+
+    def answer(self, number: int, batch: Batch) -> Mapping[str, Any]:
+        """Return the output of one of the models."""
+        return self.answers(batch)[number]
+
+
+def judged_on(opt: Options, model: Model) -> str:
+    """Return how a verdict describes its inputs."""
+    if not opt.self_made:
+        return "data held out"
+    if is_for(model, "image-classification"):
+        return IMAGINED
+    return GUESSED if guessed(model) else "inputs that the models made"
+
+
+def too_large(models: Sequence[Model], opt: Options) -> bool:
+    """Return whether the models, the merged one and two copies of a model exceed the available memory."""
+    room = available_memory()
+    return room is not None and opt.device == "cpu" and (
+        opt.dtype.itemsize * sum(map(numel, [*models, *models, models[0], models[0]])) > room
+    )  # fmt: skip
+
+
+def comparable(models: Sequence[LoadedModel], batch: Batch) -> bool:
+    """Return whether the models have an output in common, unlike classifiers for different tasks."""
+    example = {name: value[:1] for name, value in batch.items() if name != "labels"}
+    shapes = [{(name, value.shape) for name, value in predictions(run(model, example)).items()} for model in models]
+    return bool(set.intersection(*shapes))
+
+
+def one_shape(models: Sequence[Model]) -> bool:
+    """Return whether all models have tensors of the same shapes, as learned matching requires."""
+    shapes = [{role: entry.shape for role, entry in model.signature.tensors.items()} for model in models]
+    return all(shape == shapes[0] for shape in shapes)
+
+
+def _same(run: Run) -> Run:
+    return run
