@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,17 @@ def completed(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     aliases = dict(getattr(full, "attribute_map", {}))
     names = {new: getattr(full, new, None) for new in aliases}
     return _filled(given, {**full.to_dict(), **names}), aliases
+
+
+def with_all_else_kept(given: dict[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes of a configuration together with the settings that its class would derive from them, each with its
+    value of before: T5 scales what its decoder returns unless the configuration says that the head is not tied."""
+    if not updates or given["model_type"] not in CONFIG_MAPPING:
+        return dict(updates)
+    before, after = (completed({**given, **changes})[0] for changes in ({}, updates))
+    derived = {key: value for key, value in before.items()
+               if after.get(key) != value and key not in updates and not isinstance(value, dict)}  # fmt: skip
+    return {**derived, **updates}
 
 
 def _filled(given: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from onebasin.symmetry import Signature
 from onebasin.symmetry.gauge.canonical import plan
 from onebasin.symmetry.gauge.widening import eps_factor, widen
 
+from .configuration import with_all_else_kept
 from .model import Model, View
 
 
@@ -31,7 +32,8 @@ class Canonical(View):
 
     def __init__(self, base: Model, dtype: torch.dtype = torch.float32, even: bool = False) -> None:
         self.form = plan(base.signature, even)
-        super().__init__(base, self.form.signature, self.form.config_updates, self.form.log)
+        updates = with_all_else_kept(base.raw_config, self.form.config_updates)
+        super().__init__(base, self.form.signature, updates, self.form.log)
         self.dtype = dtype
         self._kept: dict[tuple[str, int], Tensor] = {}
 

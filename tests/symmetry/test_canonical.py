@@ -17,7 +17,9 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 from zoo import CASES, inputs, outputs, save
 
+from onebasin.models import views
 from onebasin.models.folder import Folder
+from onebasin.running import compare_rewritten, twins
 from onebasin.symmetry import acting_groups
 from onebasin.symmetry.gauge.canonical import Canonical, canonical, plan
 from onebasin.symmetry.gauge.dataflow import contract
@@ -79,6 +81,22 @@ def test_what_the_form_looks_like(tmp_path: Path) -> None:
     assert float(form.tensors["wpe.weight"].sum(0).abs().max()) < 1e-12  # its mean has moved into the token table
     assert float(form.tensors["h.0.attn.c_attn.weight"].sum(0).abs().max()) < 1e-12
     assert bool((form.tensors["h.0.attn.c_attn.bias"][width:] == 0).all())
+
+
+@pytest.mark.parametrize(("kind", "cls"), [("t5", "T5ForConditionalGeneration"), ("longt5", None)])
+def test_what_a_class_derives_from_ties_stays_where_a_head_is_untied(
+    kind: str, cls: str | None, tmp_path: Path
+) -> None:
+    """T5 scales what its decoder returns if the head is tied, and its older configurations say nothing else."""
+    twins.build(kind, cls)[0].save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    older = {key: value for key, value in json.loads(file.read_text()).items()
+             if key not in ("scale_decoder_outputs", "tie_word_embeddings")}  # fmt: skip
+    file.write_text(json.dumps(older))
+    checkpoint = Folder(tmp_path)
+    form = views.Canonical(checkpoint, torch.float64)
+    assert form.updates == {"tie_word_embeddings": False, "scale_decoder_outputs": True}
+    assert compare_rewritten(checkpoint, form, dtype=torch.float64).relative_difference < 1e-9
 
 
 def test_ties_stay_where_no_rotation_waits(tmp_path: Path) -> None:
