@@ -352,8 +352,8 @@ def _stacked(rows: list[Batch]) -> Batch:
     if any(len(row["input_ids"]) < length for row in rows):
         rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
     out = {}
-    for name, value in rows[0].items():
+    for name in rows[0]:
         filler = IGNORED if name == "labels" else 0
         own = [row[name] for row in rows]
-        out[name] = torch.stack([pad(x, (0, length - len(x)), value=filler) if value.dim() else x for x in own])
+        out[name] = torch.stack([pad(x, (0, length - len(x)), value=filler) if x.dim() == 1 else x for x in own])
     return out

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers.modeling_outputs import MoEModelOutput
 
 from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
 from onebasin.running.probes import POSITIONS
-from onebasin.running.trace import examples_in
 from onebasin.running.valid_inputs import first_that_runs
 from onebasin.running.verification import output_of
 from onebasin.settings import Reading
@@ -204,7 +204,10 @@ def _refuse_not_causal(model: PreTrainedModel) -> None:
         raise ValueError(kind)
     size = _text(model).vocab_size
     pair = torch.tensor([[0, 0], [0, size - 1]], device=model.device)
-    logits = getattr(model(input_ids=pair, use_cache=False), "logits", None)
+    try:
+        logits = getattr(model(input_ids=pair, use_cache=False), "logits", None)
+    except Exception:  # it takes more than tokens, or these in another shape
+        raise ValueError(kind) from None
     if logits is None or logits.shape != (2, 2, size) or not torch.allclose(logits[0, 0], logits[1, 0], atol=1e-4):
         raise ValueError(kind)
 
@@ -349,15 +352,16 @@ def decoded(model: PreTrainedModel, given: Batch, generator: torch.Generator) ->
     config: Any = model.config
     stated = (getattr(each, "decoder_start_token_id", None) for each in (config, model.generation_config))
     start = next((token for token in stated if token is not None), 0)
-    ids = torch.full((examples_in(source), 1), start, device=model.device)
+    ids = torch.full_like(given["decoder_input_ids"][:, :1], start)
     encoded: Any = None
     most = min(getattr(config.get_text_config(decoder=True), name, None) or DECODED for name in POSITIONS)
     for _ in range(min(DECODED, most) - 1):
         inputs = source if encoded is None else {**source, "encoder_outputs": encoded}
         output = model(**inputs, decoder_input_ids=ids, use_cache=False, return_dict=True)
-        encoded = (output.encoder_last_hidden_state,)
+        encoded = MoEModelOutput(last_hidden_state=output.encoder_last_hidden_state)
         chances = output.logits[:, -1].float().softmax(-1).cpu()
-        ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator).to(ids)], 1)
+        drawn = torch.multinomial(chances.flatten(0, -2), 1, generator=generator)
+        ids = torch.cat([ids, drawn.view_as(ids[:, :1]).to(ids)], 1)
     return ids
 
 

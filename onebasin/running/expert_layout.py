@@ -24,13 +24,19 @@ class Part:
     parameter: str
     box: tuple[tuple[int, int], ...]
 
+    @property
+    def stacked(self) -> bool:
+        """Whether it lies in a single matrix of a stack."""
+        (first, last), *others = self.box
+        return len(others) > 1 and last - first == 1
+
     def of(self, model: nn.Module) -> Tensor:
         """Return the part as a view."""
         return self.cut(model.get_parameter(self.parameter))
 
     def cut(self, tensor: Tensor) -> Tensor:
         part = tensor[tuple(slice(first, last) for first, last in self.box)]
-        return part.squeeze(0) if len(self.box) > 2 else part
+        return part.squeeze(0) if self.stacked else part
 
 
 def observed(name: str, tensor: Tensor) -> dict[float, Part] | None:
@@ -53,16 +59,16 @@ def assembled(pieces: Mapping[Part, Tensor]) -> dict[str, Tensor]:
     ordered = sorted(pieces, key=lambda part: (part.parameter, part.box))
     found = {}
     for name, parts in groupby(ordered, key=lambda part: part.parameter):
-        rows = [list(row) for _, row in groupby(parts, key=lambda part: part.box[0] if len(part.box) > 2 else 0)]
-        stacked = [torch.cat([pieces[part] for part in row], _axis(row)) for row in rows]
-        found[name] = torch.stack(stacked) if len(rows[0][0].box) > 2 else stacked[0]
+        rows = [list(row) for _, row in groupby(parts, key=lambda part: part.box[0] if part.stacked else 0)]
+        matrices = [torch.cat([pieces[part] for part in row], _axis(row)) for row in rows]
+        found[name] = torch.stack(matrices) if rows[0][0].stacked else matrices[0]
     return found
 
 
 def _axis(row: list[Part]) -> int:
     """Return the axis of the pieces along which the boxes of one expert follow one another."""
     ranges = list(zip(*(part.box for part in row), strict=True))
-    inner = ranges[1:] if len(ranges) > 2 else ranges
+    inner = ranges[1:] if row[0].stacked else ranges
     return next((axis for axis, along in enumerate(inner) if len(set(along)) > 1), 0)
 
 

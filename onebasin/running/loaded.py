@@ -19,7 +19,7 @@ from onebasin.models import Model
 from onebasin.models.errors import ModelError, one_line
 from onebasin.symmetry import Entry, Signature
 
-from .expert_layout import Part, assembled, observed, one_by_one
+from .expert_layout import Part, assembled, observed, one_by_one, one_by_one_where_needed
 from .loading import built
 
 if TYPE_CHECKING:
@@ -159,10 +159,12 @@ def loaded_model(
         boxes = observed(name, held) if name in kept and held.is_floating_point() else None
         if boxes and boxes.keys() <= roles.keys() and _whole(held, boxes, roles, entries):
             buffer[roles[next(iter(boxes))]] = name
-    if parts:
-        one_by_one(model)
     module: nn.Module = model
     module.to(device=device, dtype=dtype).train(False)
+    if parts:
+        one_by_one(model)
+    else:
+        one_by_one_where_needed(model)
     for tensor in model.parameters():
         tensor.requires_grad_(False)
     stock = LoadedModel(model, signature, owner, parameter, parts, buffer)

@@ -145,3 +145,11 @@ def test_tokens_take_no_noise() -> None:
         noisy([{"input_ids": torch.zeros(2, 4, dtype=torch.long)}], 0.1)
     with pytest.raises(ValueError, match=r"noise .*: it must"):
         noisy([{"pixel_values": torch.zeros(2, 1, 8, 8)}], -0.1)
+
+
+def test_images_stay_as_they_are_beside_texts_of_other_lengths() -> None:
+    pixels = torch.randn(2, 3, 4, 4)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    ids = torch.arange(10).view(2, 5) * mask
+    (again,) = recut([{"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}], 2)
+    assert torch.equal(again["pixel_values"], pixels) and torch.equal(again["input_ids"], ids)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from zoo import CASES, save
 
 import onebasin
-from onebasin.data.made import likely, made
+from onebasin.data.made import DECODED, likely, made
 from onebasin.running import twins
 from onebasin.settings import Reading
 
@@ -51,3 +52,13 @@ def test_language_models_that_take_images_write_text_too(tmp_path: Path) -> None
     (written, *_) = made([onebasin.Folder(tmp_path / "model")], 8, Reading(context=12))
     assert written.keys() == {"input_ids"} and written["input_ids"].shape[1] == 12
     assert int(written["input_ids"].min()) >= 0 and int(written["input_ids"].max()) < size
+
+
+@pytest.mark.parametrize("kind", ["dia", "nllb-moe", "florence2"])
+def test_decoders_write_in_the_shape_that_their_class_accepts(kind: str, tmp_path: Path) -> None:
+    """Several codes at one time, and encoders whose output is read by name or has the logits of routers."""
+    model = twins.build(kind)[0].float()
+    model.save_pretrained(tmp_path)
+    (written,) = made([onebasin.Folder(tmp_path)], 3, batch=3)
+    ids = written["decoder_input_ids"]
+    assert ids.shape[:2] == (3, DECODED) and model(**written).logits[..., 0].numel() == ids.numel()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data import teaching
-from onebasin.data.teaching import Teachers, divergence, example_losses, logit_distance
+from onebasin.data.teaching import Teachers, divergence, example_losses, logit_distance, predictions
 
 WEIGHTS = [0.3, 0.7]
 
@@ -105,3 +105,9 @@ def test_the_mean_loss_is_that_of_whole_batches_but_models_see_a_few_examples(ke
         found = teaching.mean_loss(divergence, own, Teachers(theirs), WEIGHTS, batches)
         assert found == pytest.approx(float(sum(expected)) / 2)
         assert max(rows) == examples
+
+
+def test_what_a_backbone_predicts_are_its_feature_maps() -> None:
+    maps = (torch.randn(2, 3, 4, 4), torch.randn(2, 6, 2, 2))
+    assert predictions({"feature_maps": maps}) == {"feature_maps.0": maps[0], "feature_maps.1": maps[1]}
+    assert predictions({"logits": maps[0], "feature_maps": maps}).keys() == {"logits"}

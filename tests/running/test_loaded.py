@@ -7,9 +7,11 @@ import pytest
 import torch
 from zoo import CASES, build, inputs, named_outputs, save
 
+from onebasin.data.teaching import forward_of
 from onebasin.models import Canonical, Folder, ModelError
+from onebasin.running import twins
 from onebasin.running.loaded import loaded_model
-from onebasin.running.trace import linear_calls
+from onebasin.running.trace import linear_calls, run
 
 FAMILIES = [
     "GPT2LMHeadModel",
@@ -56,6 +58,18 @@ def test_what_a_class_keeps_as_a_buffer_is_filled_too(case: str, tmp_path: Path)
     got = named_outputs(stock.model, given)
     for name, value in named_outputs(model, given).items():
         assert torch.allclose(got[name], value, atol=1e-9), name
+
+
+@pytest.mark.parametrize("kind", ["hy_v4", "bailing_hybrid"])
+def test_tensors_that_a_class_stacks_or_joins_are_put_in_again(kind: str, tmp_path: Path) -> None:
+    """Experts whose rows torch's grouped products do not accept, and the convolutions of queries, keys and values."""
+    model, given = twins.build(kind)
+    model.float().save_pretrained(tmp_path)
+    given = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    stock = loaded_model(Folder(tmp_path))
+    wanted = run(stock, given).logits
+    assert torch.allclose(wanted, model(**given).logits, atol=1e-4)
+    assert torch.allclose(forward_of(stock)(stock.tensors, given)["logits"], wanted, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
