@@ -46,8 +46,8 @@ def test_streams_of_models_with_even_norms_move_exactly(case: str, tmp_path: Pat
     assert departure_on_twin(form) <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification"])
-def test_a_stream_that_can_rotate_already_keeps_its_norms(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["GPT2LMHeadModel", "LlamaForCausalLM", "ViTForImageClassification", "Wav2Vec2ForCTC"])
+def test_a_stream_that_can_rotate_already_or_not_even_so_keeps_its_norms(case: str, tmp_path: Path) -> None:
     folder = Folder(save(CASES[case](), tmp_path / "model"))
     assert plan(folder.signature, even=True).uneven is None
     given, form = Canonical(folder), Canonical(folder, even=True)

@@ -20,7 +20,7 @@ from functools import partial
 from torch import Tensor
 
 from ..tables.axes import Axis, Leaf, size
-from ..tables.signature import Entry, Norm, Signature
+from ..tables.signature import MOVES, Entry, Norm, Signature
 from ..tables.ties import tied
 from .dataflow import Outlet, absorb, bias_of, fed, outlet_of
 from .rewrites import Step
@@ -30,7 +30,8 @@ def evened(signature: Signature) -> Signature | None:
     """Return the signature with even norms, on whose weights nothing acts; None if no stream would get more freedom."""
     tensors = {role: _even(signature, entry) for role, entry in signature.tensors.items()}
     found = replace(signature, tensors=tensors)
-    return found if any(found.kinds[root] != kind for root, kind in signature.kinds.items()) else None
+    gains = (MOVES[found.kinds[root]] - MOVES[kind] for root, kind in signature.kinds.items())
+    return found if any(gains) else None
 
 
 def _even(signature: Signature, entry: Entry) -> Entry:
