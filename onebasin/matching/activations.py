@@ -190,6 +190,10 @@ class _Meter:
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
+    def _width(self, module: str) -> int:
+        """Return the size of a module's output; a norm of an image, too, may have its channels before positions."""
+        return size(self.outputs[module][0], self.signature.sizes)
+
     def measure(self, batch: Batch) -> None:
         seen: list[dict[tuple[str, bool], list[Tensor]]] = []
         maps: list[Sequence[Tensor]] = []
@@ -199,7 +203,8 @@ class _Meter:
 
             def look(name: str, found: dict[tuple[str, bool], list[Tensor]]) -> Callable[[Tensor, Tensor], None]:
                 def record(x: Tensor, y: Tensor) -> None:
-                    y = y.movedim(1, -1) if name in self.channels else y
+                    if name in self.outputs and (name in self.channels or y.shape[-1] != self._width(name)):
+                        y = y.movedim(1, -1)
                     for value, is_input, table in ((x, True, self.inputs), (y, False, self.outputs)):
                         if name in table:
                             found.setdefault((name, is_input), []).append(samples(value.detach(), mask))

@@ -16,6 +16,7 @@ from onebasin.models import Canonical, Folder, Rewritten
 from onebasin.running import twins
 from onebasin.running.loaded import loaded_model
 from onebasin.symmetry import acting_groups
+from onebasin.symmetry.exactness import refuse_other_shapes
 
 
 @pytest.mark.parametrize("level", ["paper", "permutation", "orthogonal"])
@@ -67,6 +68,17 @@ def test_the_neurons_of_experts_are_matched_by_weights_after_the_rest(case: str,
     for role in signature.tensors:
         tensor = checkpoint.read(role, torch.float64)
         assert torch.allclose(found.alignment.after(planted).apply(signature, role, tensor), tensor, atol=1e-6), role
+
+
+def test_norms_of_images_are_measured_along_their_channels(tmp_path: Path) -> None:
+    """Which stand before the positions where a convolution follows."""
+    model, given = twins.build("slanext")
+    model.save_pretrained(tmp_path)
+    stock = loaded_model(Folder(tmp_path), dtype=torch.float64)
+    groups = acting_groups(stock.signature, "full")
+    found = match_activations(stock.signature, stock, stock, [given], groups)
+    refuse_other_shapes(stock.signature, found.elements)
+    assert "inner" in found.elements  # that of the convolution before the norm
 
 
 def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
