@@ -28,6 +28,7 @@ from transformers.modeling_outputs import MoEModelOutput
 from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
+from onebasin.running.made_inputs import longest_text
 from onebasin.running.probes import POSITIONS
 from onebasin.running.valid_inputs import first_that_runs
 from onebasin.running.verification import output_of
@@ -126,7 +127,7 @@ def _text(model: PreTrainedModel) -> PretrainedConfig:
 
 def _longest(models: Sequence[PreTrainedModel], most: int) -> int:
     """The longest sequence that all models take, at most `most`."""
-    return min(min(getattr(_text(model), "max_position_embeddings", None) or most, most) for model in models)
+    return min([most, *(longest_text(model, most, [_text(model)]) for model in models)])
 
 
 def guessed(model: Model) -> bool:
@@ -353,12 +354,20 @@ def decoded(model: PreTrainedModel, given: Batch, generator: torch.Generator) ->
     stated = (getattr(each, "decoder_start_token_id", None) for each in (config, model.generation_config))
     start = next((token for token in stated if token is not None), 0)
     ids = torch.full_like(given["decoder_input_ids"][:, :1], start)
-    encoded: Any = None
+    encoded: dict[str, Any] = {}
+    last = "encoder_last_hidden_state"
     most = min(getattr(config.get_text_config(decoder=True), name, None) or DECODED for name in POSITIONS)
     for _ in range(min(DECODED, most) - 1):
-        inputs = source if encoded is None else {**source, "encoder_outputs": encoded}
-        output = model(**inputs, decoder_input_ids=ids, use_cache=False, return_dict=True)
-        encoded = MoEModelOutput(last_hidden_state=output.encoder_last_hidden_state)
+        how = {"decoder_input_ids": ids, "use_cache": False, "return_dict": True}
+        try:
+            output = model(**source, **encoded, **how)
+        except Exception:  # the class needs more of its encoder than the last state: it encodes the source again
+            if not encoded:
+                raise
+            last, encoded = "", {}
+            output = model(**source, **how)
+        if last in output:
+            encoded = {"encoder_outputs": MoEModelOutput(last_hidden_state=output[last])}
         chances = output.logits[:, -1].float().softmax(-1).cpu()
         drawn = torch.multinomial(chances.flatten(0, -2), 1, generator=generator)
         ids = torch.cat([ids, drawn.view_as(ids[:, :1]).to(ids)], 1)

@@ -11,7 +11,7 @@ from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .configuration import configs, kind_of_number, numbers, settings
 from .probes import POSITIONS
@@ -197,14 +197,7 @@ def _makers(
     special = {n for each in every for key, value in settings(each) if kind_of_number(key) == "token"
                for n in numbers(value)}  # fmt: skip
 
-    rows = (number(name, default=0) for name in POSITIONS)
-    counted = [n for n in rows if n > 2]
-    pads = [
-        each.padding_idx
-        for each in model.modules()
-        if isinstance(each, nn.Embedding) and each.padding_idx is not None and each.num_embeddings in counted
-    ]  # RoBERTa counts from there on
-    length = min([most, *(n - max(pads, default=-1) - 1 for n in counted)])
+    length = longest_text(model, most, every)
 
     def ids(scope: Any, *shape: int) -> Tensor:
         vocabulary = number("vocab_size", "text_vocab_size", default=32, scopes=(scope,))
@@ -338,6 +331,20 @@ def _makers(
         "langs": [lambda: torch.zeros(BATCH, length, dtype=torch.long)],
         "codebook_idx": [lambda: 1], "freq": [lambda: torch.zeros(BATCH, dtype=torch.long)],
     }  # fmt: skip
+
+
+def longest_text(model: PreTrainedModel, most: int, configs: Sequence[Any]) -> int:
+    """Return the length of the longest text that a model accepts, at most `most`, by the positions in some of its
+    configurations."""
+    stated = (next((n for each in configs for n in numbers(vars(each).get(name))), 0) for name in POSITIONS)
+    counted = [n for n in stated if n > 2]
+    pads = [
+        padding
+        for each in model.modules()
+        for padding in numbers(getattr(each, "padding_idx", None))
+        if isinstance(table := getattr(each, "weight", None), Tensor) and len(table) in counted
+    ]  # RoBERTa counts from there on
+    return min([most, *(n - max(pads, default=-1) - 1 for n in counted)])
 
 
 def senses(model: PreTrainedModel) -> set[str]:

@@ -10,7 +10,7 @@ import torch
 from zoo import CASES, save
 
 import onebasin
-from onebasin.data.made import DECODED, likely, made
+from onebasin.data.made import DECODED, LENGTH, likely, made
 from onebasin.running import twins
 from onebasin.settings import Reading
 
@@ -54,11 +54,20 @@ def test_language_models_that_take_images_write_text_too(tmp_path: Path) -> None
     assert int(written["input_ids"].min()) >= 0 and int(written["input_ids"].max()) < size
 
 
-@pytest.mark.parametrize("kind", ["dia", "nllb-moe", "florence2"])
+@pytest.mark.parametrize("kind", ["dia", "nllb-moe", "florence2", "cohere_asr"])
 def test_decoders_write_in_the_shape_that_their_class_accepts(kind: str, tmp_path: Path) -> None:
-    """Several codes at one time, and encoders whose output is read by name or has the logits of routers."""
+    """Several codes at one time, and encoders whose output is read by name, has the logits of routers, or a mask."""
     model = twins.build(kind)[0].float()
     model.save_pretrained(tmp_path)
     (written,) = made([onebasin.Folder(tmp_path)], 3, batch=3)
     ids = written["decoder_input_ids"]
     assert ids.shape[:2] == (3, DECODED) and model(**written).logits[..., 0].numel() == ids.numel()
+
+
+@pytest.mark.parametrize("kind", ["mpnet", "roberta", "ibert"])
+def test_texts_end_where_positions_do_that_begin_behind_the_padding_token(kind: str, tmp_path: Path) -> None:
+    model = twins.build(kind)[0].float()
+    model.save_pretrained(tmp_path)
+    assert model.config.max_position_embeddings < LENGTH
+    (written, *_) = made([onebasin.Folder(tmp_path)], 8)
+    assert written["input_ids"].shape[1] == model.config.max_position_embeddings - model.config.pad_token_id - 1
