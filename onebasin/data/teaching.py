@@ -36,7 +36,7 @@ PIECE = 2**22  # numbers in a model's outputs that are looked at together, where
 
 def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
     """Return a model as a function of its tensors: (role -> tensor, batch) -> `predictions`. The model is left
-    unchanged. Running statistics and tensors of stacked experts that are not given are its own.
+    unchanged. Running statistics, and tensors of stacked experts or divided ones, that are not given are its own.
 
     mixed: multiply matrices in bfloat16, which is faster on graphics cards and recent processors (Micikevicius et al.,
     2018); predictions are in float32.
@@ -49,8 +49,8 @@ def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
         given = {key: value.to(stock.model.device) for key, value in batch.items()}
         state = {name: tensors[role] for role, name in name_of.items()}
         state |= {name: tensors[role] for role, name in stock.buffer.items() if role in tensors}
-        if stock.parts.keys() <= tensors.keys():
-            state |= stock.stacked(tensors)
+        if {*stock.parts, *stock.pieces} <= tensors.keys():
+            state |= stock.rearranged(tensors)
         narrow = torch.autocast(stock.model.device.type, torch.bfloat16) if mixed else nullcontext()
         with throughout(stock.model.dtype), narrow:
             outputs = predictions(functional_call(stock.model, state, (), {**given, **options, "return_dict": True}))

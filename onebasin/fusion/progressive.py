@@ -185,7 +185,7 @@ _State = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 
 def _state(fitting: Fitting) -> _State:
-    return {role: tensor.detach().clone() for role, tensor in fitting.student.parameter.items()}, dict(fitting.made)
+    return {role: tensor.detach().clone() for role, tensor in fitting.student.tensors.items()}, dict(fitting.made)
 
 
 def _restore(fitting: Fitting, state: _State) -> None:

@@ -19,6 +19,7 @@ from onebasin.models import Model
 from onebasin.models.errors import ModelError, one_line
 from onebasin.symmetry import Entry, Signature
 
+from .divided import Piece, divided, joined
 from .expert_layout import Part, assembled, observed, one_by_one, one_by_one_where_needed
 from .loading import built
 
@@ -32,8 +33,9 @@ Read = Callable[[str], Tensor]
 class LoadedModel:
     """A model in eval mode. owner: role -> name of its module. parameter: role -> the tensor itself. parts: role -> the
     places of the tensors of all experts, in order, where the class stores them in another shape than the table; such a
-    role is in neither of the others. buffer: role -> name in memory of a tensor that is not a parameter (running
-    statistics, a router's corrections), and is neither learned nor fitted.
+    role is in neither of the others. pieces: role -> the parameters among which the class divides the tensor; it is in
+    none of the others. buffer: role -> name in memory of a tensor that is not a parameter (running statistics, a
+    router's corrections), and is neither learned nor fitted.
     """
 
     model: PreTrainedModel
@@ -41,12 +43,13 @@ class LoadedModel:
     owner: Mapping[str, str]
     parameter: Mapping[str, nn.Parameter]
     parts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     buffer: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def roles(self) -> list[str]:
         """The roles of all tensors that the model has as parameters."""
-        return [*self.parameter, *self.parts]
+        return [*self.parameter, *self.parts, *self.pieces]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -57,22 +60,25 @@ class LoadedModel:
         """Return a tensor in its shape in the table."""
         if role in self.parameter:
             return self.parameter[role]
-        pieces = [part.of(self.model) for part in self.parts[role]]
-        return torch.cat(pieces, self.signature.tensors[role].joint)
+        if role in self.pieces:
+            return joined(self.model, self.pieces[role])
+        parts = [part.of(self.model) for part in self.parts[role]]
+        return torch.cat(parts, self.signature.tensors[role].joint)
 
     def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name in memory -> tensor, for a model with `tensors` (by role, all of `roles`) instead of its own."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return {names[id(self.parameter[role])]: tensors[role] for role in self.parameter} | self.stacked(tensors)
+        return {names[id(self.parameter[role])]: tensors[role] for role in self.parameter} | self.rearranged(tensors)
 
-    def stacked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return name in memory -> tensor, for those that the class stacks from the tensors of all `parts`."""
-        pieces = {
-            part: piece
+    def rearranged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return name in memory -> tensor, for those that the class stacks from all `parts`, or cuts into `pieces`."""
+        stacked = {
+            part: one
             for role, parts in self.parts.items()
-            for part, (_, piece) in zip(parts, self.signature.tensors[role].split(tensors[role]), strict=True)
+            for part, (_, one) in zip(parts, self.signature.tensors[role].split(tensors[role]), strict=True)
         }
-        return assembled(pieces)
+        cut = {piece.parameter: piece.of(tensors[role]) for role, pieces in self.pieces.items() for piece in pieces}
+        return assembled(stacked) | cut
 
     def module(self, role: str) -> nn.Module:
         return self.model.get_submodule(self.owner[role])
@@ -88,8 +94,12 @@ class LoadedModel:
         for role, parameter in self.parameter.items():
             parameter.copy_(read(role))
         for role, parts in self.parts.items():
-            for part, (_, piece) in zip(parts, self.signature.tensors[role].split(read(role)), strict=True):
-                part.of(self.model).copy_(piece)
+            for part, (_, one) in zip(parts, self.signature.tensors[role].split(read(role)), strict=True):
+                part.of(self.model).copy_(one)
+        for role, pieces in self.pieces.items():
+            whole = read(role)
+            for piece in pieces:
+                self.model.get_parameter(piece.parameter).copy_(piece.of(whole))
 
     def fill_buffers(self, read: Read) -> None:
         """Set every stored buffer to `read(role)`."""
@@ -112,16 +122,16 @@ def loaded_model(
         dtype: Of the parameters.
         device: Where it runs.
         attention: The implementation (`eager` returns attention maps).
-        experts: Accept classes that stack the tensors of experts, which run one expert after another; `parts` has
-            the place of each tensor.
+        experts: Accept classes that stack the tensors of experts, which run one expert after another, or that divide
+            fused tensors; `parts` and `pieces` have the places of these.
 
     Raises:
         ModelError: The class changes the tensors when it loads them.
     """
     signature = checkpoint.signature
     entries = {role: entry for role, entry in signature.tensors.items() if entry.stored}
-    pieces = [(role, name) for role, entry in entries.items() for name in entry.names]
-    numbers = {name: float(number) for number, (_, name) in enumerate(pieces, 1)}
+    stored = [(role, name) for role, entry in entries.items() for name in entry.names]
+    numbers = {name: float(number) for number, (_, name) in enumerate(stored, 1)}
     marked = {
         name: torch.full_like(part, numbers[name]).contiguous()
         for entry in entries.values()
@@ -132,14 +142,21 @@ def loaded_model(
         model = _load(checkpoint, marked, attention)
     except Exception as error:  # each model class fails in its own way
         raise ModelError(f"'{checkpoint.name}' does not load: {one_line(error)}") from None
-    roles = {float(number): role for number, (role, _) in enumerate(pieces, 1)}
+    roles = {float(number): role for number, (role, _) in enumerate(stored, 1)}
     owner: dict[str, str] = {}
     parameter: dict[str, nn.Parameter] = {}
     places: dict[float, Part] = {}
+    seen = {name: observed(name, tensor) for name, tensor in model.named_parameters()}
+    pieces = _pieces(checkpoint, marked, numbers, seen) if experts else {}
+    unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())  # the class computes them (Marian's positions)
+    cut = {piece.parameter for several in pieces.values() for piece in several}
     for name, tensor in model.named_parameters():
-        boxes = observed(name, tensor)
-        # A tensor that the class divides among several parameters has the same mark in all of them.
+        if name in cut:
+            continue
+        boxes = seen[name]
         known = boxes is not None and boxes.keys() <= roles.keys() - places.keys()
+        if not known and name in unsaved:
+            continue
         if boxes is None or not known or not (experts or _whole(tensor, boxes, roles, entries)):
             raise ModelError(f"'{checkpoint.name}': {type(model).__name__} keeps '{name}' in another form than "
                              "the folder, so its activations cannot be followed")  # fmt: skip
@@ -167,7 +184,8 @@ def loaded_model(
         one_by_one_where_needed(model)
     for tensor in model.parameters():
         tensor.requires_grad_(False)
-    stock = LoadedModel(model, signature, owner, parameter, parts, buffer)
+    whole = {role: pieces[entry.name] for role, entry in entries.items() if entry.name in pieces}
+    stock = LoadedModel(model, signature, owner, parameter, parts, whole, buffer)
 
     def read(role: str) -> Tensor:
         return checkpoint.read(role, dtype, device)
@@ -175,6 +193,22 @@ def loaded_model(
     stock.fill(read)
     stock.fill_buffers(read)
     return stock
+
+
+def _pieces(
+    checkpoint: Model,
+    marked: Mapping[str, Tensor],
+    numbers: Mapping[str, float],
+    seen: Mapping[str, Mapping[float, Part] | None],
+) -> dict[str, tuple[Piece, ...]]:
+    """Return tensor -> the parameters among which the class divides it, which have the same mark. seen: parameter ->
+    its marks."""
+    among: dict[float, list[str]] = {}
+    for name, boxes in seen.items():
+        for number in boxes or ():
+            among.setdefault(number, []).append(name)
+    several = {name: among[number] for name, number in numbers.items() if len(among.get(number, ())) > 1}
+    return divided(lambda state: _load(checkpoint, state, None), marked, several)
 
 
 def _whole(

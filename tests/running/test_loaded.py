@@ -7,7 +7,7 @@ import pytest
 import torch
 from zoo import CASES, build, inputs, named_outputs, save
 
-from onebasin.data.teaching import forward_of
+from onebasin.data.teaching import forward_of, predictions
 from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running import twins
 from onebasin.running.loaded import loaded_model
@@ -38,14 +38,30 @@ def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path:
             assert torch.allclose(got[name], value, atol=1e-9), name
 
 
-def test_a_tensor_that_a_class_divides_is_refused_in_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["nomic_bert", "sapiens2", "marian"])
+def test_what_a_class_divides_or_computes_is_no_hindrance(kind: str, tmp_path: Path) -> None:
+    """Fused projections of queries, keys and values, or of gates, which are put together again; fixed positions."""
+    model, given = twins.build(kind)
+    model.save_pretrained(tmp_path)
+    checkpoint = Folder(tmp_path)
+    stock = loaded_model(checkpoint, dtype=torch.float64)
+    assert bool(stock.pieces) == (kind != "marian") and stock.roles == list(dict.fromkeys(stock.roles))
+    assert {*stock.roles, *stock.buffer} == {role for role, entry in stock.signature.tensors.items() if entry.stored}
+    for role in stock.roles:
+        assert torch.equal(stock.tensor(role), checkpoint.read(role, torch.float64)), role
+    other = {role: tensor + 0.1 * torch.rand_like(tensor) for role, tensor in stock.tensors.items()}
+    wanted = forward_of(stock)(other, given)
+    stock.fill(other.__getitem__)
+    for name, value in predictions(run(stock, given)).items():
+        assert torch.allclose(value, wanted[name], atol=1e-9), name
+
+
+def test_a_tensor_that_a_class_divides_is_refused_in_a_sentence_where_layers_are_followed(tmp_path: Path) -> None:
     model = CASES["Dinov2ForImageClassification-swiglu"]()
     if any("weights_in" in name for name, _ in model.named_parameters()):
         pytest.skip("this version of transformers keeps it whole")
-    checkpoint = Folder(save(model, tmp_path))
-    for experts in (False, True):
-        with pytest.raises(ModelError, match="in another form than the folder"):
-            loaded_model(checkpoint, experts=experts)
+    with pytest.raises(ModelError, match="in another form than the folder"):
+        loaded_model(Folder(save(model, tmp_path)), experts=False)
 
 
 @pytest.mark.parametrize("case", ["HubertForCTC-batch-norm", "DeepseekV3ForCausalLM"])
