@@ -72,14 +72,14 @@ def slowed(mixed: bool, device: str) -> str:
 
 def predictions(output: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the logits of a model's output (and the loss, if labels were given); without logits, all float tensors,
-    which may be in lists (the feature maps of a backbone)."""
+    which may be in lists (the feature maps of a backbone), and a loss last."""
     several = {f"{name}.{i}": each for name, value in output.items() if isinstance(value, tuple | list)
                for i, each in enumerate(value)}  # fmt: skip
     found = ({name: value for name, value in named.items() if isinstance(value, Tensor) and value.is_floating_point()}
              for named in (output, several))  # fmt: skip
     tensors = next(filter(None, found), {})
     logits = {name: value for name, value in tensors.items() if "logits" in name or name == "loss"}
-    return logits if logits.keys() - {"loss"} else tensors
+    return logits if logits.keys() - {"loss"} else dict(sorted(tensors.items(), key=lambda one: one[0] == "loss"))
 
 
 def divergence(own: Outputs, theirs: Sequence[Outputs], weights: Sequence[float], batch: Batch) -> Tensor:

@@ -111,3 +111,9 @@ def test_what_a_backbone_predicts_are_its_feature_maps() -> None:
     maps = (torch.randn(2, 3, 4, 4), torch.randn(2, 6, 2, 2))
     assert predictions({"feature_maps": maps}) == {"feature_maps.0": maps[0], "feature_maps.1": maps[1]}
     assert predictions({"logits": maps[0], "feature_maps": maps}).keys() == {"logits"}
+
+
+def test_a_loss_that_a_class_returns_unasked_is_not_its_prediction() -> None:
+    """Of audio codecs (DAC), say."""
+    found = predictions({"loss": torch.zeros(2), "audio_values": torch.zeros(2, 5)})
+    assert list(found) == ["audio_values", "loss"]

@@ -26,8 +26,8 @@ from transformers import (
 
 import onebasin
 from onebasin.families import tables
-from onebasin.models import Folder, ModelError
-from onebasin.running import inference, twins
+from onebasin.models import Canonical, Folder, ModelError
+from onebasin.running import compare_rewritten, inference, twins
 from onebasin.running.inference import known, proof, search, tracing
 from onebasin.running.inference.sizes import key_of_size, list_of_layers
 from onebasin.running.inference.text import table_text, with_fixed
@@ -592,3 +592,12 @@ def test_heads_with_other_numbers_of_classes_are_copied_and_the_rest_is_matched(
     assert [space.size for space in model.signature.spaces.values() if space.kind == "labels"] == [3]
     onebasin.match(*folders, output=str(tmp_path / "out"), symmetry="orthogonal")
     assert Folder(str(tmp_path / "out")).signature.tensors["score.weight"].shape == (3, 32)
+
+
+def test_a_head_stays_tied_whose_class_looks_at_ties_when_it_runs(tmp_path: Path) -> None:
+    """Switch Transformers scale what a tied head reads, which an untied copy of the weights would lose."""
+    twins.build("switch_transformers")[0].save_pretrained(tmp_path)
+    folder = Folder(tmp_path)
+    form = Canonical(folder, torch.float64)
+    assert not form.updates
+    assert compare_rewritten(folder, form, dtype=torch.float64).relative_difference < 1e-9

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +15,9 @@ from torch import Tensor
 from onebasin.running import twins
 from onebasin.running.trial import scrambling
 from onebasin.symmetry import Signature, acting_groups, read_table, resolve
-from onebasin.symmetry.gauge.canonical import canonical
+from onebasin.symmetry.gauge.canonical import Canonical, canonical
 
-from .tracing import Traced, as_stored, kind_of, kinds, restored, shuffle, with_numbers
+from .tracing import Traced, as_stored, configured, kind_of, kinds, restored, shuffle, with_numbers
 
 TOLERANCE = 1e-9
 
@@ -89,7 +90,7 @@ def _canonical_change(
     tensors = {role: entry if kind_of(role) in names else replace(entry, notes={**entry.notes, "stays": ""})
                for role, entry in signature.tensors.items()}  # fmt: skip
     made = canonical(replace(signature, tensors=tensors), values)
-    return change(made.signature, made.tensors, "invertible", ())
+    return change(made.signature, made.tensors, made.config_updates, "invertible", ())
 
 
 def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[[Collection[str] | None], float]]]:
@@ -97,12 +98,9 @@ def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[
     random elements in some of them, or in all (None)."""
     signature, values, change = _proof(text, found)
     for level in ("permutation", "paper", "invertible"):
-        form, numbers = signature, values
-        if level == "invertible":
-            made = canonical(signature, values)
-            form, numbers = made.signature, made.tensors
-        names = {signature.spaces[root].name for root in acting_groups(form, level, rescale="joint")}
-        yield level, names, partial(change, form, numbers, level)
+        form = Canonical(signature, values) if level != "invertible" else canonical(signature, values)
+        names = {signature.spaces[root].name for root in acting_groups(form.signature, level, rescale="joint")}
+        yield level, names, partial(change, form.signature, form.tensors, form.config_updates, level)
 
 
 def _proof(text: str, found: Traced) -> tuple[Signature, dict[str, Tensor], Callable[..., float]]:
@@ -150,6 +148,7 @@ def _departure(
     ids: Mapping[str, Tensor],
     signature: Signature,
     values: Mapping[str, Tensor],
+    updates: Mapping[str, Any],
     level: str,
     only: Collection[str] | None,
 ) -> float:
@@ -163,7 +162,7 @@ def _departure(
             every[ids[name].flatten()], given[ids[name].flatten()] = part.flatten(), True
     lengths = [tensor.numel() for tensor in state.values()]
     parts, own = (dict(zip(state, torch.split(one, lengths), strict=True)) for one in (every, given))
-    with restored(state), torch.no_grad():
+    with restored(state), configured(found.model, updates), torch.no_grad():
         for name, tensor in state.items():
             home = name if own[name].any() else found.tied.get(name, name)
             tensor.copy_(parts[home].view(tensor.shape))

@@ -58,6 +58,8 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
         shared = {copy: home for copy, home in tied.items() if kind_of(copy) == kind_of(home)}
         for copy, home in shared.items():  # layers share one: a block has one line for it, and says nothing of a tie
             _unify(axes.get(copy, ()), axes.get(home, ()))
+        for copy, home in tied.items() if tied and _looks_at_ties(model, inputs) else ():
+            _unify(axes.get(copy, ()), axes.get(home, ()))
         used = {shared.get(name, name) for name in trace.seen}
         for name in (name for name in held.keys() - trace.seen.keys() if shared.get(name, name) not in used):
             copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
@@ -73,6 +75,29 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
             if hasattr(tensor, KEY):
                 delattr(tensor, KEY)
     return Traced(model, inputs, trace, axes, tied)
+
+
+@contextmanager
+def configured(model: PreTrainedModel, updates: Mapping[str, Any]) -> Iterator[None]:
+    """Change a model's configuration for the duration of the block, as its class would if that were in a file: some
+    forward passes look at it."""
+    held = vars(model.config)
+    before = {name: held[name] for name in updates if name in held}
+    made = vars(type(model.config).from_dict({**model.config.to_dict(), **updates})) if before else {}
+    held.update({name: made[name] for name in before})
+    try:
+        yield
+    finally:
+        held.update(before)
+
+
+def _looks_at_ties(model: PreTrainedModel, inputs: Mapping[str, Any]) -> bool:
+    """Whether a forward pass depends on what the configuration says of ties, so that a head cannot be untied: Switch
+    Transformers scale what a tied head reads."""
+    before = twins.outputs(model, inputs)
+    with configured(model, {"tie_word_embeddings": False}):
+        after = twins.outputs(model, inputs)
+    return not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
 
 
 def _unify(axes: Iterable[Axis | None], others: Iterable[Axis | None]) -> None:
