@@ -143,7 +143,12 @@ class _Meter:
         self.readers: dict[str, list[tuple[str, Site]]] = {}  # space inside heads -> (weight that reads it, site)
         self.norms: dict[str, list[Site]] = {}  # root -> sites of the norms that read it
         self.written: dict[str, list[Site]] = {}  # root -> sites of layers that write it
-        self.maps: dict[int, list[Tensor]] = {}  # attention layer -> cross (h, h), squared norms (h,) twice
+        self.maps: dict[
+            str, list[Tensor]
+        ] = {}  # space of heads -> cross (h, h), squared norms (h,) of their maps twice
+        outer = dict.fromkeys(key for root in signature.members for key in signature.spaces[root].batch)
+        heads = [one for key in outer if (one := signature.spaces[key]).part == "attention" and not one.batch]
+        self.attending = [one.key for one in sorted(heads, key=lambda one: one.layer or 0)]
         for role, entry in signature.tensors.items():
             if entry.norm is not None and not entry.norm.beside and role in source.owner:
                 space = entry.norm.target
@@ -223,14 +228,14 @@ class _Meter:
                 cut = [blocks(t, (Leaf(str(len(t))), axis), self.signature.sizes) for t in (x, y)]
                 for site, (a, _), (b, _) in zip(sites, *cut, strict=True):
                     site.add(a, b)
-        layers = max(1, len(self.signature.layers))
-        for i, (p, q) in enumerate(zip(*maps, strict=True)):
-            self._add_maps(i % layers, _maps(p, mask), _maps(q, mask))
+        if self.attending and len(maps[0]) % len(self.attending) == 0:  # else they are those of one tower of several
+            for i, (p, q) in enumerate(zip(*maps, strict=True)):
+                self._add_maps(self.attending[i % len(self.attending)], _maps(p, mask), _maps(q, mask))
 
-    def _add_maps(self, layer: int, p: Tensor, q: Tensor) -> None:
+    def _add_maps(self, key: str, p: Tensor, q: Tensor) -> None:
         new = [p @ q.mT, p.square().sum(-1), q.square().sum(-1)]
-        old = self.maps.get(layer)
-        self.maps[layer] = new if old is None else [a + b for a, b in zip(old, new, strict=True)]
+        old = self.maps.get(key)
+        self.maps[key] = new if old is None else [a + b for a, b in zip(old, new, strict=True)]
 
     # --- elements -----------------------------------------------------------------------------------------------
 
@@ -292,15 +297,13 @@ class _Meter:
     def _gain(self, key: str, h: int, q: int, aligned: Alignment) -> tuple[Tensor, Tensor]:
         """Return the gains of pairs of heads [anchor, source]: of their query heads, (h, h, q, q), and in all, (h,
         h)."""
-        layer = self.signature.spaces[key].layer or 0
         inside = [root for root in self.signature.members if self.signature.spaces[root].batch == (key,)]
         like = torch.zeros((), dtype=self.source.model.dtype, device=self.source.model.device)
         fine, coarse = like.new_zeros(h * q, h * q), like.new_zeros(h, h)
         for root in inside:
             fine += self._outputs(root, h * q, aligned)
-        attends = self.signature.spaces[key].part == "attention"
-        if attends and layer in self.maps and self.maps[layer][0].shape == (h * q, h * q):
-            cross, own_x, own_y = self.maps[layer]
+        if key in self.maps and self.maps[key][0].shape == (h * q, h * q):
+            cross, own_x, own_y = self.maps[key]
             fine += cross / (own_x.unsqueeze(1) * own_y).clamp_min(1e-30).sqrt()
         else:  # without maps: the agreement of queries, keys and values after the best rotation
             for root in inside:

@@ -14,6 +14,7 @@ from onebasin.jobs.options import Options
 from onebasin.matching.activations import _Meter, match_activations
 from onebasin.models import Canonical, Folder, Rewritten
 from onebasin.running import twins
+from onebasin.running.inference.known import table_of
 from onebasin.running.loaded import loaded_model
 from onebasin.symmetry import acting_groups
 from onebasin.symmetry.exactness import refuse_other_shapes
@@ -79,6 +80,19 @@ def test_norms_of_images_are_measured_along_their_channels(tmp_path: Path) -> No
     found = match_activations(stock.signature, stock, stock, [given], groups)
     refuse_other_shapes(stock.signature, found.elements)
     assert "inner" in found.elements  # that of the convolution before the norm
+
+
+def test_maps_of_attention_are_those_of_the_heads_of_their_layer(tmp_path: Path) -> None:
+    """A table that lists layers by name has a space of heads for each; beside an image tower, maps are of the text."""
+    for kind in ("dots3_note", "llava"):
+        model, given = twins.build(kind)
+        model.save_pretrained(tmp_path / kind)
+        checkpoint = Folder(tmp_path / kind)
+        checkpoint.read_by(table_of(checkpoint.raw_config))
+        stock = loaded_model(checkpoint, dtype=torch.float64, attention="eager")
+        meter = _Meter(stock.signature, stock, stock, given)
+        meter.measure(given)
+        assert len(meter.maps) == (0 if kind == "llava" else model.config.num_hidden_layers)
 
 
 def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
