@@ -119,6 +119,17 @@ def test_every_matrix_of_a_layer_is_found_where_it_works(case: str, tmp_path: Pa
         assert {into, out} == set(stock.signature.tensors[call.weight].axes)
 
 
+@pytest.mark.parametrize("kind", ["convnext", "gemma3n_audio"])
+def test_layers_are_followed_by_themselves_where_a_class_keeps_copies_of_its_stream(kind: str, tmp_path: Path) -> None:
+    """A change at the input of a norm does not reach what is added behind it."""
+    model, given = twins.build(kind)
+    model.save_pretrained(tmp_path)
+    stock = loaded_model(Folder(tmp_path), dtype=torch.float64)
+    calls = linear_calls(stock, given)
+    layers = {name for name, each in stock.model.named_modules() if isinstance(each, torch.nn.Linear)}
+    assert {call.module for call in calls} == layers
+
+
 def test_tied_parameters_are_known(tmp_path: Path) -> None:
     stock = loaded_model(Folder(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
     assert stock.shared("wte.weight")
