@@ -16,6 +16,7 @@ tells less, and textures the least.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ REDRAWN = 0.3  # share that is drawn anew in a pass where sequences begin with g
 FEWEST_WORDS = 5  # of a line that is taken for written language
 FEASIBLE = 10**11  # tokens times parameters, up to which each token is tried as the mask
 DECODED = 32  # tokens that a decoder writes
+CACHES = ("past_key_values", "cache_params")  # outputs that a causal model takes back
 IMAGINED, STRIDE = 20, 0.1  # steps towards pictures that the models see classes in, and their length
 JITTER = 0.5  # standard deviation of noise on such pictures, whose pixels lie in [-1, 1]: what it hides does not count
 SEVERAL = 32  # examples in a batch
@@ -111,7 +113,8 @@ def made(
             if name in given:
                 given[name] = pictures(given[name].shape, generator).to(given[name])
         if "decoder_input_ids" in given and hasattr(stock[0], "get_encoder"):
-            given["decoder_input_ids"] = decoded(stock[number % len(stock)], given, generator)
+            with suppress(Exception):  # a decoder that does not write token by token keeps random ones
+                given["decoder_input_ids"] = decoded(stock[number % len(stock)], given, generator)
             given.pop("decoder_attention_mask", None)
         if given.keys() == {"pixel_values"}:
             given = imagined(stock, given, generator)
@@ -189,10 +192,15 @@ def self_generated(
 
 
 def _continued(model: PreTrainedModel, ids: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    cache: Any = None
+    """Return sequences to which a model has added tokens, (examples, length). ids: (examples, 1)."""
+    output: Any = None
     while ids.shape[1] < length:
-        output = model(input_ids=ids[:, -1:].to(model.device), past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        cache = {name: output[name] for name in CACHES if output is not None and output.get(name) is not None}
+        read = ids[:, -1:] if cache else ids  # all anew, if the class keeps nothing
+        try:
+            output = model(input_ids=read.to(model.device), **cache, use_cache=True)
+        except Exception:  # it keeps something in another form
+            output = model(input_ids=ids.to(model.device), use_cache=False)
         chances = output.logits[:, -1].float().softmax(-1).cpu()
         ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], 1)
     return ids

@@ -10,8 +10,9 @@ import torch
 from zoo import CASES, save
 
 import onebasin
-from onebasin.data.made import DECODED, LENGTH, likely, made
+from onebasin.data.made import DECODED, LENGTH, likely, made, self_generated
 from onebasin.running import twins
+from onebasin.running.verification import output_of, outward
 from onebasin.settings import Reading
 
 MASK, PREDICTED = 4, 3  # tokens: the one that hides, and how many of the others the models were asked for
@@ -71,3 +72,19 @@ def test_texts_end_where_positions_do_that_begin_behind_the_padding_token(kind: 
     assert model.config.max_position_embeddings < LENGTH
     (written, *_) = made([onebasin.Folder(tmp_path)], 8)
     assert written["input_ids"].shape[1] == model.config.max_position_embeddings - model.config.pad_token_id - 1
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mamba", "openai-gpt", "xlstm"])
+def test_what_a_model_writes_does_not_depend_on_what_it_caches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values, states, nothing, or something that cannot be made from an empty start."""
+    model = twins.build(kind)[0]
+    found = self_generated([model], 4, 12)[0]["input_ids"]
+    monkeypatch.setattr("onebasin.data.made.CACHES", ())
+    assert torch.equal(self_generated([model], 4, 12)[0]["input_ids"], found)
+
+
+def test_a_decoder_that_does_not_write_token_by_token_reads_random_ones(tmp_path: Path) -> None:
+    model = twins.build("parakeet_tdt")[0].float()
+    model.save_pretrained(tmp_path)
+    for batch in made([onebasin.Folder(tmp_path)], 3, batch=3):
+        assert outward(output_of(model, batch))
