@@ -16,15 +16,17 @@ Li et al., 2015 (matching by correlations); Singh and Jaggi, 2020.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onebasin.engine import Tell
+from onebasin.models.errors import ModelError
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch, hooks, linear_calls, run, samples
+from onebasin.running.trace import Batch, Call, hooks, linear_calls, run, samples
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import as_moments, nuclear
 from onebasin.symmetry.groups.assignment import assignment
@@ -158,14 +160,18 @@ class _Meter:
         self.channels: set[str] = set()  # convolutions, whose outputs have channels before positions
         for role, entry in signature.tensors.items():
             if len(entry.axes) > 2 and role in source.owner:
-                module, axis = source.owner[role], entry.axes[0]
+                module, back = source.owner[role], isinstance(source.module(role), nn.modules.conv._ConvTransposeNd)
+                axis = entry.axes[int(back)]
                 self.channels.add(module)
                 self.outputs[module] = axis, self._cut(axis)
                 for site in self.outputs[module][1]:
                     for root in self._roots(site):
                         self.written.setdefault(root, []).append(site)
+        calls: list[Call] = []
         small = {key: value[:2] for key, value in example.items()}
-        for call in {call.module: call for call in linear_calls(source, small)}.values():
+        with suppress(ModelError) if self.outputs else nullcontext():  # convolutions alone
+            calls = linear_calls(source, small)
+        for call in {call.module: call for call in calls}.values():
             into, out = call.axes(source)
             written = self._cut(out)
             if any(MOVES[signature.kinds[root]] for site in written for root in self._roots(site)):
@@ -218,10 +224,11 @@ class _Meter:
 
             names = dict.fromkeys((*self.inputs, *self.outputs))
             eager = getattr(stock.model.config, "_attn_implementation", "eager") == "eager"
+            asked = {"output_attentions": True} if self.attending and eager else {}
             with hooks(stock, {name: look(name, found) for name in names}):
-                output = run(stock, batch, **({"output_attentions": True} if eager else {}))
+                output = run(stock, batch, **asked)
             seen.append(found)
-            maps.append(output.get("attentions") or () if eager else ())
+            maps.append(output.get("attentions") or () if asked else ())
         for (name, is_input), values in seen[0].items():
             axis, sites = (self.inputs if is_input else self.outputs)[name]
             for x, y in zip(values, seen[1][name, is_input], strict=True):

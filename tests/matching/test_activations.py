@@ -71,15 +71,31 @@ def test_the_neurons_of_experts_are_matched_by_weights_after_the_rest(case: str,
         assert torch.allclose(found.alignment.after(planted).apply(signature, role, tensor), tensor, atol=1e-6), role
 
 
-def test_norms_of_images_are_measured_along_their_channels(tmp_path: Path) -> None:
-    """Which stand before the positions where a convolution follows."""
-    model, given = twins.build("slanext")
+@pytest.mark.parametrize("kind", ["slanext", "dac"])
+def test_norms_and_transposed_convolutions_are_measured_along_their_channels(kind: str, tmp_path: Path) -> None:
+    """Which stand before the positions, as they do for a convolution."""
+    model, given = twins.build(kind)
     model.save_pretrained(tmp_path)
     stock = loaded_model(Folder(tmp_path), dtype=torch.float64)
     groups = acting_groups(stock.signature, "full")
     found = match_activations(stock.signature, stock, stock, [given], groups)
     refuse_other_shapes(stock.signature, found.elements)
-    assert "inner" in found.elements  # that of the convolution before the norm
+    assert len(found.elements) > 20
+
+
+def test_convolutions_alone_are_matched_by_what_they_return(tmp_path: Path) -> None:
+    model, given = twins.build("rt_detr_resnet")
+    model.save_pretrained(tmp_path)
+    checkpoint = Folder(tmp_path)
+    signature = checkpoint.signature
+    groups = acting_groups(signature, "permutation")
+    planted = random_alignment(signature, groups, seed=5)
+    anchor = loaded_model(checkpoint, dtype=torch.float64)
+    source = loaded_model(Rewritten(checkpoint, planted, torch.float64), dtype=torch.float64)
+    found = match_activations(signature, anchor, source, [given], groups).after(planted)
+    for role in signature.tensors:
+        tensor = checkpoint.read(role, torch.float64)
+        assert torch.allclose(found.apply(signature, role, tensor), tensor, atol=1e-6), role
 
 
 def test_maps_of_attention_are_those_of_the_heads_of_their_layer(tmp_path: Path) -> None:
