@@ -80,7 +80,7 @@ def test_norms_and_transposed_convolutions_are_measured_along_their_channels(kin
     groups = acting_groups(stock.signature, "full")
     found = match_activations(stock.signature, stock, stock, [given], groups)
     refuse_other_shapes(stock.signature, found.elements)
-    assert len(found.elements) > 20
+    assert len(found.elements) > 10
 
 
 def test_convolutions_alone_are_matched_by_what_they_return(tmp_path: Path) -> None:
