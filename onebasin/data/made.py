@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers.modeling_outputs import MoEModelOutput
 
@@ -297,12 +297,22 @@ def likely(models: Sequence[PreTrainedModel], mask: int) -> Tensor:
     of frequent tokens lie nearest to the origin (Li et al., 2020, On the sentence embeddings from pre-trained language
     models, section 3). The mask token never occurs.
     """
-    tables: list[Any] = [model.get_input_embeddings() for model in models]
-    size = min(len(table.weight) for table in tables)
-    norms = sum(table.weight[:size].float().norm(dim=1).argsort().argsort().cpu() for table in tables) / len(tables)
+    tables = [_token_table(model) for model in models]
+    size = min(map(len, tables))
+    norms = sum(table[:size].float().norm(dim=1).argsort().argsort().cpu() for table in tables) / len(tables)
     chances: Tensor = 1.0 / (1 + (norms + torch.arange(size)).argsort().argsort())
     chances[mask] = 0.0
     return chances
+
+
+def _token_table(model: PreTrainedModel) -> Tensor:
+    """The vectors of a model's tokens, (vocabulary, width)."""
+    stated: Any = model.get_input_embeddings()
+    if not isinstance(stated, nn.Module):  # those of Perceiver are its latents
+        size = _text(model).vocab_size
+        stated = next(e for e in model.modules() if isinstance(e, nn.Embedding) and e.num_embeddings >= size)
+    table: Tensor = stated.weight
+    return table
 
 
 def framed(count: int, length: int, mask: int, before: Sequence[int], after: Sequence[int]) -> Tensor:

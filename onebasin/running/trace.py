@@ -53,10 +53,14 @@ def examples_in(batch: Batch) -> int:
 
 
 def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
-    """Return the model's output for a batch, without passing on `labels` and without caching."""
-    given = {key: value.to(stock.model.device) for key, value in batch.items() if key != "labels"}
+    """Return the model's output for a batch, without passing on `labels` and without caching. What its class draws at
+    random (ViTMAE, what it masks) is the same every time."""
+    device = stock.model.device
+    given = {key: value.to(device) for key, value in batch.items() if key != "labels"}
     cache = {"use_cache": False} if takes_cache(stock.model) else {}
-    with torch.no_grad(), throughout(stock.model.dtype):
+    drawn = torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type)
+    with torch.no_grad(), throughout(stock.model.dtype), drawn:
+        torch.manual_seed(0)
         return stock.model(**given, **cache, **options, return_dict=True)
 
 

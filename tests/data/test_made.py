@@ -45,6 +45,11 @@ def test_the_guess_follows_ranks_in_the_vocabulary_and_in_norm() -> None:
     assert float(chances[0] / chances[9]) == 10.0  # Zipf's law
 
 
+def test_the_guess_is_of_tokens_where_the_stated_inputs_of_a_class_are_others() -> None:
+    model = twins.build("perceiver")[0]
+    assert len(likely([model], MASK)) == model.config.vocab_size
+
+
 def test_language_models_that_take_images_write_text_too(tmp_path: Path) -> None:
     """Their vocabulary stands in the configuration of the language model."""
     model = twins.build("llava", "LlavaForConditionalGeneration")[0].float()

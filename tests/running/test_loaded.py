@@ -130,6 +130,17 @@ def test_layers_are_followed_by_themselves_where_a_class_keeps_copies_of_its_str
     assert {call.module for call in calls} == layers
 
 
+def test_what_a_class_draws_is_the_same_in_every_run(tmp_path: Path) -> None:
+    model, given = twins.build("vit_mae")
+    model.save_pretrained(tmp_path)
+    stock = loaded_model(Folder(tmp_path), dtype=torch.float64)
+    before = torch.random.get_rng_state()
+    first, second = (predictions(run(stock, given)) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert any(call.norm for call in linear_calls(stock, given))
+
+
 def test_tied_parameters_are_known(tmp_path: Path) -> None:
     stock = loaded_model(Folder(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
     assert stock.shared("wte.weight")
