@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from onebasin.engine import Tell
 from onebasin.models.errors import ModelError
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch, Call, hooks, linear_calls, run, samples
+from onebasin.running.trace import Batch, Call, hooks, linear_calls, routed, run, samples
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import as_moments, nuclear
 from onebasin.symmetry.groups.assignment import assignment
@@ -186,6 +186,10 @@ class _Meter:
                 if self._inner(site):
                     site.gram = True
                     self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
+
+        for name in routed([anchor, source], example, {*self.inputs, *self.outputs}):
+            self.inputs.pop(name, None)
+            self.outputs.pop(name, None)
 
     def _inner(self, site: Site) -> bool:
         """Whether this is a block of heads, with the space inside them last."""

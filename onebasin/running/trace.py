@@ -6,7 +6,8 @@ Nothing is assumed about a model's code: all of this is observed on a small exam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -149,6 +150,27 @@ def linear_calls(stock: LoadedModel, example: Batch) -> list[Call]:
         calls = [(i, call, -1) for i, call, _ in calls]
     placed = [(i, call) if norm < 0 else (norm, replace(call, norm=events[norm].module)) for i, call, norm in calls]
     return [call for _, call in sorted(placed, key=itemgetter(0))]
+
+
+def routed(stocks: Sequence[LoadedModel], example: Batch, modules: Collection[str]) -> set[str]:
+    """Return the modules that have other numbers of samples in another of some models, and those of the same name in
+    other layers: experts that are called by themselves, to which every model sends other tokens."""
+    seen: list[dict[str, list[torch.Size]]] = []
+    for stock in stocks:
+        shapes: dict[str, list[torch.Size]] = {name: [] for name in modules}
+
+        def look(name: str, shapes: dict[str, list[torch.Size]] = shapes) -> Callable[[Tensor], None]:
+            return lambda x: shapes[name].append(x.shape[:-1])
+
+        with hooks(stock, {}, {name: look(name) for name in modules}):
+            run(stock, example)
+        seen.append(shapes)
+    kinds = {_without_numbers(name) for name in modules if any(shapes[name] != seen[0][name] for shapes in seen)}
+    return {name for name in modules if _without_numbers(name) in kinds}
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "{}", name)
 
 
 def linear_layers(stock: LoadedModel, example: Batch) -> list[Call]:

@@ -18,10 +18,14 @@ from onebasin.engine import Means
 from onebasin.fusion.couplings import OptimalTransport, transport
 from onebasin.fusion.fisher import Fisher, fisher_diagonal
 from onebasin.fusion.method import Sources
+from onebasin.fusion.progressive import ProgressiveMerge, merge_progressively
 from onebasin.fusion.regmean import Regression, input_grams
 from onebasin.fusion.statistics import measured
 from onebasin.fusion.tensors import merged_tensors
+from onebasin.jobs.aligning import align_all
+from onebasin.jobs.options import Options
 from onebasin.models import Canonical, Folder, ModelError, Rewritten
+from onebasin.running import twins
 from onebasin.running.float64 import OnlyFloat64
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.symmetry import Alignment, acting_groups
@@ -189,3 +193,19 @@ def test_merging_a_model_with_itself_gives_its_function(tmp_path: Path, method: 
     with torch.no_grad():
         outputs = [m.double()(ids).logits for m in (found, loaded_model(Folder(one)).model)]
     assert torch.allclose(*outputs, atol=1e-3 * float(outputs[1].abs().max()))
+
+
+def test_experts_that_are_called_by_themselves_are_neither_measured_nor_fitted(tmp_path: Path) -> None:
+    """Each model sends them other tokens, whose numbers differ."""
+    made, given = twins.build("switch_transformers")
+    folders = []
+    for seed in (0, 1):
+        twins.random_model(made.config, type(made), seed).save_pretrained(tmp_path / str(seed))
+        folders.append(Canonical(Folder(tmp_path / str(seed)), torch.float64))
+    opt = Options(match_with="activations", symmetry="permutation", precision="float64")
+    batches = [given, given]
+    found = align_all(folders, 0, "permutation", opt, None, batches)
+    sources = Sources(found.models, [0.5, 0.5], 0, 0)
+    fitted = merge_progressively(sources, batches, how=ProgressiveMerge(settle=False), means=opt)
+    layers = set(fitted.ridges)
+    assert layers and not any("expert" in name for name in layers)
