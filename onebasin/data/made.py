@@ -22,33 +22,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers.modeling_outputs import MoEModelOutput
 
 from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
-from onebasin.running.made_inputs import longest_text
 from onebasin.running.probes import POSITIONS
 from onebasin.running.valid_inputs import first_that_runs
 from onebasin.running.verification import output_of
 from onebasin.settings import Reading
 
-from .batches import IGNORED, TOKENIZER_FILES, masked, padded
+from .batches import TOKENIZER_FILES
+from .masked_text import language_config, longest, masked_text
 from .models import quiet
 from .text import stdlib_text
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
 LENGTH = 64  # tokens, where sequences are written by many passes over them
-REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw some of it anew
-REDRAWN = 0.3  # share that is drawn anew in a pass where sequences begin with guesses
 FEWEST_WORDS = 5  # of a line that is taken for written language
-FEASIBLE = 10**11  # tokens times parameters, up to which each token is tried as the mask
 DECODED = 32  # tokens that a decoder writes
 CACHES = ("past_key_values", "cache_params")  # outputs that a causal model takes back
 IMAGINED, STRIDE = 20, 0.1  # steps towards pictures that the models see classes in, and their length
@@ -89,18 +86,8 @@ def made(
     generator = torch.Generator().manual_seed(seed)
     tokenizer = _tokenizer(models[0].origin.folder)
     if type(stock[0]).__name__.endswith("MaskedLM"):
-        before, after, own = _framing(tokenizer)
-        mask = how.mask_id if how.mask_id is not None else own
-        mask = hidden_token(stock, generator) if mask is None else mask
-        first = None if tokenizer is not None else likely(stock, mask)
-        whole = framed(count, how.context or _longest(stock, LENGTH), mask, before, after)
-        free = torch.arange(len(before), whole.shape[1] - len(after))
-        gibbs(stock, whole, free, mask, generator, first)
-        special = [1] * len(before) + [0] * (whole.shape[1] - len(before) - len(after)) + [1] * len(after)
-        features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
-        met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else None
-        hidden = padded(masked(features, mask, how.mask_share, met, generator), batch)
-        return [one for one in hidden if bool((one["labels"] != IGNORED).any())]
+        length = how.context or longest(stock, LENGTH)
+        return masked_text(stock, count, length, how, tokenizer, generator, batch)
     found = []
     answer = partial(output_of, stock[0])
     recipe, *_ = first_that_runs(stock[0], stock[-1], 1, how.context or LENGTH, seed, answer)
@@ -120,17 +107,6 @@ def made(
             given = imagined(stock, given, generator)
         found.append({name: value.cpu() for name, value in given.items()})
     return found
-
-
-def _text(model: PreTrainedModel) -> PretrainedConfig:
-    """The configuration of the model, or of its language model if it also takes images or sounds."""
-    found: PretrainedConfig = model.config.get_text_config(decoder=True)
-    return found
-
-
-def _longest(models: Sequence[PreTrainedModel], most: int) -> int:
-    """The longest sequence that all models take, at most `most`."""
-    return min([most, *(longest_text(model, most, [_text(model)]) for model in models)])
 
 
 def guessed(model: Model) -> bool:
@@ -172,14 +148,14 @@ def self_generated(
     Raises:
         ValueError: A model is no causal language model, or the models' vocabularies differ.
     """
-    longest = _longest(models, 512)
-    length = longest if length is None else length
-    if count < 1 or batch < 1 or not 2 <= length <= longest:
-        raise ValueError(f"self-generated data need count and batch of 1 or more, and a length from 2 to {longest}")
+    most = longest(models, 512)
+    length = most if length is None else length
+    if count < 1 or batch < 1 or not 2 <= length <= most:
+        raise ValueError(f"self-generated data need count and batch of 1 or more, and a length from 2 to {most}")
     for model in models:
         _refuse_not_causal(model)
-    vocabulary = _text(models[0]).vocab_size
-    if any(_text(model).vocab_size != vocabulary for model in models):
+    vocabulary = language_config(models[0]).vocab_size
+    if any(language_config(model).vocab_size != vocabulary for model in models):
         raise ValueError("the models have different vocabularies, so they cannot read what the other writes")
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(vocabulary, (count, 1), generator=generator)
@@ -211,7 +187,7 @@ def _refuse_not_causal(model: PreTrainedModel) -> None:
     kind = f"{type(model).__name__} writes no text of its own; give unlabelled data for it (a file, or a builtin set)"
     if model.main_input_name != "input_ids" or not model.can_generate():
         raise ValueError(kind)
-    size = _text(model).vocab_size
+    size = language_config(model).vocab_size
     pair = torch.tensor([[0, 0], [0, size - 1]], device=model.device)
     try:
         logits = getattr(model(input_ids=pair, use_cache=False), "logits", None)
@@ -236,17 +212,6 @@ def _tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _framing(tokenizer: Any) -> tuple[list[int], list[int], int | None]:
-    """The special tokens that stand before and after a text, and the mask token's id."""
-    if tokenizer is None:
-        return [], [], None
-    ids, special = (
-        tokenizer("a", return_special_tokens_mask=True)[key] for key in ("input_ids", "special_tokens_mask")
-    )
-    plain = [i for i, value in enumerate(special) if not value] or [len(ids)]
-    return ids[: plain[0]], ids[plain[-1] + 1 :], tokenizer.mask_token_id
-
-
 def sentences(tokenizer: Any, count: int, length: int, generator: torch.Generator) -> Batch:
     """Return lines of the Python standard library that hold a few words, mostly of its documentation, as a tokenizer
     reads them: what every machine has of written language."""
@@ -260,108 +225,6 @@ def sentences(tokenizer: Any, count: int, length: int, generator: torch.Generato
 def _lines() -> list[str]:
     lines = (line.strip() for line in stdlib_text().splitlines())
     return [line for line in lines if sum(word.isalpha() for word in line.split()) >= FEWEST_WORDS]
-
-
-@torch.no_grad()
-def hidden_token(models: Sequence[PreTrainedModel], generator: torch.Generator) -> int:
-    """Return the token that stands for hidden ones, where no tokenizer names it.
-
-    It is the one about which the models say the least of itself and agree the most: every other token was seen as
-    itself, or never.
-    """
-    size = min(_text(model).vocab_size for model in models)
-    if size * models[0].num_parameters() > FEASIBLE:
-        raise ValueError("the models' mask token is not known, and finding it takes long; name it by --mask-id")
-    length = _longest(models, 16)
-    found = torch.zeros(size, dtype=torch.float64)
-    for tokens in torch.split(torch.arange(size), WRITTEN_AT_ONCE):
-        ids = tokens[:, None].expand(-1, length).clone()
-        logs = [_logits(model, ids).log_softmax(-1) for model in models]
-        said = torch.stack([log.exp().mean(1) for log in logs])  # (models, tokens, vocabulary)
-        itself = said[:, torch.arange(len(tokens)), tokens].mean(0)
-        common = said.prod(0).pow(1 / len(models)).sum(-1)  # the models' Bhattacharyya coefficient, for two
-        found[tokens] = (common * (1 - itself)).double()
-    return int(found.argmax())
-
-
-def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=ids.to(model.device)).logits.float().cpu()
-    return logits
-
-
-@torch.no_grad()
-def likely(models: Sequence[PreTrainedModel], mask: int) -> Tensor:
-    """Return a guess of how often each token occurs, (vocabulary,), from the weights alone.
-
-    Zipf's law over the ranks of two signs: vocabularies are mostly written in the order of frequency, and the vectors
-    of frequent tokens lie nearest to the origin (Li et al., 2020, On the sentence embeddings from pre-trained language
-    models, section 3). The mask token never occurs.
-    """
-    tables = [_token_table(model) for model in models]
-    size = min(map(len, tables))
-    norms = sum(table[:size].float().norm(dim=1).argsort().argsort().cpu() for table in tables) / len(tables)
-    chances: Tensor = 1.0 / (1 + (norms + torch.arange(size)).argsort().argsort())
-    chances[mask] = 0.0
-    return chances
-
-
-def _token_table(model: PreTrainedModel) -> Tensor:
-    """The vectors of a model's tokens, (vocabulary, width)."""
-    stated: Any = model.get_input_embeddings()
-    if not isinstance(stated, nn.Module):  # those of Perceiver are its latents
-        size = _text(model).vocab_size
-        stated = next(e for e in model.modules() if isinstance(e, nn.Embedding) and e.num_embeddings >= size)
-    table: Tensor = stated.weight
-    return table
-
-
-def framed(count: int, length: int, mask: int, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """Return hidden sequences between tokens that stay, (count, length)."""
-    ids = torch.full((count, length), mask)
-    ids[:, : len(before)] = torch.tensor(before, dtype=torch.long)
-    ids[:, length - len(after) :] = torch.tensor(after, dtype=torch.long)
-    return ids
-
-
-@torch.no_grad()
-def gibbs(
-    models: Sequence[PreTrainedModel],
-    ids: Tensor,
-    free: Tensor,
-    mask: int,
-    generator: torch.Generator,
-    first: Tensor | None = None,
-) -> None:
-    """Let masked language models write sequences, in place.
-
-    All tokens are hidden at first and drawn from the models' predictions in random order, a share of them in every
-    pass; then some are hidden and drawn again (Wang and Cho, 2019). Models that were trained to predict a few kinds of
-    tokens fill everything with these, so what is there first can be drawn from given chances instead.
-
-    Args:
-        models: they take turns.
-        ids: the sequences, (count, length): token ids.
-        free: the places to write in.
-        mask: the token that hides.
-        generator: of the draws.
-        first: chances of the tokens that are there first, (vocabulary,), instead of hidden ones.
-    """
-    count = len(ids)
-    order = torch.rand(count, len(free), generator=generator).argsort(1)
-    revealed, again = (REVEALED, 1 / REVEALED) if first is None else (0, REDRAWN)
-    if first is not None:
-        ids[:, free] = torch.multinomial(first, count * len(free), True, generator=generator).view(count, len(free))
-    for turn in range(revealed + RESAMPLED):
-        if turn < revealed:  # the next ones in the order
-            chosen = (order * REVEALED) // len(free) == turn
-        else:
-            chosen = torch.rand(count, len(free), generator=generator) < again
-            ids[:, free] = torch.where(chosen, mask, ids[:, free])
-        for number, rows in enumerate(torch.split(torch.arange(count), SEVERAL)):
-            logits = _logits(models[(number + turn) % len(models)], ids[rows])[:, free]
-            logits[..., mask] = -torch.inf
-            drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
-            ids[rows[:, None], free] = torch.where(chosen[rows], drawn.view(len(rows), -1), ids[rows][:, free])
 
 
 @torch.no_grad()

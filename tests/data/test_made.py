@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from zoo import CASES, save
 
 import onebasin
-from onebasin.data.made import DECODED, LENGTH, likely, made, self_generated
+from onebasin.data.made import DECODED, LENGTH, made, self_generated
+from onebasin.data.masked_text import EXPONENTS, PROBES, coherence, guess, ranks, zipf
 from onebasin.running import twins
 from onebasin.running.verification import output_of, outward
 from onebasin.settings import Reading
 
-MASK, PREDICTED = 4, 3  # tokens: the one that hides, and how many of the others the models were asked for
+MASK, PREDICTED = 4, (10, 11, 12)  # tokens: the one that hides, and those that the models were asked for
 
 
 def test_models_that_predict_a_few_kinds_of_tokens_see_others_beside_them(tmp_path: Path) -> None:
@@ -25,13 +27,13 @@ def test_models_that_predict_a_few_kinds_of_tokens_see_others_beside_them(tmp_pa
         torch.manual_seed(seed)
         model = CASES["BertForMaskedLM"]()
         bias = model.cls.predictions.bias
-        bias.data = torch.where(torch.arange(len(bias)) < PREDICTED, 50.0, 0.0)
+        bias.data = torch.where(torch.isin(torch.arange(len(bias)), torch.tensor(PREDICTED)), 50.0, 0.0)
         folders.append(onebasin.Folder(save(model, tmp_path / str(seed))))
     batches = made(folders, 64, Reading(context=12, mask_id=MASK))
     shown = torch.cat([batch["input_ids"] for batch in batches])
-    others = (shown >= PREDICTED) & (shown != MASK)
+    others = ~torch.isin(shown, torch.tensor([*PREDICTED, MASK]))
     assert 0.05 < others.float().mean() < 0.95
-    assert len(shown.unique()) > 2 * PREDICTED
+    assert len(shown.unique()) > 2 * len(PREDICTED)
 
 
 def test_the_guess_follows_ranks_in_the_vocabulary_and_in_norm() -> None:
@@ -39,15 +41,56 @@ def test_the_guess_follows_ranks_in_the_vocabulary_and_in_norm() -> None:
     table = model.get_input_embeddings().weight
     with torch.no_grad():
         table.copy_(torch.eye(*table.shape) * 0.01 + torch.arange(len(table))[:, None])  # frequent ones come first
-    chances = likely([model], MASK)
-    others = torch.arange(len(table)) != MASK
-    assert chances[MASK] == 0 and bool((chances[others].diff() < 0).all())
-    assert float(chances[0] / chances[9]) == 10.0  # Zipf's law
+    order = ranks([model])
+    assert order.tolist() == list(range(len(table)))
+    chances = zipf(order, 1.5, MASK)
+    assert chances[MASK] == 0 and float(chances[0] / chances[8]) == pytest.approx(27.0)  # Zipf's law: 9 ** 1.5
+
+
+class Knows:
+    """A model that sees what it should: the token before a hidden one, repeated."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, vocabulary: int) -> None:
+        self.embeddings = torch.nn.Embedding(vocabulary, 4)
+        self.embeddings.weight.data = 1.0 + torch.arange(vocabulary)[:, None].expand(-1, 4).clone()
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.embeddings
+
+    def __call__(self, input_ids: torch.Tensor) -> SimpleNamespace:
+        seen = torch.where(input_ids == MASK, input_ids.roll(1, 1), input_ids)
+        return SimpleNamespace(logits=50.0 * torch.nn.functional.one_hot(seen, len(self.embeddings.weight)))
+
+
+def test_coherent_text_is_told_from_text_that_the_models_do_not_know_and_from_monotony() -> None:
+    generator, models = torch.Generator().manual_seed(0), [Knows(64), Knows(64)]
+    tokens = torch.randint(5, 64, (32, 12), generator=generator)
+    texts = {"known": tokens.repeat_interleave(2, 1), "unknown": torch.randint(5, 64, (32, 24), generator=generator)}
+    texts["monotonous"] = torch.full((32, 24), 7)
+    found = {name: coherence(models, ids, MASK, generator) for name, ids in texts.items()}
+    assert found["known"] > 0.5 > found["unknown"] and found["known"] > found["monotonous"]
+    assert coherence(models, texts["monotonous"], 7, generator) <= 0.0
+
+
+@pytest.mark.parametrize("planted", EXPONENTS)
+def test_the_exponent_is_the_one_whose_text_is_most_coherent(planted: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, wanted = [Knows(64)], zipf(torch.arange(64), planted, MASK)
+
+    def nearness(_: object, ids: torch.Tensor, *__: object) -> float:
+        return -float((torch.bincount(ids.flatten(), minlength=64) / ids.numel() - wanted / wanted.sum()).abs().sum())
+
+    monkeypatch.setattr("onebasin.data.masked_text.coherence", nearness)
+    monkeypatch.setattr("onebasin.data.masked_text.RESAMPLED", 0)  # what is drawn first stays
+    assert torch.equal(guess(models, PROBES, 16, MASK, torch.Generator().manual_seed(0)), wanted)
+    few = guess(models, PROBES - 1, 16, MASK, torch.Generator().manual_seed(0))
+    assert torch.equal(few, zipf(torch.arange(64), EXPONENTS[0], MASK))
 
 
 def test_the_guess_is_of_tokens_where_the_stated_inputs_of_a_class_are_others() -> None:
     model = twins.build("perceiver")[0]
-    assert len(likely([model], MASK)) == model.config.vocab_size
+    assert len(ranks([model])) == model.config.vocab_size
 
 
 def test_language_models_that_take_images_write_text_too(tmp_path: Path) -> None:

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text that masked language models write, by Gibbs sampling (Wang and Cho, 2019, BERT has a mouth, and it must speak).
+
+All is hidden first, then tokens are drawn from the models' predictions, some at a time. Without a tokenizer it is not
+known what the models were asked for: if they were trained to predict few kinds of tokens, they fill in nothing else. So
+guesses come first. Tokens are drawn by a law of Zipf over their ranks, of the exponent on whose text the models agree
+the most, with each other and with the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.running.made_inputs import longest_text
+from onebasin.settings import Reading
+
+from .batches import IGNORED, masked, padded
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+AT_ONCE = 32  # sequences
+REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw some of it anew
+REDRAWN = 0.3  # share that is drawn anew in a pass where sequences begin with guesses
+EXPONENTS = (1.0, 1.5, 2.0)  # of Zipf's law, among which the models choose
+PROBES = 128  # sequences that they choose by; where fewer are made, passes are too slow for that
+HIDDEN = 0.15  # share of tokens on which coherence is measured
+FEASIBLE = 10**11  # tokens times parameters, up to which each token is tried as the mask
+
+
+def masked_text(
+    models: Sequence[PreTrainedModel],
+    count: int,
+    length: int,
+    how: Reading,
+    tokenizer: Any,
+    generator: torch.Generator,
+    batch: int,
+) -> list[dict[str, Tensor]]:
+    """Return texts with hidden tokens.
+
+    Args:
+        models: who write; they take turns.
+        count: of texts.
+        length: of each, in tokens.
+        how: what is masked; the mask token is that of the tokenizer by default, or see `hidden_token`.
+        tokenizer: that of the models; None where there is none.
+        generator: of the draws.
+        batch: texts in a batch.
+
+    Returns:
+        Batches of `input_ids` and `labels`.
+    """
+    before, after, own = _framing(tokenizer)
+    mask = how.mask_id if how.mask_id is not None else own
+    mask = hidden_token(models, generator) if mask is None else mask
+    first = None if tokenizer is not None else guess(models, count, length, mask, generator)
+    whole = framed(count, length, mask, before, after)
+    free = torch.arange(len(before), length - len(after))
+    gibbs(models, whole, free, mask, generator, first)
+    special = [1] * len(before) + [0] * len(free) + [1] * len(after)
+    features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
+    met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else None
+    hidden = padded(masked(features, mask, how.mask_share, met, generator), batch)
+    return [one for one in hidden if bool((one["labels"] != IGNORED).any())]
+
+
+def guess(models: Sequence[PreTrainedModel], count: int, length: int, mask: int, generator: torch.Generator) -> Tensor:
+    """Return a guess of how often each token occurs in so many texts, (vocabulary,): Zipf's law, of the exponent whose
+    text is most coherent."""
+    order, found = ranks(models), dict[float, Tensor]()
+    if count < PROBES:
+        return zipf(order, EXPONENTS[0], mask)
+    for exponent in EXPONENTS:
+        chances = zipf(order, exponent, mask)
+        ids = framed(PROBES, length, mask, (), ())
+        gibbs(models, ids, torch.arange(length), mask, generator, chances)
+        found[coherence(models, ids, mask, generator)] = chances
+    return found[max(found)]
+
+
+@torch.no_grad()
+def coherence(models: Sequence[PreTrainedModel], ids: Tensor, mask: int, generator: torch.Generator) -> float:
+    """Return how well models and text agree on hidden tokens, corrected for chance.
+
+    It is the kappa of Fleiss (1971), whose raters are the models and the text: (a - c) / (1 - c), with a the agreement
+    of two raters in the mean, and c = sum_k p_k^2, where p_k is the share of votes for token k. Texts that are too
+    monotonous have a large c, and on texts unlike any that the models know a is small.
+
+    Args:
+        models: they take the same inputs.
+        ids: texts, (count, length): token ids.
+        mask: the token that hides.
+        generator: of what is hidden.
+    """
+    hidden = torch.rand(ids.shape, generator=generator) < HIDDEN
+    hidden[:, 0] |= ~hidden.any(1)
+    shown = torch.where(hidden, mask, ids)
+    said = [torch.cat([_logits(model, rows).argmax(-1) for rows in torch.split(shown, AT_ONCE)]) for model in models]
+    votes = torch.stack([ids, *said])[:, hidden]  # (raters, hidden tokens)
+    pairs = list(combinations(votes, 2))
+    agree = sum(float((one == other).double().mean()) for one, other in pairs) / len(pairs)
+    chance = float((torch.bincount(votes.flatten()).double() / votes.numel()).square().sum())
+    return (agree - chance) / (1 - chance) if chance < 1 else 0.0
+
+
+@torch.no_grad()
+def ranks(models: Sequence[PreTrainedModel]) -> Tensor:
+    """Return the ranks of tokens by frequency, (vocabulary,), guessed from two signs.
+
+    Vocabularies are mostly written in the order of frequency, and the vectors of frequent tokens lie nearest to the
+    origin (Li et al., 2020, On the sentence embeddings from pre-trained language models, section 3).
+    """
+    tables = [_token_table(model) for model in models]
+    size = min(map(len, tables))
+    norms = sum(table[:size].float().norm(dim=1).argsort().argsort().cpu() for table in tables) / len(tables)
+    order: Tensor = (norms + torch.arange(size)).argsort().argsort()
+    return order
+
+
+def _token_table(model: PreTrainedModel) -> Tensor:
+    """The vectors of a model's tokens, (vocabulary, width)."""
+    stated: Any = model.get_input_embeddings()
+    if not isinstance(stated, nn.Module):  # those of Perceiver are its latents
+        size = language_config(model).vocab_size
+        stated = next(e for e in model.modules() if isinstance(e, nn.Embedding) and e.num_embeddings >= size)
+    table: Tensor = stated.weight
+    return table
+
+
+def zipf(order: Tensor, exponent: float, mask: int) -> Tensor:
+    """Return chances by Zipf's law, (vocabulary,): rank to the power of -exponent. The mask token never occurs."""
+    chances = (1.0 + order) ** -exponent
+    chances[mask] = 0.0
+    return chances
+
+
+@torch.no_grad()
+def hidden_token(models: Sequence[PreTrainedModel], generator: torch.Generator) -> int:
+    """Return the token that stands for hidden ones, where no tokenizer names it.
+
+    It is the one about which the models say the least of itself and agree the most: every other token was seen as
+    itself, or never.
+    """
+    size = min(language_config(model).vocab_size for model in models)
+    if size * models[0].num_parameters() > FEASIBLE:
+        raise ValueError("the models' mask token is not known, and finding it takes long; name it by --mask-id")
+    length = longest(models, 16)
+    found = torch.zeros(size, dtype=torch.float64)
+    for tokens in torch.split(torch.arange(size), 8 * AT_ONCE):
+        ids = tokens[:, None].expand(-1, length).clone()
+        logs = [_logits(model, ids).log_softmax(-1) for model in models]
+        said = torch.stack([log.exp().mean(1) for log in logs])  # (models, tokens, vocabulary)
+        itself = said[:, torch.arange(len(tokens)), tokens].mean(0)
+        common = said.prod(0).pow(1 / len(models)).sum(-1)  # the models' Bhattacharyya coefficient, for two
+        found[tokens] = (common * (1 - itself)).double()
+    return int(found.argmax())
+
+
+def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=ids.to(model.device)).logits.float().cpu()
+    return logits
+
+
+def framed(count: int, length: int, mask: int, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Return hidden sequences between tokens that stay, (count, length)."""
+    ids = torch.full((count, length), mask)
+    ids[:, : len(before)] = torch.tensor(before, dtype=torch.long)
+    ids[:, length - len(after) :] = torch.tensor(after, dtype=torch.long)
+    return ids
+
+
+@torch.no_grad()
+def gibbs(
+    models: Sequence[PreTrainedModel],
+    ids: Tensor,
+    free: Tensor,
+    mask: int,
+    generator: torch.Generator,
+    first: Tensor | None = None,
+) -> None:
+    """Let masked language models write sequences, in place.
+
+    All tokens are hidden at first and drawn from the models' predictions in random order, a share of them in every
+    pass; then some are hidden and drawn again (Wang and Cho, 2019). Models that were trained to predict a few kinds of
+    tokens fill everything with these, so what is there first can be drawn from given chances instead.
+
+    Args:
+        models: they take turns.
+        ids: the sequences, (count, length): token ids.
+        free: the places to write in.
+        mask: the token that hides.
+        generator: of the draws.
+        first: chances of the tokens that are there first, (vocabulary,), instead of hidden ones.
+    """
+    count = len(ids)
+    order = torch.rand(count, len(free), generator=generator).argsort(1)
+    revealed, again = (REVEALED, 1 / REVEALED) if first is None else (0, REDRAWN)
+    if first is not None:
+        ids[:, free] = torch.multinomial(first, count * len(free), True, generator=generator).view(count, len(free))
+    for turn in range(revealed + RESAMPLED):
+        if turn < revealed:  # the next ones in the order
+            chosen = (order * REVEALED) // len(free) == turn
+        else:
+            chosen = torch.rand(count, len(free), generator=generator) < again
+            ids[:, free] = torch.where(chosen, mask, ids[:, free])
+        for number, rows in enumerate(torch.split(torch.arange(count), AT_ONCE)):
+            logits = _logits(models[(number + turn) % len(models)], ids[rows])[:, free]
+            logits[..., mask] = -torch.inf
+            drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
+            ids[rows[:, None], free] = torch.where(chosen[rows], drawn.view(len(rows), -1), ids[rows][:, free])
+
+
+def _framing(tokenizer: Any) -> tuple[list[int], list[int], int | None]:
+    """The special tokens that stand before and after a text, and the mask token's id."""
+    if tokenizer is None:
+        return [], [], None
+    ids, special = (
+        tokenizer("a", return_special_tokens_mask=True)[key] for key in ("input_ids", "special_tokens_mask")
+    )
+    plain = [i for i, value in enumerate(special) if not value] or [len(ids)]
+    return ids[: plain[0]], ids[plain[-1] + 1 :], tokenizer.mask_token_id
+
+
+def language_config(model: PreTrainedModel) -> PretrainedConfig:
+    """The configuration of the model, or of its language model if it also takes images or sounds."""
+    found: PretrainedConfig = model.config.get_text_config(decoder=True)
+    return found
+
+
+def longest(models: Sequence[PreTrainedModel], most: int) -> int:
+    """The longest sequence that all models take, at most `most`."""
+    return min([most, *(longest_text(model, most, [language_config(model)]) for model in models)])
