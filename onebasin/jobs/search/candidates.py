@@ -83,7 +83,7 @@ def distilled(setup: Setup, best: Candidate, seconds: float) -> Candidate:
 
 def closed(setup: Setup, way: str, aligned: Aligned, spread: bool = False) -> Candidate:
     """Return the average of aligned models, or their progressive merge if that is better and can be made."""
-    if not setup.only_averages:
+    if not setup.blind:
         with suppress(ModelError):  # its layers cannot be followed
             return fitted(setup, way, aligned, spread)
     mean = averaged(sources(setup, aligned), setup.opt)

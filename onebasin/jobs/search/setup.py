@@ -151,9 +151,10 @@ class Setup:
         return self.opt.self_made and "pixel_values" in self.split[0][0]
 
     @property
-    def only_averages(self) -> bool:
-        """Whether closed forms are not fitted: the inputs are guesses, and norms can be even, which makes the average
-        good. A fit lowers the divergence on guesses and raises it on real inputs (measured: docs/merge.md)."""
+    def blind(self) -> bool:
+        """Whether closed forms are neither fitted nor chosen: the inputs are guesses, and norms can be even, which
+        makes the average good. What has a lower divergence on guesses may have a higher one on real inputs (measured:
+        docs/merge.md)."""
         return self.judged_on == GUESSED and self.even is not None
 
     @property
