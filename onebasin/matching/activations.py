@@ -145,9 +145,7 @@ class _Meter:
         self.readers: dict[str, list[tuple[str, Site]]] = {}  # space inside heads -> (weight that reads it, site)
         self.norms: dict[str, list[Site]] = {}  # root -> sites of the norms that read it
         self.written: dict[str, list[Site]] = {}  # root -> sites of layers that write it
-        self.maps: dict[
-            str, list[Tensor]
-        ] = {}  # space of heads -> cross (h, h), squared norms (h,) of their maps twice
+        self.maps: dict[str, list[Tensor]] = {}  # space of heads -> cross (h, h), squared norms (h,) twice, of maps
         outer = dict.fromkeys(key for root in signature.members for key in signature.spaces[root].batch)
         heads = [one for key in outer if (one := signature.spaces[key]).part == "attention" and not one.batch]
         self.attending = [one.key for one in sorted(heads, key=lambda one: one.layer or 0)]
