@@ -126,7 +126,8 @@ def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> N
     learned = {"learned from activations"} if case.startswith("ViT") else set()
     tried = {name.split(",")[0] for name in found["search"]["candidates"]}
     even = {"activations with even norms"} if case in ("BertForMaskedLM", "BertForSequenceClassification") else set()
-    assert tried == {"weights", "activations", "unmatched"} | learned | even
+    blind = case == "BertForMaskedLM"  # no tokenizer: guesses choose nothing
+    assert tried == (set() if blind else {"weights", "activations", "unmatched"}) | learned | even
     assert found["verdict"]["agreement"] != [None, None]
 
 
