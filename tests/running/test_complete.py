@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from onebasin.studies.audit import audit_inferred
+
 complete = pytest.importorskip("benchmarks.complete")
 
 
@@ -24,3 +26,9 @@ def test_the_docs_say_how_many_types_are_complete() -> None:
     docs = Path(complete.FILE).parent
     said = complete.counts(json.loads(complete.FILE.read_text("utf-8"))["types"])
     assert said in " ".join((docs / "inference.md").read_text("utf-8").split())
+
+
+def test_gates_and_values_that_are_joined_take_their_own_part_of_a_constant() -> None:
+    """The axes of GTE's gates are some of those of the values beside them, which took the gates' constants, too."""
+    found = audit_inferred("gte")
+    assert found.complete and found.largest_change < 1e-12

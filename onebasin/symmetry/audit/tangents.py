@@ -102,13 +102,12 @@ def _outer(signature: Signature, reader: str, bias: str, constant: Tensor, along
     """Return u h^T in the shape of the reader."""
     leaf, direction = along
     out = torch.zeros(signature.tensors[reader].shape, dtype=torch.float64)
-    for target, axes in cut(signature, reader, out):
-        for part, names in cut(signature, bias, constant):
-            if set(names) < set(axes) and leaf in axes:
-                last = axes.index(leaf) + 1
-                factors = (spread(part, [axes.index(name) for name in names], len(axes)),
-                           spread(direction, list(range(last - direction.dim(), last)), len(axes)))  # fmt: skip
-                target += factors[0] * factors[1]
+    written = ((target, axes) for target, axes in cut(signature, reader, out) if leaf in axes)
+    for (target, axes), (part, names) in zip(written, cut(signature, bias, constant), strict=True):
+        last = axes.index(leaf) + 1
+        factors = (spread(part, [axes.index(name) for name in names], len(axes)),
+                   spread(direction, list(range(last - direction.dim(), last)), len(axes)))  # fmt: skip
+        target += factors[0] * factors[1]
     return out
 
 
