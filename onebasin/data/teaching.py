@@ -20,7 +20,7 @@ from onebasin.engine import bfloat16_is_faster
 from onebasin.running.classes import takes_cache
 from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch, examples_in
+from onebasin.running.trace import Batch, examples, examples_in
 
 from .batches import IGNORED
 
@@ -191,9 +191,9 @@ class Teachers:
         """Return a batch in pieces of one example or more, the same at every call: as many as leave a model's outputs
         at `PIECE` numbers."""
         if id(batch) not in self.cut:
-            numbers = sum(value.numel() for value in self.models[0](_examples(batch, 0, 1)).values())
+            numbers = sum(value.numel() for value in self.models[0](examples(batch, 0, 1)).values())
             count, step = examples_in(batch), max(1, PIECE // max(numbers, 1))
-            self.cut[id(batch)] = [_examples(batch, i, i + step) for i in range(0, count, step)]
+            self.cut[id(batch)] = [examples(batch, i, i + step) for i in range(0, count, step)]
         return self.cut[id(batch)]
 
     @torch.no_grad()
@@ -309,10 +309,6 @@ def _counted(own: Outputs, batch: Batch) -> int:
     return found
 
 
-def _examples(batch: Batch, start: int, stop: int) -> Batch:
-    return {name: value[start:stop] for name, value in batch.items()}
-
-
 @torch.no_grad()
 def example_losses(
     loss: Loss,
@@ -327,5 +323,5 @@ def example_losses(
         own, theirs = model(batch), answers(batch)
         for i in range(examples_in(batch)):
             here = [{name: value[i : i + 1] for name, value in one.items() if value.dim()} for one in (own, *theirs)]
-            found.append(loss(here[0], here[1:], weights, _examples(batch, i, i + 1)))
+            found.append(loss(here[0], here[1:], weights, examples(batch, i, i + 1)))
     return torch.stack(found)

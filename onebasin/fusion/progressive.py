@@ -40,7 +40,7 @@ from onebasin.data.calibration import Data
 from onebasin.data.teaching import Teachers, divergence, forward_of, mean_loss, split_held_out
 from onebasin.engine import Means, Tell
 from onebasin.running.loaded import loaded_model
-from onebasin.running.trace import Batch, linear_calls, routed
+from onebasin.running.trace import Batch, examples, linear_calls, routed
 from onebasin.settings import setting
 
 from .fitting import Fitting
@@ -135,7 +135,7 @@ def merge_progressively(
     mean = averaged(sources, means)
     student.fill(mean)
     student.fill_buffers(mean)
-    example = {key: value[:2] for key, value in fit[0].items()}
+    example = examples(fit[0], 0, 2)
     calls = linear_calls(student, example)
     other = routed([student, *teachers], example, {call.module for call in calls})
     calls = [call for call in calls if call.module not in other]

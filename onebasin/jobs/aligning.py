@@ -33,7 +33,7 @@ from onebasin.models import (
 from onebasin.models.pairing import corner
 from onebasin.models.weight_files import name_of
 from onebasin.running import loaded_model, tolerance_of
-from onebasin.running.trace import Batch, examples_in
+from onebasin.running.trace import Batch, examples, examples_in
 from onebasin.symmetry import Alignment, Group, acting_groups
 from onebasin.symmetry.coupling import Softened
 from onebasin.symmetry.groups.coupling import Coupling
@@ -339,9 +339,8 @@ def cornered(models: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
 def examples_per_step(forward: Forward, tensors: Mapping[str, Tensor], batches: Sequence[Batch]) -> int:
     """Return how many examples make a step of about `PER_STEP` predictions (an image has one, a sequence many), at most
     an eighth of all."""
-    example = {name: value[:1] for name, value in batches[0].items()}
     with torch.no_grad():
-        outputs = forward(tensors, example)
+        outputs = forward(tensors, examples(batches[0], 0, 1))
     predictions = max(value.numel() // value.shape[-1] for value in outputs.values() if value.dim())
     count = sum(map(examples_in, batches))
     return min(max(PER_STEP // predictions, EXAMPLES[0]), EXAMPLES[1], max(count // 8, 1))

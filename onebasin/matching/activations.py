@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from onebasin.engine import Tell
 from onebasin.models.errors import ModelError
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch, Call, hooks, linear_calls, routed, run, samples
+from onebasin.running.trace import Batch, Call, examples, hooks, linear_calls, routed, run, samples
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import as_moments, nuclear
 from onebasin.symmetry.groups.assignment import assignment
@@ -158,15 +158,15 @@ class _Meter:
         self.channels: set[str] = set()  # convolutions, whose outputs have channels before positions
         for role, entry in signature.tensors.items():
             if len(entry.axes) > 2 and role in source.owner:
-                module, back = source.owner[role], isinstance(source.module(role), nn.modules.conv._ConvTransposeNd)
-                axis = entry.axes[int(back)]
+                module = source.owner[role]
+                axis = entry.axes[int(getattr(source.module(role), "transposed", False))]
                 self.channels.add(module)
                 self.outputs[module] = axis, self._cut(axis)
                 for site in self.outputs[module][1]:
                     for root in self._roots(site):
                         self.written.setdefault(root, []).append(site)
         calls: list[Call] = []
-        small = {key: value[:2] for key, value in example.items()}
+        small = examples(example, 0, 2)
         with suppress(ModelError) if self.outputs else nullcontext():  # convolutions alone
             calls = linear_calls(source, small)
         for call in {call.module: call for call in calls}.values():
@@ -185,7 +185,7 @@ class _Meter:
                     site.gram = True
                     self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
 
-        for name in routed([anchor, source], example, {*self.inputs, *self.outputs}):
+        for name in routed([anchor, source], small, {*self.inputs, *self.outputs}):
             self.inputs.pop(name, None)
             self.outputs.pop(name, None)
 

@@ -53,6 +53,11 @@ def examples_in(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 
+def examples(batch: Batch, start: int, stop: int) -> Batch:
+    """Return some of the examples of a batch."""
+    return {name: value[start:stop] for name, value in batch.items()}
+
+
 def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
     """Return the model's output for a batch, without passing on `labels` and without caching. What its class draws at
     random (ViTMAE, what it masks) is the same every time."""
