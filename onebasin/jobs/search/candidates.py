@@ -23,7 +23,7 @@ from onebasin.jobs.aligning import Aligned, align_all
 from onebasin.models import Held, ModelError
 from onebasin.running.trace import Batch
 
-from .chosen import Candidate, Earlier
+from .chosen import Candidate, Earlier, way_of
 from .setup import EVEN, LEVEL, Setup
 
 LEARNED_LEVEL = "invertible"
@@ -48,7 +48,7 @@ def matched(setup: Setup, way: str) -> Aligned:
 
 def resumed(setup: Setup, earlier: Earlier) -> Candidate:
     """Return the result of an earlier search as a candidate, with the models aligned as they were for it."""
-    way = earlier.chosen.split(",")[0].removeprefix(LEARNED)
+    way = way_of(earlier.chosen).removeprefix(LEARNED)
     entries = setup.frame_of(way).models[setup.template].signature.tensors.items()
     tensors = {
         role: earlier.model.read(role, setup.opt.dtype, setup.opt.device) for role, entry in entries if entry.stored
@@ -116,7 +116,7 @@ def candidate(
 ) -> Candidate:
     """Return a merged model with its losses on the data to choose by."""
     parts = [share / sum(setup.shares) for share in setup.shares]
-    one = Candidate(name, setup.frame_of(name), aligned, method, tensors, torch.empty(0), facts)
+    one = Candidate(name, setup.frame_of(way_of(name)), aligned, method, tensors, torch.empty(0), facts)
     return replace(one, losses=example_losses(divergence, setup.run(one), setup.answers, parts, setup.split[1]))
 
 

@@ -54,6 +54,15 @@ class Candidate:
     def loss(self) -> float:
         return float(self.losses.mean())
 
+    @property
+    def way(self) -> str:
+        return way_of(self.name)
+
+
+def way_of(name: str) -> str:
+    """Return the way of matching that the name of a candidate begins with."""
+    return name.split(",")[0]
+
 
 @dataclass(frozen=True)
 class Earlier:

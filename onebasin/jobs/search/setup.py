@@ -18,11 +18,11 @@ from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
 from onebasin.engine import Tell, available_memory, bfloat16_is_faster
 from onebasin.jobs.frame import Frame, with_even_norms
 from onebasin.jobs.options import Options
-from onebasin.jobs.verdict import GUESSED, IMAGINED, Run, Verdict, judge, proves_nothing, sources_agree
+from onebasin.jobs.verdict import GUESSED, IMAGINED, Run, judge, proves_nothing, sources_agree
 from onebasin.models import Model, numel
 from onebasin.models.kinship import APART, Kinship
 from onebasin.running import LoadedModel, loaded_model
-from onebasin.running.trace import Batch, examples_in, run
+from onebasin.running.trace import Batch, examples, examples_in, run
 from onebasin.running.valid_inputs import first_that_runs
 
 from .chosen import Candidate, Earlier
@@ -73,9 +73,9 @@ class Setup:
         """The frame of the models with even norms, where that gives their streams more freedom."""
         return with_even_norms(self.frame, self.opt) if self.kin.kind == APART else None
 
-    def frame_of(self, start: str) -> Frame:
-        """Return the frame of the candidates whose names begin so."""
-        return self.even if start.split(",")[0].endswith(EVEN) and self.even is not None else self.frame
+    def frame_of(self, way: str) -> Frame:
+        """Return the frame of the candidates that are matched in a way."""
+        return self.even if way.endswith(EVEN) and self.even is not None else self.frame
 
     @property
     def left(self) -> float:
@@ -200,12 +200,9 @@ class Setup:
 
     def lacks(self, one: Candidate) -> bool:
         """Return whether the verdict on a candidate would be that it is broken, or open because of the inputs."""
-        verdict = self.judged(self.run(one))
+        merged, *sources = (partial(_same, run) for run in (self.run(one), *self.runs))
+        verdict = judge(merged, sources, self.split[1], self.judged_on)
         return verdict.works is False or proves_nothing(self.judged_on, verdict.sources_agree)
-
-    def judged(self, model: Run) -> Verdict:
-        """Return the verdict on a model, on the data to choose by."""
-        return judge(lambda: model, [partial(_same, run) for run in self.runs], self.split[1], self.judged_on)
 
     def run(self, one: Candidate) -> Run:
         """Return a candidate as a function of a batch."""
@@ -240,7 +237,7 @@ def too_large(models: Sequence[Model], opt: Options) -> bool:
 
 def comparable(models: Sequence[LoadedModel], batch: Batch) -> bool:
     """Return whether the models have an output in common, unlike classifiers for different tasks."""
-    example = {name: value[:1] for name, value in batch.items() if name != "labels"}
+    example = examples(batch, 0, 1)
     shapes = [{(name, value.shape) for name, value in predictions(run(model, example)).items()} for model in models]
     return bool(set.intersection(*shapes))
 

@@ -128,9 +128,8 @@ class Trials:
                 self.notes.append("matching finds that the models are one function, written differently")
                 break
         if self.found and isinstance((first := self.best).method, ProgressiveMerge):
-            name = first.name.split(",")[0]
-            spread = partial(closed, setup, name, first.aligned, spread=True)
-            self.consider_closed(f"{name}, spread", spread, self.seconds[first.name])
+            spread = partial(closed, setup, first.way, first.aligned, spread=True)
+            self.consider_closed(f"{first.way}, spread", spread, self.seconds[first.name])
 
     def improve(self) -> None:
         """Distil the best candidate; or learn matching if the inputs are imagined images, on which distillation lowers
@@ -143,8 +142,7 @@ class Trials:
         if not setup.imagines and seconds > SHORTEST:
             self.consider("distilled", lambda: distilled(setup, self.best, seconds))
         elif setup.imagines and self.apart and one_shape(setup.models) and seconds * LEARNING > SHORTEST:
-            starts = [one.name.split(",")[0] for one in self.found]
-            start = next((start for start in starts if start.startswith("activations")), "weights")
+            start = next((one.way for one in self.found if one.way.startswith("activations")), "weights")
             self.consider("learned", lambda: learned(setup, start, seconds * LEARNING))
         if setup.imagines and unbounded:
             self.notes.append("not distilled on pictures that the models imagine; give --data FILE")
