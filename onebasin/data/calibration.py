@@ -21,7 +21,7 @@ from onebasin.models import Model, numel
 from onebasin.running.trace import examples_in
 from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, setting
 
-from .batches import IGNORED, Source, pixel_values
+from .batches import IGNORED, Batch, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows, split_off
 from .made import LENGTH, SEVERAL, made
@@ -32,7 +32,6 @@ from .teaching import HELD_OUT, split_held_out
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Batch = dict[str, Tensor]
 Split = tuple[Sequence[Mapping[str, Tensor]], Sequence[Mapping[str, Tensor]]]  # batches to fit on, and to choose by
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
 NOISY_COPIES = 8  # of every example

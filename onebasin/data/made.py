@@ -34,7 +34,7 @@ from onebasin.running.valid_inputs import first_that_runs
 from onebasin.running.verification import output_of
 from onebasin.settings import Reading
 
-from .batches import TOKENIZER_FILES
+from .batches import TOKENIZER_FILES, Batch
 from .masked_text import language_config, longest, masked_text
 from .models import quiet
 from .text import stdlib_text
@@ -42,7 +42,6 @@ from .text import stdlib_text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Batch = dict[str, Tensor]
 WRITTEN_AT_ONCE = 256  # sequences
 LENGTH = 64  # tokens, where sequences are written by many passes over them
 FEWEST_WORDS = 5  # of a line that is taken for written language

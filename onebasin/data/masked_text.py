@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from onebasin.running.made_inputs import longest_text
 from onebasin.settings import Reading
 
-from .batches import IGNORED, masked, padded
+from .batches import IGNORED, Batch, masked, padded
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-AT_ONCE = 32  # sequences
+AT_ONCE, TRIED_AT_ONCE = 32, 256  # sequences that are written, and tokens that are tried as the mask
 REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw some of it anew
 REDRAWN = 0.3  # share that is drawn anew in a pass where sequences begin with guesses
 EXPONENTS = (1.0, 1.5, 2.0)  # of Zipf's law, among which the models choose
@@ -41,7 +41,7 @@ def masked_text(
     tokenizer: Any,
     generator: torch.Generator,
     batch: int,
-) -> list[dict[str, Tensor]]:
+) -> list[Batch]:
     """Return texts with hidden tokens.
 
     Args:
@@ -152,7 +152,7 @@ def hidden_token(models: Sequence[PreTrainedModel], generator: torch.Generator) 
         raise ValueError("the models' mask token is not known, and finding it takes long; name it by --mask-id")
     length = longest(models, 16)
     found = torch.zeros(size, dtype=torch.float64)
-    for tokens in torch.split(torch.arange(size), 8 * AT_ONCE):
+    for tokens in torch.split(torch.arange(size), TRIED_AT_ONCE):
         ids = tokens[:, None].expand(-1, length).clone()
         logs = [_logits(model, ids).log_softmax(-1) for model in models]
         said = torch.stack([log.exp().mean(1) for log in logs])  # (models, tokens, vocabulary)

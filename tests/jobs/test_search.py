@@ -13,7 +13,8 @@ import torch
 from zoo import CASES, save
 
 import onebasin
-from onebasin.data.calibration import Batch, noised
+from onebasin.data.batches import Batch
+from onebasin.data.calibration import noised
 from onebasin.data.teaching import divergence, forward_of
 from onebasin.engine import Descent, Pace
 from onebasin.jobs.frame import Frame, in_one_frame
