@@ -56,9 +56,8 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
                 shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
         shared = {copy: home for copy, home in tied.items() if kind_of(copy) == kind_of(home)}
-        for copy, home in shared.items():  # layers share one: a block has one line for it, and says nothing of a tie
-            _unify(axes.get(copy, ()), axes.get(home, ()))
-        for copy, home in tied.items() if tied and _looks_at_ties(model, inputs) else ():
+        equal = tied if tied and _looks_at_ties(model, inputs) else shared
+        for copy, home in equal.items():  # of layers that share one, a block has one line, which says nothing of a tie
             _unify(axes.get(copy, ()), axes.get(home, ()))
         used = {shared.get(name, name) for name in trace.seen}
         for name in (name for name in held.keys() - trace.seen.keys() if shared.get(name, name) not in used):
