@@ -181,13 +181,33 @@ def test_rejects_other_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("noise", [0.0, 1e-5])
 @pytest.mark.parametrize("tail", [0.0, 1.0, 2.0])
 def test_scores_near_rank_one_are_left_to_the_dense_solver(tail: float, noise: float) -> None:
-    """However uneven their rows and columns are: on smaller ones SciPy's sparse solver does not end."""
+    """However uneven their rows and columns are: too many of their entries are nearly equal."""
     n, g = module.CERTIFIED_FROM, torch.Generator().manual_seed(0)
     a, b = (x * (tail * x.abs()).exp() for x in torch.randn(2, n, 1, generator=g, dtype=torch.float64))
     score = a @ b.T
     score += noise * score.std() * torch.randn(n, n, generator=g, dtype=torch.float64)
     deviation = float(score.std())
     assert assign_certified(score, module._column_shift(score, deviation), deviation) is None
+
+
+@pytest.mark.parametrize("tail", [0.0, 1.0, 2.0])
+def test_sparse_solver_ends_on_near_ties(tail: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given scores of rank one as they are, SciPy's sparse solver does not end."""
+    monkeypatch.setattr(certified, "MOST", n := 150)
+    g = torch.Generator().manual_seed(0)
+    a, b = (x * (tail * x.abs()).exp() for x in torch.randn(2, n, 1, generator=g, dtype=torch.float64))
+    score = a @ b.T
+    columns = assign_certified(score, torch.zeros(n), float(score.std()))
+    assert columns is not None and is_permutation(columns)
+    assert total(score, columns).item() == pytest.approx(optimum(score), rel=1e-13)
+
+
+def test_sparse_solver_ends_on_ties_that_rounding_breaks() -> None:
+    """Among 30,000 random matrices of small whole numbers, one on which SciPy's sparse solver did not end."""
+    rows = [[1, -2, 1, -3, 3], [-2, 0, -3, 2, -1], [-2, 1, 4, 2, 1], [-2, -1, 2, -3, -4], [-3, -2, -3, 0, -3]]
+    score = torch.tensor(rows, dtype=torch.float64)
+    columns = assign_certified(score, module._column_shift(score, float(score.std())), float(score.std()))
+    assert columns is not None and total(score, columns).item() == optimum(score)
 
 
 @settings(deadline=None)

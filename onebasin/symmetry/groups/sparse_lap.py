@@ -6,8 +6,10 @@ under which that solution is optimal among them are longest paths; a pass over t
 that exceed their row's own price. If there are none, the solution is optimal (linear programming duality); otherwise,
 they are added, and the solver runs again. The score is read in blocks of rows, without temporaries of its size.
 
-The sparse solver may not terminate if very many entries are nearly equal, as in a score of rank one with some 150 rows.
-At the sizes in use, such a score has more than `MOST` entries per row, and is left to the dense solver.
+SciPy's sparse solver takes about as many steps as the range of the costs over their least difference: with costs that
+differ by a rounding only, it does not end. So it never sees more than `DIGIT` bits of them. It solves for the leading
+bits first; what the prices of that solution leave of the costs gives the next ones (cost scaling: Gabow and Tarjan,
+SIAM J. Comput. 18(5), 1989).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ REACH = 0.3  # standard deviations of the score below a row's largest entry for 
 MOST = 100  # entries per row, on average, above which a dense solver is better
 ROUNDS = 10
 STEPS = 2000  # of the search for prices
+DIGIT = 20  # bits of the costs that the solver sees at once
+FINER = 10  # bits by which the next ones are finer: costs above 2^(DIGIT - FINER) old steps are not told apart
 
 
 def assign_certified(score: Tensor, shift: Tensor, spread: float) -> Tensor | None:
@@ -33,7 +37,7 @@ def assign_certified(score: Tensor, shift: Tensor, spread: float) -> Tensor | No
     """
     n = len(score)
     shift, rows = shift.double(), torch.arange(n)
-    size = float(score.abs().max()) + float(shift.abs().max())
+    size = float(score.abs().max()) + float(shift.abs().max()) or 1.0
     rounding = 4 * torch.finfo(torch.float64).eps * size
     reach = REACH * spread
     first, _ = _at_least(score, shift, lambda _, largest: largest - reach)
@@ -44,7 +48,7 @@ def assign_certified(score: Tensor, shift: Tensor, spread: float) -> Tensor | No
         entries = torch.unique(entries)
         row, column = entries // n, entries % n
         value = score[row, column].double() - shift[column]
-        columns = _sparse(row, column, value, n)
+        columns = _sparse(row, column, value, n, rounding)
         own = score[rows, columns].double() - shift[columns]
         prices = _prices(columns[row], column, value - own[row], n, rounding)
         earned = own - prices[columns]
@@ -77,16 +81,25 @@ def _at_least(score: Tensor, price: Tensor, floor: Callable[[slice, Tensor], Ten
     return torch.cat(found), torch.cat(largest)
 
 
-def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int) -> Tensor:
-    """Return the best assignment over the given entries, ordered by row."""
-    cost = value.max() - value
-    cost = 1 + cost / cost.max().clamp_min(torch.finfo(torch.float64).tiny)  # a zero would not be stored
+def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int, rounding: float) -> Tensor:
+    """Return the best assignment over the given entries, ordered by row, to steps of at most `rounding`."""
     from scipy.sparse import csr_array  # slow to load
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
-    matrix = csr_array((cost.numpy(), (row.numpy(), column.numpy())), shape=(n, n))
-    columns = min_weight_full_bipartite_matching(matrix)[1]
-    return torch.from_numpy(columns.astype(np.int64))
+    best = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(0, row, value, "amax")
+    step = max(float((best[row] - value).max()) / 2.0**DIGIT, rounding)
+    while True:
+        best = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(0, row, value, "amax")
+        cost = ((best[row] - value) / step).round().clamp_max(2.0**DIGIT)
+        entries = csr_array(((1 + cost).numpy(), (row.numpy(), column.numpy())), shape=(n, n))  # zeros are not stored
+        columns = torch.from_numpy(min_weight_full_bipartite_matching(entries)[1].astype(np.int64))
+        if step <= rounding:
+            return columns
+        own = torch.zeros(n, dtype=torch.float64)
+        chosen = columns[row] == column
+        own[row[chosen]] = cost[chosen]
+        value = value - step * _prices(columns[row], column, own[row] - cost, n, 0.0)[column]
+        step = max(step / 2.0**FINER, rounding)
 
 
 def _prices(source: Tensor, target: Tensor, length: Tensor, n: int, rounding: float) -> Tensor:
