@@ -152,7 +152,7 @@ def measured(
 def test_layers_called_again_and_again_settle_where_all_calls_are_solved_together(case: str, tmp_path: Path) -> None:
     """sum over calls of X^T R = r D (W - W_average), a call being asked for its share of what it inherits."""
     models, batches = pair(case, tmp_path)
-    batches, weights, ridge = batches[:6], [0.3, 0.7], 0.05
+    batches, weights, ridge = batches[:4], [0.3, 0.7], 0.05
     teachers = [loaded_model(model, dtype=torch.float64) for model in models]
     student = loaded_model(models[0], dtype=torch.float64)
     student.fill(lambda role: 0.3 * teachers[0].parameter[role] + 0.7 * teachers[1].parameter[role])
@@ -215,13 +215,13 @@ def test_memory_does_not_grow_with_the_number_of_batches(tmp_path: Path, monkeyp
     models, batches = pair("LlamaForCausalLM", tmp_path)
     peaks = {}
     for room in (0, 2**30):
-        for count in (4, 12):
+        for count in (4, 8):
             gc.collect()  # what another test has left in cycles could go at any moment
             peak, earlier = 0, storages()
             fitting(models, batches[:count], room)
             peaks[room, count] = peak
-    one = (peaks[2**30, 12] - peaks[2**30, 4]) / 8
-    assert peaks[0, 12] - peaks[0, 4] < one / 4
+    one = (peaks[2**30, 8] - peaks[2**30, 4]) / 4
+    assert peaks[0, 8] - peaks[0, 4] < one / 4
     assert one > batches[0]["input_ids"].numel() * 8 * models[0].config["hidden_size"]  # a hidden state at least
 
 

@@ -149,6 +149,7 @@ def test_what_is_broken_is_distilled_for_all_of_the_time(
         return best
 
     monkeypatch.setattr("onebasin.jobs.search.Setup.left", 100.0)
+    monkeypatch.setattr("onebasin.jobs.search.Setup.has_time", lambda *_: False)  # for more than one closed form
     monkeypatch.setattr("onebasin.jobs.search.setup.judge", lambda *_: SimpleNamespace(works=works, sources_agree=0.5))
     monkeypatch.setattr("onebasin.jobs.search.trials.distilled", distilled)
     onebasin.merge(models_of(case, tmp_path), samples=24)
