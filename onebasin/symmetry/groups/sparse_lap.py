@@ -82,24 +82,22 @@ def _at_least(score: Tensor, price: Tensor, floor: Callable[[slice, Tensor], Ten
 
 
 def _sparse(row: Tensor, column: Tensor, value: Tensor, n: int, rounding: float) -> Tensor:
-    """Return the best assignment over the given entries, ordered by row, to steps of at most `rounding`."""
+    """Return the best assignment over the given entries, in the order of rows, to steps of `rounding`, (n,) int64."""
     from scipy.sparse import csr_array  # slow to load
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
-    best = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(0, row, value, "amax")
-    step = max(float((best[row] - value).max()) / 2.0**DIGIT, rounding)
+    step = torch.inf
     while True:
         best = torch.full((n,), -torch.inf, dtype=torch.float64).scatter_reduce(0, row, value, "amax")
-        cost = ((best[row] - value) / step).round().clamp_max(2.0**DIGIT)
+        loss = best[row] - value
+        step = max(min(step / 2.0**FINER, float(loss.max()) / 2.0**DIGIT), rounding)
+        cost = (loss / step).round().clamp_max(2.0**DIGIT)
         entries = csr_array(((1 + cost).numpy(), (row.numpy(), column.numpy())), shape=(n, n))  # zeros are not stored
         columns = torch.from_numpy(min_weight_full_bipartite_matching(entries)[1].astype(np.int64))
         if step <= rounding:
             return columns
-        own = torch.zeros(n, dtype=torch.float64)
-        chosen = columns[row] == column
-        own[row[chosen]] = cost[chosen]
+        own = cost[columns[row] == column]  # one entry of each row, in the order of rows
         value = value - step * _prices(columns[row], column, own[row] - cost, n, 0.0)[column]
-        step = max(step / 2.0**FINER, rounding)
 
 
 def _prices(source: Tensor, target: Tensor, length: Tensor, n: int, rounding: float) -> Tensor:
