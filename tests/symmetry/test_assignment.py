@@ -178,13 +178,18 @@ def test_rejects_other_dtypes(dtype: torch.dtype) -> None:
 # --- the sparse solver with its proof -------------------------------------------------------------------------
 
 
+def rank_one(n: int, tail: float, g: torch.Generator) -> torch.Tensor:
+    """A score of rank one, (n, n), whose rows and columns are the more uneven, the larger `tail` is."""
+    a, b = (x * (tail * x.abs()).exp() for x in torch.randn(2, n, 1, generator=g, dtype=torch.float64))
+    return a @ b.T
+
+
 @pytest.mark.parametrize("noise", [0.0, 1e-5])
 @pytest.mark.parametrize("tail", [0.0, 1.0, 2.0])
 def test_scores_near_rank_one_are_left_to_the_dense_solver(tail: float, noise: float) -> None:
     """However uneven their rows and columns are: too many of their entries are nearly equal."""
     n, g = module.CERTIFIED_FROM, torch.Generator().manual_seed(0)
-    a, b = (x * (tail * x.abs()).exp() for x in torch.randn(2, n, 1, generator=g, dtype=torch.float64))
-    score = a @ b.T
+    score = rank_one(n, tail, g)
     score += noise * score.std() * torch.randn(n, n, generator=g, dtype=torch.float64)
     deviation = float(score.std())
     assert assign_certified(score, module._column_shift(score, deviation), deviation) is None
@@ -194,9 +199,7 @@ def test_scores_near_rank_one_are_left_to_the_dense_solver(tail: float, noise: f
 def test_sparse_solver_ends_on_near_ties(tail: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given scores of rank one as they are, SciPy's sparse solver does not end."""
     monkeypatch.setattr(certified, "MOST", n := 150)
-    g = torch.Generator().manual_seed(0)
-    a, b = (x * (tail * x.abs()).exp() for x in torch.randn(2, n, 1, generator=g, dtype=torch.float64))
-    score = a @ b.T
+    score = rank_one(n, tail, torch.Generator().manual_seed(0))
     columns = assign_certified(score, torch.zeros(n), float(score.std()))
     assert columns is not None and is_permutation(columns)
     assert total(score, columns).item() == pytest.approx(optimum(score), rel=1e-13)
