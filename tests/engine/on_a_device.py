@@ -56,9 +56,12 @@ def test_matching(how: str, tmp_path: Path) -> None:
     alike(partial(onebasin.match, b, a, match=how.split()[0], **settings), tmp_path)
 
 
-@pytest.mark.parametrize("method", onebasin.METHODS)
-def test_merging(method: str, tmp_path: Path) -> None:
-    alike(partial(onebasin.merge, folders(tmp_path, "LlamaForCausalLM"), method=method, match="none", **SELF), tmp_path)
+@pytest.mark.parametrize(
+    ("method", "how"), [*((name, {}) for name in onebasin.METHODS), ("progressive", {"spread": True})]
+)
+def test_merging(method: str, how: dict[str, Any], tmp_path: Path) -> None:
+    job = partial(onebasin.merge, folders(tmp_path, "LlamaForCausalLM"), method=method, match="none", **how, **SELF)
+    alike(job, tmp_path)
 
 
 def test_merging_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
