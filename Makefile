@@ -21,10 +21,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/onebasin demo -o demo
 
-# Two workers with one thread each: more threads would only fight over two cores. Each keeps to its half, and with it to
-# the models that tests of one file share, until it has nothing left to do.
+# Three workers with one thread each keep two cores busy: two workers wait for processes that they start and for the
+# disk a third of the time. Each keeps to its share, and with it to the models that tests of one file share, until it
+# has nothing left to do.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal tests
 
 test-real: $(INSTALLED)
 	$(BIN)/python -m pytest -m real tests
