@@ -21,7 +21,7 @@ from onebasin.jobs.frame import Frame, in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.search.candidates import align, shortened
 from onebasin.jobs.search.chosen import Candidate
-from onebasin.jobs.search.setup import Setup
+from onebasin.jobs.search.setup import CLOSE, Setup
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
 from onebasin.running.loaded import LoadedModel, loaded_model
@@ -233,7 +233,7 @@ def test_nothing_is_fitted_to_pictures_that_are_too_easy(tmp_path: Path, monkeyp
     models = models_of("ViTForImageClassification", tmp_path)
     monkeypatch.setattr("onebasin.jobs.verdict.EASY", -1.0)
     found = onebasin.merge(models, tmp_path / "out", samples=16, anchor=0)
-    onebasin.merge(models, tmp_path / "full", match="full", anchor=0)
+    onebasin.merge(models, tmp_path / "full", match="full", method="circuit", anchor=0, tolerance=CLOSE)
     assert not found["verdict"]["works"] and any("give --data FILE" in note for note in found["notes"])
     first, second = (loaded_model(onebasin.Folder(tmp_path / name)).parameter for name in ("out", "full"))
     assert all(torch.equal(first[role], second[role]) for role in first)

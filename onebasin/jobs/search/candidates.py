@@ -104,7 +104,7 @@ def fitted(setup: Setup, way: str, aligned: Aligned, spread: bool) -> Candidate:
 def align(setup: Setup, level: str, way: str, **how: Any) -> Aligned:
     models = setup.frame_of(way).models
     how["symmetry"] = setup.opt.symmetry if level == "none" else level
-    return align_all(models, setup.centre, level, replace(setup.opt, **how), setup.tell, *setup.split)
+    return align_all(models, setup.centre, level, replace(setup.matching, **how), setup.tell, *setup.split)
 
 
 def sources(setup: Setup, aligned: Aligned) -> Sources:

@@ -38,6 +38,7 @@ SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sam
 TAUGHT = 4096  # examples of given data for distillation
 EVEN = " with even norms"  # end of the way of matching in a candidate's name
 LEVEL = "full"
+CLOSE = 1e-3  # relative decrease per sweep of matching by weights; what further sweeps gain is lost in the merge
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Setup:
     @property
     def models(self) -> Sequence[Model]:
         return self.frame.models
+
+    @property
+    def matching(self) -> Options:
+        """The options of matching."""
+        return replace(self.opt, tolerance=max(self.opt.tolerance, CLOSE))
 
     @property
     def centre(self) -> int:

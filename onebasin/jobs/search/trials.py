@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from onebasin.fusion.average import Average
+from onebasin.fusion.circuits import Circuit
 from onebasin.fusion.method import Merged
 from onebasin.fusion.progressive import ProgressiveMerge
 from onebasin.jobs.aligning import align_all
@@ -68,14 +69,15 @@ def choose(setup: Setup) -> Chosen:
 
 
 def by_weights(setup: Setup, why: str, held: Sequence[Batch] = ()) -> Chosen:
-    """Return the average of models matched by their weights, or as they are if they have a common base.
+    """Return the average of models matched by their weights, heads by what they compute (measured: docs/merge.md); or
+    the plain average, if they have a common base.
 
     held: data to judge it on; made for that if there are none.
     """
-    level = LEVEL if setup.kin.kind == APART else "none"
-    aligned = align_all(setup.models, setup.centre, level, setup.opt, setup.tell)
+    level, method = (LEVEL, Circuit()) if setup.kin.kind == APART else ("none", Average())
+    aligned = align_all(setup.models, setup.centre, level, setup.matching, setup.tell)
     notes = [f"{why}: averaged by weights alone"]
-    return Chosen(setup.frame, aligned, Average(), notes=notes, held=held, judged_on=setup.judged_on)
+    return Chosen(setup.frame, aligned, method, notes=notes, held=held, judged_on=setup.judged_on)
 
 
 @dataclass
