@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Split = tuple[Sequence[Mapping[str, Tensor]], Sequence[Mapping[str, Tensor]]]  # batches to fit on, and to choose by
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
+SIDES = ("", "decoder_")  # the names of texts begin with these
 NOISY_COPIES = 8  # of every example
 JUDGED, FEW = 128, 16  # examples to judge a model on, and a large one
 LARGE = 10**8  # numbers of a model
@@ -329,10 +330,20 @@ def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
     """Return the rows of a batch, without padding."""
     rows = [{name: tensor[i] for name, tensor in batch.items()} for i in range(examples_in(batch))]
     for row in rows:
-        for mask in {"attention_mask", "decoder_attention_mask"} & row.keys():
-            length = int(row[mask].sum())
-            row.update({name: value[:length] for name, value in row.items() if value.dim() == 1})
+        for side in SIDES:
+            if (mask := f"{side}attention_mask") in (names := _text(row, side)):
+                length = int(row[mask].sum())
+                row.update({name: row[name][:length] for name in names})
     return rows
+
+
+def _text(row: Batch, side: str) -> list[str]:
+    """Return the names of what has an entry for each token of a side's text in an example, unlike a waveform."""
+    ids = row.get(f"{side}input_ids")
+    if ids is None or ids.dim() != 1:
+        return []
+    read = ("decoder_", "labels") if "decoder_input_ids" in row else "decoder_"  # by the decoder
+    return [name for name, x in row.items() if x.shape == ids.shape and name.startswith(read) == bool(side)]
 
 
 def _key(row: Batch) -> bytes:
@@ -342,17 +353,17 @@ def _key(row: Batch) -> bytes:
 
 
 def _stacked(rows: list[Batch]) -> Batch:
-    """Return one batch, padded at the right, with an attention mask where lengths differ."""
-    if "input_ids" not in rows[0]:  # pixels and sounds have one size; their texts are cut to the shortest
-        length = min((len(row["decoder_input_ids"]) for row in rows if "decoder_input_ids" in row), default=0)
-        rows = [{name: x[:length] if length and x.dim() == 1 else x for name, x in row.items()} for row in rows]
-        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    length = max(len(row["input_ids"]) for row in rows)
-    if any(len(row["input_ids"]) < length for row in rows):
-        rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
-    out = {}
-    for name in rows[0]:
-        filler = IGNORED if name == "labels" else 0
-        own = [row[name] for row in rows]
-        out[name] = torch.stack([pad(x, (0, length - len(x)), value=filler) if x.dim() == 1 else x for x in own])
-    return out
+    """Return one batch. Texts are padded at the right, with an attention mask where lengths differ; those that decoders
+    read are cut to the shortest, since an attention mask does not say which of their predictions count."""
+    for side in SIDES:
+        if not (names := _text(rows[0], side)):
+            continue
+        lengths = [len(row[f"{side}input_ids"]) for row in rows]
+        if side:
+            rows = [row | {name: row[name][: min(lengths)] for name in names} for row in rows]
+        elif len(set(lengths)) > 1:
+            names = list(dict.fromkeys([*names, "attention_mask"]))
+            rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
+            rows = [row | {name: pad(row[name], (0, max(lengths) - length), value=IGNORED if name == "labels" else 0)
+                           for name in names} for row, length in zip(rows, lengths, strict=True)]  # fmt: skip
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

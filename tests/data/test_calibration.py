@@ -153,3 +153,21 @@ def test_images_stay_as_they_are_beside_texts_of_other_lengths() -> None:
     ids = torch.arange(10).view(2, 5) * mask
     (again,) = recut([{"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}], 2)
     assert torch.equal(again["pixel_values"], pixels) and torch.equal(again["input_ids"], ids)
+
+
+def test_sounds_stay_as_they_are_beside_texts_of_other_lengths() -> None:
+    sounds, texts = torch.randn(2, 40), torch.arange(10).view(2, 5)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    batch = {"input_values": sounds, "decoder_input_ids": texts, "decoder_attention_mask": mask, "labels": texts}
+    (again,) = recut([batch], 2)
+    assert torch.equal(again.pop("input_values"), sounds) and "attention_mask" not in again
+    assert all(value.shape == (2, 3) for value in again.values())
+
+
+def test_what_a_decoder_reads_has_its_own_length() -> None:
+    read, written = torch.arange(1, 15).view(2, 7), torch.arange(1, 11).view(2, 5)
+    mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
+    (again,) = recut([{"input_ids": read * mask, "attention_mask": mask, "decoder_input_ids": written}], 2)
+    assert torch.equal(again["input_ids"], read * mask) and torch.equal(again["decoder_input_ids"], written)
+    (longer,) = recut([{"input_ids": written, "decoder_input_ids": read}], 2)
+    assert torch.equal(longer["decoder_input_ids"], read)
