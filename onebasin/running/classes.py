@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,9 +81,15 @@ def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
 
 def takes_cache(model: PreTrainedModel) -> bool:
     """Return whether `forward` accepts `use_cache`: by name, or through the keywords of newer releases."""
-    accepted = inspect.signature(model.forward).parameters
+    return hasattr(model.config, "use_cache") and _takes_cache(type(model).forward)
+
+
+@cache
+def _takes_cache(forward: Callable[..., Any]) -> bool:
+    accepted = inspect.signature(forward).parameters
     through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
-    return hasattr(model.config, "use_cache") and ("use_cache" in accepted or through)
+    # Where `forward` itself says what the model inside does (Mimi, T5Gemma), the keyword would be given twice.
+    return "use_cache" in accepted or (through and "use_cache=" not in inspect.getsource(forward))
 
 
 def kind_of(model: PreTrainedModel) -> str:

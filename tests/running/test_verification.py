@@ -138,6 +138,11 @@ def test_types_with_inputs_or_outputs_of_their_own(tmp_path: Path, kind: str) ->
     assert found["max_output_difference"] < 1e-4
 
 
+def test_a_class_that_says_itself_what_is_cached_runs() -> None:
+    model = twins.build("mimi_encoder")[0].float()
+    assert compare_models(model, model).same
+
+
 def test_a_model_that_accepts_no_inputs_says_why_for_the_usual_ones() -> None:
     model = zoo.CASES["BertModel"]()
     model.forward = lambda input_ids, attention_mask=None, **_: 1 / 0
