@@ -74,7 +74,7 @@ def main() -> None:
     if args.sample is not None:
         kinds = random.Random().sample(kinds, min(args.sample, len(kinds)))
     types = swept(
-        kinds, one, args.output, lambda found: found.get("lost", "works") if found["works"] else found["reason"]
+        kinds, one, args.output, lambda found: found.get("lost", "works") if found.get("works") else found["reason"]
     )
     failed = [kind for kind, found in types.items() if not found.get("works")]
     print(f"both commands work on {len(types) - len(failed)} of {len(types)} types; not on: {', '.join(failed)}")

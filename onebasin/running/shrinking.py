@@ -61,7 +61,8 @@ class Scale:
     most: Mapping[str, int] | None = None  # kind of number -> its limit, if not the usual one
 
 
-_SCALINGS = ("linear", "dynamic", "yarn", "longrope", "llama3", "su", "ntk")  # of positions
+# Scalings of positions whose tables have the size of a head, or whose frequencies depend on the length of the text.
+_SCALINGS = ("dynamic", "longrope", "su", "ntk")
 
 
 def twin_config(
@@ -375,8 +376,9 @@ def _chosen(own: Mapping[str, Any], depth: int, least: int) -> list[int]:
 
 
 def _rotary(value: Any, head: int, filled: bool) -> Any:
-    """Return rotary parameters without the scaling of positions, whose tables have the size of a head and do not affect
-    symmetries."""
+    """Return rotary parameters for heads of another size, without `_SCALINGS`, which do not affect symmetries. Other
+    scalings stay: a class may know no frequencies but theirs (Mistral 4), or scale more by their entries (Ministral 3).
+    """
     if not isinstance(value, Mapping):
         return value
     if any(isinstance(each, Mapping) for each in value.values()):

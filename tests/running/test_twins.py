@@ -116,6 +116,13 @@ def test_what_a_class_reads_without_declaring_it_stays() -> None:
     assert twins.twin_config(CONFIG_MAPPING["deberta"](talking_head=True)).talking_head is True
 
 
+@pytest.mark.parametrize("kind", ["mistral4", "ministral3"])
+def test_the_scaling_of_positions_that_a_class_needs_stays(kind: str) -> None:
+    stated = twins.twin_config(kind)  # as in a file; what a class has by default was left to it
+    assert twins.twin_config(stated).rope_parameters["rope_type"] == stated.rope_parameters["rope_type"] == "yarn"
+    assert twins.build(stated)
+
+
 def test_products_and_sums_stay() -> None:
     mamba = twins.twin_config("mamba2")
     assert mamba.num_heads * mamba.head_dim == mamba.expand * mamba.hidden_size
