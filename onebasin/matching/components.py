@@ -57,6 +57,7 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
     Within a set, layers are in order and spaces shared by all layers last: after the start has placed these, every
     layer adapts to them before it influences them.
     """
+    met = _met(signature, roles, active)
     before: dict[str, set[str]] = {}
     for role in roles:
         for leaf, around in nesting(signature.tensors[role].axes):
@@ -71,7 +72,9 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
             and not any(one in active for one in still)
         ):
             inside.setdefault(outer, []).append(root)
-    for outer in list(inside):  # groups of heads inside fixed spaces are solved one space at a time
+    for outer in list(inside):
+        inside[outer] = _apart(inside[outer], [here for _, here in met], active)
+        # Groups of heads inside fixed spaces are solved one space at a time.
         if signature.spaces[outer].batch and _member(inside[outer], before):
             del inside[outer]
     nested = chains(signature, active)
@@ -82,17 +85,11 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
         for root in inner:
             classes.join(carrier, root)
     touched: dict[str, list[str]] = {root: [] for root in active}
-    for role in roles:
-        entry = signature.tensors[role]
-        meta = torch.empty([size(axis, signature.sizes) for axis in entry.axes], device="meta")
-        for _, leaves in blocks_of(meta, entry.axes, signature.sizes):
-            here = [
-                root for root in dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves) if root in active
-            ]
-            for root in here:
-                classes.join(here[0], root)
-                if not touched[root] or touched[root][-1] != role:
-                    touched[root].append(role)
+    for role, here in met:
+        for root in here:
+            classes.join(here[0], root)
+            if not touched[root] or touched[root][-1] != role:
+                touched[root].append(role)
 
     def order(root: str) -> tuple[int, int]:
         layer = signature.spaces[root].layer
@@ -111,6 +108,29 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
         ordered = [role for role in roles if any(role in touched[root] for root in mine)]
         components.append(Component(blocks, ordered))
     return components
+
+
+def _met(signature: Signature, roles: Sequence[str], active: Mapping[str, Group]) -> list[tuple[str, list[str]]]:
+    """Return, for every block of every tensor, its role and the active spaces that it touches."""
+    found = []
+    for role in roles:
+        entry = signature.tensors[role]
+        meta = torch.empty([size(axis, signature.sizes) for axis in entry.axes], device="meta")
+        for _, leaves in blocks_of(meta, entry.axes, signature.sizes):
+            roots = dict.fromkeys(signature.root.get(leaf.space, "") for leaf in leaves)
+            found.append((role, [root for root in roots if root in active]))
+    return found
+
+
+def _apart(within: Sequence[str], met: Sequence[Sequence[str]], active: Mapping[str, Group]) -> list[str]:
+    """Return the spaces whose best elements do not depend on one another: of several factors on one axis (the gates
+    around a short convolution), the first. The others are solved alone."""
+    found: list[str] = []
+    for root in within:
+        beside = {other for here in met if root in here for other in here}
+        if active[root].permutes or not any(one in beside and not active[one].permutes for one in found):
+            found.append(root)
+    return found
 
 
 def _member(within: Sequence[str], before: Mapping[str, set[str]]) -> str | None:

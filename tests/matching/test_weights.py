@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from itertools import permutations
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import onebasin
 from onebasin.matching import Run, Weights, match_weights
 from onebasin.models.distance import squared_distance
 from onebasin.running import twins
-from onebasin.symmetry import LEVELS, Alignment, acting_groups
+from onebasin.symmetry import LEVELS, Alignment, acting_groups, read_table, resolve
 from onebasin.symmetry.groups.elements import Monomial
 
 CASES = ["BertForSequenceClassification", "GPT2LMHeadModel", "ViTForImageClassification", "RobertaForMaskedLM"]
@@ -237,3 +238,32 @@ def test_a_start_whose_tensors_do_not_touch_every_space_of_a_block(tmp_path: Pat
         twins.random_model(model.config, type(model), seed).save_pretrained(tmp_path / str(seed))
     found = onebasin.match(tmp_path / "1", tmp_path / "0", tmp_path / "out", match="full")
     assert found["distance_after"] < found["distance_before"] and found["max_output_difference"] < 1e-3
+
+
+def test_several_factors_of_one_neuron_do_not_count_on_each_other() -> None:
+    """The gates around a short convolution: the best factor of one depends on that of the other."""
+    table = """
+    family gates
+    spaces
+        stream  fixed
+        width   fixed
+        ffn     permutation ffn
+        into    factor      ffn  per ffn
+        out     factor      ffn  per ffn
+        taps    factor      ffn  per ffn
+    tensors
+        gates   [(ffn into) | (ffn out)] stream'
+        conv    (ffn taps) 1 width
+        down    stream (ffn into' out' taps')
+    """
+    shapes = {"gates": (12, 4), "conv": (6, 1, 3), "down": (4, 6)}
+    signature = resolve(read_table(dedent(table)), shapes, {})
+    generator = torch.Generator().manual_seed(0)
+    anchor, source = (
+        {role: torch.randn(shape, generator=generator, dtype=torch.float64) for role, shape in shapes.items()}
+        for _ in range(2)
+    )
+    groups = acting_groups(signature, "full")
+    found = match_weights(signature, pairs(anchor, source), groups)
+    apart = squared(anchor, apply(signature, found.alignment, source))
+    assert found.objective[-1] == pytest.approx(apart, rel=1e-9) and apart < found.before
