@@ -159,13 +159,14 @@ def linear_calls(stock: LoadedModel, example: Batch) -> list[Call]:
 
 def routed(stocks: Sequence[LoadedModel], example: Batch, modules: Collection[str]) -> set[str]:
     """Return the modules that have other numbers of samples in another of some models, and those of the same name in
-    other layers: experts that are called by themselves, to which every model sends other tokens."""
+    other layers: experts that are called by themselves, to which every model sends other tokens, and what follows
+    after each model has said how long the output is (FastSpeech 2)."""
     seen: list[dict[str, list[torch.Size]]] = []
     for stock in stocks:
         shapes: dict[str, list[torch.Size]] = {name: [] for name in modules}
 
         def look(name: str, shapes: dict[str, list[torch.Size]] = shapes) -> Callable[[Tensor], None]:
-            return lambda x: shapes[name].append(x.shape[:-1])
+            return lambda x: shapes[name].append(x.shape)
 
         with hooks(stock, {}, {name: look(name) for name in modules}):
             run(stock, example)

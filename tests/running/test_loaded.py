@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from onebasin.data.teaching import forward_of, predictions
 from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running import twins
 from onebasin.running.loaded import loaded_model
-from onebasin.running.trace import linear_calls, run
+from onebasin.running.trace import linear_calls, routed, run
 
 FAMILIES = [
     "GPT2LMHeadModel",
@@ -128,6 +129,25 @@ def test_layers_are_followed_by_themselves_where_a_class_keeps_copies_of_its_str
     calls = linear_calls(stock, given)
     layers = {name for name, each in stock.model.named_modules() if isinstance(each, torch.nn.Linear)}
     assert {call.module for call in calls} == layers
+
+
+class Speaks(torch.nn.Module):
+    """A convolution over as many frames as a model predicts."""
+
+    config, device, dtype = SimpleNamespace(), torch.device("cpu"), torch.float32
+
+    def __init__(self, frames: int) -> None:
+        super().__init__()
+        self.frames, self.conv = frames, torch.nn.Conv1d(2, 2, 1)
+
+    def forward(self, input_ids: torch.Tensor, return_dict: bool = True) -> torch.Tensor:
+        return self.conv(input_ids[:, :, None].float().expand(-1, -1, self.frames))
+
+
+def test_a_convolution_over_other_numbers_of_frames_is_not_compared() -> None:
+    several = [SimpleNamespace(model=Speaks(frames)) for frames in (3, 3, 4)]
+    given = {"input_ids": torch.ones(2, 2, dtype=torch.long)}
+    assert routed(several[:2], given, ["conv"]) == set() and routed(several, given, ["conv"]) == {"conv"}
 
 
 def test_what_a_class_draws_is_the_same_in_every_run(tmp_path: Path) -> None:
