@@ -24,7 +24,7 @@ from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded,
 from .batches import IGNORED, Batch, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows, split_off
-from .made import LENGTH, SEVERAL, made
+from .made import LENGTH, SEVERAL, SURE, made
 from .models import configured
 from .tasks import Task, load_batches
 from .teaching import HELD_OUT, split_held_out
@@ -119,10 +119,9 @@ class Data:
                 return []
             length = min(LENGTH, first.config.get("max_position_embeddings") or LENGTH)
             context = self.given.context or (length if self.given.data is None else None)
-            opt = replace(opt, data="self", samples=JUDGED, context=context)
-        else:
-            count = FEW if large else JUDGED
-            opt = replace(opt, samples=self.given.samples + count * len(self.given.datasets))
+            return made(self.models, JUDGED, replace(opt, context=context), seed=opt.seed, means=self.means, steps=SURE)
+        count = FEW if large else JUDGED
+        opt = replace(opt, samples=self.given.samples + count * len(self.given.datasets))
         found = calibration(self.models, opt, self.means, self.tell)
         if "self" in opt.datasets:
             return found

@@ -47,7 +47,7 @@ LENGTH = 64  # tokens, where sequences are written by many passes over them
 FEWEST_WORDS = 5  # of a line that is taken for written language
 DECODED = 32  # tokens that a decoder writes
 CACHES = ("past_key_values", "cache_params")  # outputs that a causal model takes back
-IMAGINED, STRIDE = 20, 0.1  # steps towards pictures that the models see classes in, and their length
+STEPS, SURE, STRIDE = 4, 20, 0.1  # steps until models see classes in pictures, until they are sure; their length
 JITTER = 0.5  # standard deviation of noise on such pictures, whose pixels lie in [-1, 1]: what it hides does not count
 SEVERAL = 32  # examples in a batch
 
@@ -60,6 +60,7 @@ def made(
     seed: int = 0,
     batch: int | None = None,
     means: Means | None = None,
+    steps: int = STEPS,
 ) -> list[Batch]:
     """Return inputs that models of one kind make themselves, for measuring on.
 
@@ -71,6 +72,8 @@ def made(
         seed: of all that is drawn.
         batch: examples in a batch (default: 32, fewer where these made less than eight batches).
         means: the device of the arithmetic.
+        steps: towards pictures that the models see a class in. Many pictures after few steps tell more than fewer that
+            the models are sure of (measured: docs/merge.md).
 
     Returns:
         Batches of what the models take; those of masked language models have `labels`.
@@ -103,7 +106,7 @@ def made(
                 given["decoder_input_ids"] = decoded(stock[number % len(stock)], given, generator)
             given.pop("decoder_attention_mask", None)
         if given.keys() == {"pixel_values"}:
-            given = imagined(stock, given, generator)
+            given = imagined(stock, given, generator, steps)
         found.append({name: value.cpu() for name, value in given.items()})
     return found
 
@@ -277,17 +280,17 @@ def pictures(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return clamped
 
 
-def imagined(models: Sequence[PreTrainedModel], given: Batch, generator: torch.Generator) -> Batch:
-    """Return pictures that all models see a class in, which is drawn for each: textures after `IMAGINED` steps of Adam
-    on the models' cross-entropies (as in DeepInversion, Yin et al., 2020, without its prior). What is no classifier
-    keeps the textures."""
+def imagined(models: Sequence[PreTrainedModel], given: Batch, generator: torch.Generator, steps: int) -> Batch:
+    """Return pictures that all models see a class in, which is drawn for each: textures after some steps of Adam on the
+    models' cross-entropies (as in DeepInversion, Yin et al., 2020, without its prior). What is no classifier keeps the
+    textures."""
     pixels = given["pixel_values"].detach().clone().requires_grad_()
     logits = getattr(models[0](pixel_values=pixels[:1]), "logits", None)
     if logits is None or logits.dim() != 2 or logits.shape[-1] < 2:
         return given
     classes = torch.randint(logits.shape[-1], (len(pixels),), generator=generator).to(pixels.device)
     descent = torch.optim.Adam([pixels], lr=STRIDE)
-    for _ in range(IMAGINED):
+    for _ in range(steps):
         descent.zero_grad()
         shown = pixels + JITTER * torch.randn(pixels.shape, generator=generator).to(pixels)
         losses = [cross_entropy(model(pixel_values=shown).logits, classes) for model in models]

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from zoo import CASES, save
 
 import onebasin
-from onebasin.data.made import DECODED, LENGTH, made, self_generated
+from onebasin.data.made import DECODED, LENGTH, STEPS, SURE, imagined, made, pictures, self_generated
 from onebasin.data.masked_text import EXPONENTS, PROBES, coherence, guess, ranks, zipf
 from onebasin.running import twins
 from onebasin.running.verification import output_of, outward
@@ -111,6 +112,19 @@ def test_decoders_write_in_the_shape_that_their_class_accepts(kind: str, tmp_pat
     (written,) = made([onebasin.Folder(tmp_path)], 3, batch=3)
     ids = written["decoder_input_ids"]
     assert ids.shape[:2] == (3, DECODED) and model(**written).logits[..., 0].numel() == ids.numel()
+
+
+def test_models_are_surer_of_pictures_after_more_steps() -> None:
+    """Of the classes that were drawn for them, which is the first draw."""
+    torch.manual_seed(0)
+    models = [CASES["ViTForImageClassification"]().eval() for _ in range(2)]
+    textures = {"pixel_values": pictures((64, 2, *[models[0].config.image_size] * 2), torch.Generator().manual_seed(0))}
+    classes = torch.randint(models[0].config.num_labels, (64,), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for steps in (0, STEPS, SURE):
+        shown = imagined(models, textures, torch.Generator().manual_seed(1), steps)
+        losses.append(sum(float(cross_entropy(model(**shown).logits, classes)) for model in models))
+    assert losses[0] > losses[1] > losses[2]
 
 
 @pytest.mark.parametrize("kind", ["mpnet", "roberta", "ibert"])

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, is_for, noised, recut
-from onebasin.data.made import LENGTH, guessed, writes
+from onebasin.data.made import LENGTH, STEPS, SURE, guessed, made, writes
 from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
 from onebasin.engine import Tell, available_memory, bfloat16_is_faster
 from onebasin.jobs.frame import Frame, with_even_norms
@@ -30,10 +30,11 @@ from .chosen import Candidate, Earlier
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
 USUAL = 280.0  # seconds without a budget; writing and judging take the rest of five minutes
 CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
-PASSES, IMAGINING = 8, 60  # passes of each model over the data: for all closed forms, and to imagine images
+PASSES, STEP = 8, 3  # passes of each model over the data: for all closed forms, and for a step towards an image
 SPEED = 2e10  # FLOP per second of two slow processor cores
 CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the verdict
 FEWEST = 32  # examples are made, whatever they cost
+PICTURES, JUDGING = 256, 1 / 8  # images to judge on, and their share of the time for closed forms
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
 TAUGHT = 4096  # examples of given data for distillation
 EVEN = " with even norms"  # end of the way of matching in a candidate's name
@@ -114,9 +115,10 @@ class Setup:
             return self.earlier.few
         return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
 
-    def affordable(self) -> int:
-        """Return how many examples to use: those requested and as many as are held out, more if they are cheap; fewer
-        if a machine of `SPEED` could not try all closed forms on them in their share of the time."""
+    @cached_property
+    def example(self) -> tuple[str | None, float]:
+        """The cheap kind of input that an example has, if any, and the seconds of one pass of all models and the merged
+        one over it, on a machine of `SPEED`."""
         stock = self.stock[self.centre]
         if self.opt.self_made:
             length, seed = self.opt.context or LENGTH, self.opt.seed
@@ -127,9 +129,15 @@ class Setup:
         with FlopCounterMode(display=False) as counter:
             run(stock, example)
         kind = next((name for name in SYNTHETIC if name in example), None)
+        return kind, (len(self.models) + 1) * counter.get_total_flops() / SPEED
+
+    def affordable(self) -> int:
+        """Return how many examples to use: those requested and as many as are held out, more if they are cheap; fewer
+        if a machine of `SPEED` could not try all closed forms on them in their share of the time."""
+        kind, seconds = self.example
+        imagining = STEP * STEPS if kind == "pixel_values" and self.opt.self_made else 0
         wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
-        passes = (len(self.models) + 1) * (PASSES + (IMAGINING if kind == "pixel_values" and self.opt.self_made else 0))
-        seconds = passes * counter.get_total_flops() / SPEED
+        seconds *= PASSES + imagining
         affordable = self.closed_seconds / seconds if seconds else wanted
         return round(min(wanted, max(affordable, FEWEST)))
 
@@ -199,15 +207,26 @@ class Setup:
         """Return how a verdict describes the data."""
         return judged_on(self.opt, self.models[0])
 
+    @cached_property
+    def judging(self) -> Sequence[Batch]:
+        """The inputs for the verdict, on which nothing was fitted: those to choose by, or where the models imagine
+        images, some of which they are sure."""
+        if not self.imagines:
+            return self.split[1]
+        _, seconds = self.example
+        count = self.closed_seconds * JUDGING / (SURE * STEP * seconds) if seconds else PICTURES
+        count = round(min(max(count, FEWEST), PICTURES))
+        return made(self.models, count, self.opt, seed=self.opt.seed + 1, means=self.opt, steps=SURE)
+
     def too_easy(self) -> bool:
-        """Return whether the models agree on nearly all pictures that they imagined. What is fitted to such pictures is
-        worse on real ones than the average of matched models (measured: docs/merge.md)."""
-        return self.imagines and proves_nothing(self.judged_on, sources_agree(self.runs, self.split[1]))
+        """Return whether the models agree on nearly all pictures of which they are sure. What is fitted to pictures
+        that such models imagine is worse on real ones than the average of matched models (measured: docs/merge.md)."""
+        return self.imagines and proves_nothing(self.judged_on, sources_agree(self.runs, self.judging))
 
     def lacks(self, one: Candidate) -> bool:
         """Return whether the verdict on a candidate would be that it is broken, or open because of the inputs."""
         merged, *sources = (partial(_same, run) for run in (self.run(one), *self.runs))
-        verdict = judge(merged, sources, self.split[1], self.judged_on)
+        verdict = judge(merged, sources, self.judging, self.judged_on)
         return verdict.works is False or proves_nothing(self.judged_on, verdict.sources_agree)
 
     def run(self, one: Candidate) -> Run:

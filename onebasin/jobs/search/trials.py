@@ -51,7 +51,7 @@ def choose(setup: Setup) -> Chosen:
         return by_weights(setup, f"nothing could be tried on inputs that the models make ({one_line(error)})")
     if setup.too_easy():
         return by_weights(setup, "the models agree on nearly all pictures that they imagine, so nothing was fitted to "
-                                  "these; give --data FILE", setup.split[1])  # fmt: skip
+                                  "these; give --data FILE", setup.judging)  # fmt: skip
     trials = Trials(setup)
     try:
         if setup.earlier is not None:
@@ -174,5 +174,4 @@ class Trials:
         losses = ", ".join(f"{one.name} {one.loss:.4g}" for one in sorted(self.found, key=lambda one: one.loss))
         notes = [f"chosen by KL divergence on {len(taken.losses)} examples held out: {losses}", *self.notes]
         merged = Merged(pairs, taken.facts)
-        return Chosen(taken.frame, taken.aligned, taken.method, merged, report, notes, setup.split[1],
-                      setup.judged_on)  # fmt: skip
+        return Chosen(taken.frame, taken.aligned, taken.method, merged, report, notes, setup.judging, setup.judged_on)
