@@ -88,8 +88,12 @@ def takes_cache(model: PreTrainedModel) -> bool:
 def _takes_cache(forward: Callable[..., Any]) -> bool:
     accepted = inspect.signature(forward).parameters
     through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    try:
+        source = inspect.getsource(forward)
+    except OSError:  # of a class that was typed into an interpreter
+        source = ""
     # Where `forward` itself says what the model inside does (Mimi, T5Gemma), the keyword would be given twice.
-    return "use_cache" in accepted or (through and "use_cache=" not in inspect.getsource(forward))
+    return "use_cache" in accepted or (through and "use_cache=" not in source)
 
 
 def kind_of(model: PreTrainedModel) -> str:

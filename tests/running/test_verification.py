@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import onebasin
 from onebasin.data.models import load_model as load_for
 from onebasin.models import Canonical, Folder, ModelError, write_model
 from onebasin.running import compare, compare_models, compare_rewritten, load_model, twins
+from onebasin.running.classes import takes_cache
 from onebasin.running.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -141,6 +143,13 @@ def test_types_with_inputs_or_outputs_of_their_own(tmp_path: Path, kind: str) ->
 def test_a_class_that_says_itself_what_is_cached_runs() -> None:
     model = twins.build("mimi_encoder")[0].float()
     assert compare_models(model, model).same
+
+
+def test_a_class_may_have_no_source() -> None:
+    """One that was typed into an interpreter."""
+    scope: dict[str, Any] = {}
+    exec("class Typed:\n    class config: use_cache = True\n    def forward(self, **how): ...", scope)
+    assert takes_cache(scope["Typed"]())
 
 
 def test_a_model_that_accepts_no_inputs_says_why_for_the_usual_ones() -> None:
