@@ -16,7 +16,7 @@ from onebasin.data.teaching import divergence, example_losses
 from onebasin.engine import MOST_STEPS
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Method, Sources
-from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
+from onebasin.fusion.progressive import AVERAGE, FITTED, RIDGES, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import Refining, refine
 from onebasin.fusion.tensors import averaged
 from onebasin.jobs.aligning import Aligned, align_all
@@ -26,6 +26,7 @@ from onebasin.running.trace import Batch
 from .chosen import Candidate, Earlier, way_of
 from .setup import EVEN, LEVEL, Setup
 
+CAUTIOUS = tuple(ridge for ridge in RIDGES if ridge >= 0.1)  # held-out images that models imagine choose too small ones
 LEARNED_LEVEL = "invertible"
 LEARNED_LR = 0.02  # measured: docs/merge.md
 DISTILLED, LONG = 16, 256  # examples per step of distillation, for texts of up to `LONG` tokens; fewer for longer ones
@@ -93,7 +94,7 @@ def closed(setup: Setup, way: str, aligned: Aligned, spread: bool = False) -> Ca
 
 def fitted(setup: Setup, way: str, aligned: Aligned, spread: bool) -> Candidate:
     """Return the progressive merge of aligned models, or their average if that is better."""
-    how = ProgressiveMerge(spread=spread, settle=False)
+    how = ProgressiveMerge(spread=spread, ridge=CAUTIOUS if setup.imagines else RIDGES, settle=False)
     found = merge_progressively(sources(setup, aligned), *setup.split, how, setup.opt, setup.tell)
     method = ProgressiveMerge(spread=spread) if found.fitted else Average()
     facts = {"ridges": found.ridges, "held_out_losses": found.losses}
