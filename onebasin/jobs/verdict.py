@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # On these a merge may work and break on real ones, but not the other way round:
 GUESSED = "inputs that were guessed"
 IMAGINED = "pictures that the models imagined"  # if the sources agree on more than `EASY` of them
-EASY = 0.92  # measured: docs/merge.md
+EASY = 0.94  # measured: docs/merge.md
 PART = 0.85  # a merge works from this share of the sources' own agreement beyond chance
 LEAST = 0.1  # below this agreement of the sources beyond chance, their predictions say nothing
 HELD = 2**29  # parameters of the largest model that is held in memory to be judged

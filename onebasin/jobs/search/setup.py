@@ -34,7 +34,8 @@ PASSES, STEP = 8, 3  # passes of each model over the data: for all closed forms,
 SPEED = 2e10  # FLOP per second of two slow processor cores
 CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the verdict
 FEWEST = 32  # examples are made, whatever they cost
-PICTURES, JUDGING = 256, 1 / 8  # images to judge on, and their share of the time for closed forms
+JUDGED = 48, 256  # images to judge on, at least and at most
+JUDGING = 1 / 8  # their share of the time for closed forms
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
 TAUGHT = 4096  # examples of given data for distillation
 EVEN = " with even norms"  # end of the way of matching in a candidate's name
@@ -214,8 +215,8 @@ class Setup:
         if not self.imagines:
             return self.split[1]
         _, seconds = self.example
-        count = self.closed_seconds * JUDGING / (SURE * STEP * seconds) if seconds else PICTURES
-        count = round(min(max(count, FEWEST), PICTURES))
+        count = self.closed_seconds * JUDGING / (SURE * STEP * seconds) if seconds else max(JUDGED)
+        count = round(min(max(count, min(JUDGED)), max(JUDGED)))
         return made(self.models, count, self.opt, seed=self.opt.seed + 1, means=self.opt, steps=SURE)
 
     def too_easy(self) -> bool:
