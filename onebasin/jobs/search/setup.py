@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, is_for, noised, recut
-from onebasin.data.made import LENGTH, STEPS, SURE, guessed, made, writes
+from onebasin.data.made import LENGTH, SEVERAL, STEPS, SURE, guessed, made, writes
 from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
 from onebasin.engine import Tell, available_memory, bfloat16_is_faster
 from onebasin.jobs.frame import Frame, with_even_norms
@@ -30,6 +30,7 @@ from .chosen import Candidate, Earlier
 QUALITIES = {"fast": 30.0, "balanced": 300.0, "best": 1800.0}  # names of budgets, in seconds
 USUAL = 280.0  # seconds without a budget; writing and judging take the rest of five minutes
 CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
+LEARNING, FEWEST_STEPS = 3 / 4, 200  # share of the remaining time for learned matching, if it makes so many steps
 PASSES, STEP = 8, 3  # passes of each model over the data: for all closed forms, and for a step towards an image
 SPEED = 2e10  # FLOP per second of two slow processor cores
 CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the verdict
@@ -98,7 +99,20 @@ class Setup:
     def closed_seconds(self) -> float:
         """Return the seconds that all closed forms may take."""
         budget = self.budget or USUAL
+        if self.imagines and not self.learns(budget / 2):
+            return 3 / 4 * budget
         return min(max(CLOSED_SHARE * budget, CLOSED), budget / 2)
+
+    @property
+    def imagines(self) -> bool:
+        """Whether the models imagine images."""
+        return self.opt.self_made and self.example[0] == "pixel_values"
+
+    def learns(self, seconds: float) -> bool:
+        """Return whether learned matching makes enough steps in its share of some seconds, on a machine of `SPEED`.
+        After a few steps the average is worse than before."""
+        step = 2 * SEVERAL * self.example[1]
+        return seconds * LEARNING >= FEWEST_STEPS * step
 
     @cached_property
     def data(self) -> Data:
@@ -136,7 +150,7 @@ class Setup:
         """Return how many examples to use: those requested and as many as are held out, more if they are cheap; fewer
         if a machine of `SPEED` could not try all closed forms on them in their share of the time."""
         kind, seconds = self.example
-        imagining = STEP * STEPS if kind == "pixel_values" and self.opt.self_made else 0
+        imagining = STEP * STEPS if self.imagines else 0
         wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
         seconds *= PASSES + imagining
         affordable = self.closed_seconds / seconds if seconds else wanted
@@ -159,11 +173,6 @@ class Setup:
     def _most(self) -> int:
         """How many batches closed forms use: at least one to fit on and one to choose by."""
         return max(2, -(-self.few // examples_in(self.data.batches[0])))
-
-    @property
-    def imagines(self) -> bool:
-        """Whether the inputs are images that the models imagined."""
-        return self.opt.self_made and "pixel_values" in self.split[0][0]
 
     @property
     def blind(self) -> bool:

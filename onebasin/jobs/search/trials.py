@@ -22,10 +22,9 @@ from onebasin.running.trace import Batch
 from .candidates import UNMATCHED, closed, closed_form, distilled, learned, matched, resumed
 from .chosen import Candidate, Chosen
 from .curve import LAMBDAS, line
-from .setup import EVEN, LEVEL, Setup, comparable, one_shape, too_large
+from .setup import EVEN, LEARNING, LEVEL, Setup, comparable, one_shape, too_large
 
 MORE, MORE_IMAGINED = 60.0, 180.0  # seconds of distillation, or of learning on images, if a closed form works
-LEARNING = 3 / 4  # share of the remaining budget for learned matching; the rest is for merging
 SHORTEST = 5.0  # seconds; a shorter descent is not worth starting
 COPIES = 1e-4  # relative distance below which matched models are the same function
 
@@ -143,7 +142,9 @@ class Trials:
         seconds = setup.left if unbounded else min(setup.left, more) if goes_on else 0.0
         if not setup.imagines and seconds > SHORTEST:
             self.consider("distilled", lambda: distilled(setup, self.best, seconds))
-        elif setup.imagines and self.apart and one_shape(setup.models) and seconds * LEARNING > SHORTEST:
+        elif setup.imagines and self.apart and one_shape(setup.models) and (
+            seconds * LEARNING > SHORTEST and setup.learns(seconds)
+        ):  # fmt: skip
             start = next((one.way for one in self.found if one.way.startswith("activations")), "weights")
             self.consider("learned", lambda: learned(setup, start, seconds * LEARNING))
         if setup.imagines and unbounded:
