@@ -16,7 +16,7 @@ from onebasin.data.teaching import divergence, example_losses
 from onebasin.engine import MOST_STEPS
 from onebasin.fusion.average import Average
 from onebasin.fusion.method import Method, Sources
-from onebasin.fusion.progressive import AVERAGE, FITTED, RIDGES, ProgressiveMerge, merge_progressively
+from onebasin.fusion.progressive import AVERAGE, FITTED, ProgressiveMerge, merge_progressively
 from onebasin.fusion.refine import Refining, refine
 from onebasin.fusion.tensors import averaged
 from onebasin.jobs.aligning import Aligned, align_all
@@ -26,8 +26,6 @@ from onebasin.running.trace import Batch
 from .chosen import Candidate, Earlier, way_of
 from .setup import EVEN, LEVEL, Setup
 
-# Held-out images that models imagined choose too small ridges, unless there are many of them (measured: docs/merge.md).
-CAUTIOUS, MANY = tuple(ridge for ridge in RIDGES if ridge >= 0.1), 1024
 LEARNED_LEVEL = "invertible"
 LEARNED_LR = 0.02  # measured: docs/merge.md
 DISTILLED, LONG = 16, 256  # examples per step of distillation, for texts of up to `LONG` tokens; fewer for longer ones
@@ -95,8 +93,7 @@ def closed(setup: Setup, way: str, aligned: Aligned, spread: bool = False) -> Ca
 
 def fitted(setup: Setup, way: str, aligned: Aligned, spread: bool) -> Candidate:
     """Return the progressive merge of aligned models, or their average if that is better."""
-    cautious = setup.imagines and setup.few < MANY
-    how = ProgressiveMerge(spread=spread, ridge=CAUTIOUS if cautious else RIDGES, settle=False)
+    how = ProgressiveMerge(spread=spread, settle=False)
     found = merge_progressively(sources(setup, aligned), *setup.split, how, setup.opt, setup.tell)
     method = ProgressiveMerge(spread=spread) if found.fitted else Average()
     facts = {"ridges": found.ridges, "held_out_losses": found.losses}
