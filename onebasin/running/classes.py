@@ -80,20 +80,24 @@ def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
 
 
 def takes_cache(model: PreTrainedModel) -> bool:
-    """Return whether `forward` accepts `use_cache`: by name, or through the keywords of newer releases."""
-    return hasattr(model.config, "use_cache") and _takes_cache(type(model).forward)
+    """Return whether `forward` accepts `use_cache`: by name, or through the keywords of newer releases, which reach the
+    modules inside. Where one of these says itself what the next one does (Mimi, T5Gemma), it would be given twice."""
+    by_name, through, _ = _of_cache(type(model).forward)
+    passed = through and not any(_of_cache(type(module).forward)[2] for module in model.modules())
+    return hasattr(model.config, "use_cache") and (by_name or passed)
 
 
 @cache
-def _takes_cache(forward: Callable[..., Any]) -> bool:
+def _of_cache(forward: Callable[..., Any]) -> tuple[bool, bool, bool]:
+    """Return whether a `forward` takes `use_cache` by name, takes any keywords, and passes these on beside its own."""
     accepted = inspect.signature(forward).parameters
+    by_name = "use_cache" in accepted
     through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
     try:
-        source = inspect.getsource(forward)
+        source = inspect.getsource(forward) if through and not by_name else ""
     except OSError:  # of a class that was typed into an interpreter
         source = ""
-    # Where `forward` itself says what the model inside does (Mimi, T5Gemma), the keyword would be given twice.
-    return "use_cache" in accepted or (through and "use_cache=" not in source)
+    return by_name, through, "use_cache=" in source
 
 
 def kind_of(model: PreTrainedModel) -> str:
