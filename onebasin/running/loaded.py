@@ -146,11 +146,12 @@ def loaded_model(
     owner: dict[str, str] = {}
     parameter: dict[str, nn.Parameter] = {}
     places: dict[float, Part] = {}
-    seen = {name: observed(name, tensor) for name, tensor in model.named_parameters()}
+    filled = {name: tensor for name, tensor in model.named_parameters() if tensor.numel()}  # DINOv3 has no registers
+    seen = {name: observed(name, tensor) for name, tensor in filled.items()}
     pieces = _pieces(checkpoint, marked, numbers, seen) if experts else {}
     unsaved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())  # the class computes them (Marian's positions)
     cut = {piece.parameter for several in pieces.values() for piece in several}
-    for name, tensor in model.named_parameters():
+    for name, tensor in filled.items():
         if name in cut:
             continue
         boxes = seen[name]
