@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product
@@ -331,6 +332,11 @@ def _makers(
         "langs": [lambda: torch.zeros(BATCH, length, dtype=torch.long)],
         "codebook_idx": [lambda: 1], "freq": [lambda: torch.zeros(BATCH, dtype=torch.long)],
     }  # fmt: skip
+
+
+def widths_named(errors: Iterable[Exception]) -> set[int]:
+    """Return the widths that matrices wanted, by what torch said of inputs that do not fit them."""
+    return {int(n) for error in errors for n in re.findall(r"be multiplied \(\d+x\d+ and (\d+)x", str(error))}
 
 
 def longest_text(model: PreTrainedModel, most: int, configs: Sequence[Any]) -> int:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from .made_inputs import Way, made_inputs
+from .made_inputs import Way, made_inputs, widths_named
 from .probes import probe
 
 if TYPE_CHECKING:
@@ -23,16 +23,20 @@ Recipe = Callable[[int, int], Inputs]  # (examples, seed) -> inputs
 T = TypeVar("T")
 
 
-def recipes(a: PreTrainedModel, b: PreTrainedModel, length: int) -> Iterator[Recipe]:
+def recipes(a: PreTrainedModel, b: PreTrainedModel, length: int, refused: Sequence[Exception] = ()) -> Iterator[Recipe]:
     """Yield recipes for inputs that two models of one type may accept, on a's device and in its dtype.
 
     First come the usual inputs, see `probe`; then, for types that need others (videos, patches, frames of sound), those
-    of `made_inputs`, which always have the same number of examples. length: of the longest text, in tokens.
+    of `made_inputs`, which always have the same number of examples; and these once more in the widths that refusals
+    name. length: of the longest text, in tokens. refused: what is said of the recipes so far, as it grows.
     """
     yield lambda count, seed: probe(a, b, count, length, seed)
     with suppress(Exception):  # the inputs of some types cannot be derived
         for way, _ in islice(made_inputs(a), TRIED):
             yield partial(_other, a, way)
+        if widths := widths_named(refused):
+            for way, _ in islice(made_inputs(a, widths=widths), TRIED):
+                yield partial(_other, a, way)
 
 
 def first_that_runs(
@@ -43,15 +47,14 @@ def first_that_runs(
     Raises:
         Exception: That of `run` on the usual inputs, if it accepts none.
     """
-    refused: Exception | None = None
-    for recipe in recipes(a, b, length):
+    refused: list[Exception] = []
+    for recipe in recipes(a, b, length, refused):
         try:
             given = recipe(count, seed)
             return recipe, given, run(given)
         except Exception as error:  # each class refuses inputs in its own way
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            refused.append(error)
+    raise refused[0]
 
 
 def _other(model: PreTrainedModel, way: Way, _: int, seed: int) -> Inputs:

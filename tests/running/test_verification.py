@@ -140,8 +140,10 @@ def test_types_with_inputs_or_outputs_of_their_own(tmp_path: Path, kind: str) ->
     assert found["max_output_difference"] < 1e-4
 
 
-def test_a_class_that_says_itself_what_is_cached_runs() -> None:
-    model = twins.build("mimi_encoder")[0].float()
+@pytest.mark.parametrize("kind", ["mimi_encoder", "pocket_tts_audio_tokenizer", "muse_glimmer_vision"])
+def test_what_a_class_says_of_a_cache_or_of_widths_is_heeded(kind: str) -> None:
+    """The first two say themselves what is cached, the second by a module inside; the third names a width."""
+    model = twins.build(kind)[0].float()
     assert compare_models(model, model).same
 
 
