@@ -156,3 +156,14 @@ def test_a_factor_that_a_convolution_takes_back_is_not_seen_behind_it() -> None:
     (added,) = first_axis(trace, bias).leaves
     assert reading.top.atom is added.top.atom is places.top.atom
     assert [leaf.moves for leaf in first_axis(trace, skip).leaves] == [MOVES["permutation"], frozenset()]
+
+
+def test_what_no_token_reaches_is_not_seen() -> None:
+    """As in layers with matrices of their own for tokens of sounds: nothing is learned of them from a text."""
+    words, sounds = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)
+    trace = labelled(words=words.weight, sounds=sounds.weight)
+    with torch.no_grad(), trace:
+        tokens = torch.randn(5, 6)
+        for each, chosen in ((words, torch.ones(5).bool()), (sounds, torch.zeros(5).bool())):
+            each(tokens[chosen])
+    assert list(trace.seen) == ["words"]

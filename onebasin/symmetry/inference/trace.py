@@ -120,8 +120,9 @@ class Trace(TorchFunctionMode):
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
         name = name_of(func)
+        tells = all(tensor.numel() for tensor in given)  # not of tokens of a kind that the inputs lack
         for tensor in given:
-            if (label := getattr(tensor, KEY, None)) is not None and label.name:
+            if (label := getattr(tensor, KEY, None)) is not None and label.name and tells:
                 self.seen.setdefault(label.name)
             if label is not None and name not in self.silent:
                 self.uses[label.by or ("", label.name)] += 1
