@@ -149,8 +149,8 @@ def test_what_a_class_says_of_a_cache_or_of_widths_is_heeded(kind: str) -> None:
 
 def test_a_class_may_have_no_source() -> None:
     """One that was typed into an interpreter."""
-    scope: dict[str, Any] = {}
-    exec("class Typed:\n    class config: use_cache = True\n    def forward(self, **how): ...", scope)
+    scope: dict[str, Any] = {"Module": torch.nn.Module}
+    exec("class Typed(Module):\n    class config: use_cache = True\n    def forward(self, **how): ...", scope)
     assert takes_cache(scope["Typed"]())
 
 
