@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.complete import FILE
 from benchmarks.families import swept
 
 SECONDS = 2.0  # of a descent: a longer one finds no more faults
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("build/commands.json"))
     parser.add_argument("--sample", type=int, help="only so many, drawn at random")
     args = parser.parse_args()
-    known = json.loads((Path(__file__).parents[1] / "docs" / "families.json").read_text("utf-8"))["types"]
+    known = json.loads(FILE.read_text("utf-8"))["types"]
     kinds = args.types or [kind for kind, said in known.items() if said["exact"]]
     if args.sample is not None:
         kinds = random.Random().sample(kinds, min(args.sample, len(kinds)))

@@ -61,7 +61,7 @@ class Scale:
     most: Mapping[str, int] | None = None  # kind of number -> its limit, if not the usual one
 
 
-# Scalings of positions whose tables have the size of a head, or whose frequencies depend on the length of the text.
+# Scalings of positions by tables of the size of a head, or by the length of the text. A class may need any other one.
 _SCALINGS = ("dynamic", "longrope", "su", "ntk")
 
 
@@ -376,9 +376,7 @@ def _chosen(own: Mapping[str, Any], depth: int, least: int) -> list[int]:
 
 
 def _rotary(value: Any, head: int, filled: bool) -> Any:
-    """Return rotary parameters for heads of another size, without `_SCALINGS`, which do not affect symmetries. Other
-    scalings stay: a class may know no frequencies but theirs (Mistral 4), or scale more by their entries (Ministral 3).
-    """
+    """Return rotary parameters for heads of another size, without `_SCALINGS`, which do not affect symmetries."""
     if not isinstance(value, Mapping):
         return value
     if any(isinstance(each, Mapping) for each in value.values()):

@@ -99,7 +99,7 @@ class Setup:
     def closed_seconds(self) -> float:
         """Return the seconds that all closed forms may take."""
         budget = self.budget or USUAL
-        if self.imagines and not self.learns(budget / 2):
+        if self.imagines and not self.learns(LEARNING * budget / 2):
             return 3 / 4 * budget
         return min(max(CLOSED_SHARE * budget, CLOSED), budget / 2)
 
@@ -109,10 +109,10 @@ class Setup:
         return self.opt.self_made and self.example[0] == "pixel_values"
 
     def learns(self, seconds: float) -> bool:
-        """Return whether learned matching makes enough steps in its share of some seconds, on a machine of `SPEED`.
-        After a few steps the average is worse than before."""
+        """Return whether learned matching makes enough steps in some seconds, on a machine of `SPEED`. After a few, the
+        average is worse than before."""
         step = 2 * SEVERAL * self.example[1]
-        return seconds * LEARNING >= FEWEST_STEPS * step
+        return seconds >= FEWEST_STEPS * step
 
     @cached_property
     def data(self) -> Data:

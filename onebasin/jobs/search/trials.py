@@ -44,11 +44,12 @@ def choose(setup: Setup) -> Chosen:
             runnable(model.origin)
         if not comparable(setup.stock, setup.split[1][0]):
             raise ValueError("the models predict nothing that can be compared: their heads have no output in common")
+        too_easy = setup.too_easy()
     except Exception as error:  # each model class fails in its own way on inputs that it does not accept
         if setup.opt.data:
             raise
         return by_weights(setup, f"nothing could be tried on inputs that the models make ({one_line(error)})")
-    if setup.too_easy():
+    if too_easy:
         return by_weights(setup, "the models agree on nearly all pictures that they imagine, so nothing was fitted to "
                                   "these; give --data FILE", setup.judging)  # fmt: skip
     trials = Trials(setup)
@@ -140,13 +141,13 @@ class Trials:
         more = MORE_IMAGINED if setup.imagines else MORE
         goes_on = self.apart and (setup.known or setup.imagines)
         seconds = setup.left if unbounded else min(setup.left, more) if goes_on else 0.0
+        learning = seconds * LEARNING
         if not setup.imagines and seconds > SHORTEST:
             self.consider("distilled", lambda: distilled(setup, self.best, seconds))
-        elif setup.imagines and self.apart and one_shape(setup.models) and (
-            seconds * LEARNING > SHORTEST and setup.learns(seconds)
-        ):  # fmt: skip
+        able = self.apart and one_shape(setup.models) and learning > SHORTEST
+        if setup.imagines and able and setup.learns(learning):
             start = next((one.way for one in self.found if one.way.startswith("activations")), "weights")
-            self.consider("learned", lambda: learned(setup, start, seconds * LEARNING))
+            self.consider("learned", lambda: learned(setup, start, learning))
         if setup.imagines and unbounded:
             self.notes.append("not distilled on pictures that the models imagine; give --data FILE")
 
