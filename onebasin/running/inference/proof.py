@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from onebasin.running import twins
 from onebasin.running.trial import scrambling
-from onebasin.symmetry import Signature, acting_groups, read_table, resolve
+from onebasin.symmetry import acting_groups, read_table, resolve
 from onebasin.symmetry.gauge.canonical import Canonical, canonical
 
 from .tracing import Traced, as_stored, configured, kind_of, kinds, restored, shuffle, with_numbers
@@ -75,54 +74,78 @@ def unmoved(text: str, *found: Traced | None) -> set[str]:
     can absorb: if they keep them, it leaves the outputs of twins unchanged."""
     wrong = set[str]()
     for twin in found:
-        if twin is None:
-            continue
-        signature, values, change = _proof(text, twin)
-        names = sorted(kinds(signature.tensors) - wrong)
-        wrong |= _blamed(partial(_canonical_change, signature, values, change), names).keys()
+        if twin is not None:
+            proof = _Proof.of(text, twin)
+            wrong |= _blamed(proof.canonical_change, sorted(kinds(proof.form.signature.tensors) - wrong)).keys()
     return wrong
-
-
-def _canonical_change(
-    signature: Signature, values: Mapping[str, Tensor], change: Callable[..., float], names: Collection[str]
-) -> float:
-    """Return the change of the outputs by a canonical form that takes something only from tensors of these names."""
-    tensors = {role: entry if kind_of(role) in names else replace(entry, notes={**entry.notes, "stays": ""})
-               for role, entry in signature.tensors.items()}  # fmt: skip
-    made = canonical(replace(signature, tensors=tensors), values)
-    return change(made.signature, made.tensors, made.config_updates, "invertible", ())
 
 
 def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[[Collection[str] | None], float]]]:
     """Yield every level, the spaces that move there, and a function that returns the change of the twin's outputs by
     random elements in some of them, or in all (None)."""
-    signature, values, change = _proof(text, found)
+    proof = _Proof.of(text, found)
     for level in ("permutation", "paper", "invertible"):
-        form = Canonical(signature, values) if level != "invertible" else canonical(signature, values)
-        names = {signature.spaces[root].name for root in acting_groups(form.signature, level, rescale="joint")}
-        yield level, names, partial(change, form.signature, form.tensors, form.config_updates, level)
+        form = proof.form if level != "invertible" else canonical(proof.form.signature, proof.form.tensors)
+        names = {form.signature.spaces[root].name for root in acting_groups(form.signature, level, rescale="joint")}
+        yield level, names, partial(proof.change, form, level)
 
 
-def _proof(text: str, found: Traced) -> tuple[Signature, dict[str, Tensor], Callable[..., float]]:
-    """Return the signature of a twin by a table, its tensors by role, and a function that returns the change of its
-    outputs when random elements act on given tensors.
+@dataclass(frozen=True)
+class _Proof:
+    """A twin and what a table says of it. form: its tensors by role, and their signature. before: its outputs. ids:
+    name of a tensor in a file -> the places of its entries among all parameters of the twin in a row."""
 
-    Tied tensors are stored once, as in any file that the class writes, and restored to every name.
-    """
-    before = twins.outputs(found.model, found.inputs)
-    whole = found.model.state_dict()
-    state = {name: whole[name] for name in found.axes if name not in found.tied}
-    disk = as_stored(found.model, state)
-    ids = {name: tensor.long() for name, tensor in as_stored(found.model, with_numbers(found)).items()}
-    rest = as_stored(found.model, {name: tensor for name, tensor in whole.items() if name not in found.axes})
-    config = {**found.model.config.to_dict(), "architectures": [type(found.model).__name__]}
-    shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
-    signature = resolve(read_table(text, "inferred"), shapes, config)
-    values = {
-        role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces else disk[entry.name].clone()
-        for role, entry in signature.tensors.items()
-    }
-    return signature, values, partial(_departure, found, before, ids)
+    found: Traced
+    form: Canonical
+    before: list[Tensor]
+    ids: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, text: str, found: Traced) -> _Proof:
+        """Read a twin by a table. Tied tensors are stored once, as in any file that the class writes, and restored to
+        every name."""
+        before = twins.outputs(found.model, found.inputs)
+        whole = found.model.state_dict()
+        disk = as_stored(found.model, {name: whole[name] for name in found.axes if name not in found.tied})
+        ids = {name: tensor.long() for name, tensor in as_stored(found.model, with_numbers(found)).items()}
+        rest = as_stored(found.model, {name: tensor for name, tensor in whole.items() if name not in found.axes})
+        config = {**found.model.config.to_dict(), "architectures": [type(found.model).__name__]}
+        shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
+        signature = resolve(read_table(text, "inferred"), shapes, config)
+        values = {
+            role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces
+            else disk[entry.name].clone()
+            for role, entry in signature.tensors.items()
+        }  # fmt: skip
+        return cls(found, Canonical(signature, values), before, ids)
+
+    def change(self, form: Canonical, level: str, only: Collection[str] | None) -> float:
+        """Return the change of the twin's outputs when it holds the tensors of a form, moved by random elements in
+        some of the spaces that move at a level, or in all (None)."""
+        alignment = scrambling(form.signature, level, only)
+        whole = self.found.model.state_dict()
+        state = {name: whole[name] for name in self.found.axes}
+        every = torch.cat([tensor.flatten() for tensor in state.values()])
+        given = torch.zeros(len(every), dtype=torch.bool)
+        for role, entry in form.signature.tensors.items():
+            for name, part in entry.split(alignment.apply(form.signature, role, form.tensors[role])):
+                places = self.ids[name].flatten()
+                every[places], given[places] = part.flatten(), True
+        lengths = [tensor.numel() for tensor in state.values()]
+        parts, own = (dict(zip(state, torch.split(one, lengths), strict=True)) for one in (every, given))
+        with restored(state), configured(self.found.model, form.config_updates), torch.no_grad():
+            for name, tensor in state.items():
+                home = name if own[name].any() else self.found.tied.get(name, name)
+                tensor.copy_(parts[home].view(tensor.shape))
+            after = twins.outputs(self.found.model, self.found.inputs)
+        return max(_difference(a, b) for a, b in zip(self.before, after, strict=True))
+
+    def canonical_change(self, names: Collection[str]) -> float:
+        """Return the change by a canonical form that takes something only from tensors of these names."""
+        tensors = {role: entry if kind_of(role) in names else replace(entry, notes={**entry.notes, "stays": ""})
+                   for role, entry in self.form.signature.tensors.items()}  # fmt: skip
+        signature = replace(self.form.signature, tensors=tensors)
+        return self.change(canonical(signature, self.form.tensors), "invertible", ())
 
 
 def _blamed(
@@ -140,34 +163,6 @@ def _blamed(
     one, other = names[: len(names) // 2], names[len(names) // 2 :]
     alone = _blamed(change, one, beside) | _blamed(change, other, beside)
     return alone or _blamed(change, one, [*beside, *other]) or _blamed(change, other, [*beside, *one])
-
-
-def _departure(
-    found: Traced,
-    before: list[Tensor],
-    ids: Mapping[str, Tensor],
-    signature: Signature,
-    values: Mapping[str, Tensor],
-    updates: Mapping[str, Any],
-    level: str,
-    only: Collection[str] | None,
-) -> float:
-    alignment = scrambling(signature, level, only)
-    whole = found.model.state_dict()
-    state = {name: whole[name] for name in found.axes}
-    every = torch.cat([tensor.flatten() for tensor in state.values()])
-    given = torch.zeros(len(every), dtype=torch.bool)
-    for role, entry in signature.tensors.items():
-        for name, part in entry.split(alignment.apply(signature, role, values[role])):
-            every[ids[name].flatten()], given[ids[name].flatten()] = part.flatten(), True
-    lengths = [tensor.numel() for tensor in state.values()]
-    parts, own = (dict(zip(state, torch.split(one, lengths), strict=True)) for one in (every, given))
-    with restored(state), configured(found.model, updates), torch.no_grad():
-        for name, tensor in state.items():
-            home = name if own[name].any() else found.tied.get(name, name)
-            tensor.copy_(parts[home].view(tensor.shape))
-        after = twins.outputs(found.model, found.inputs)
-    return max(_difference(a, b) for a, b in zip(before, after, strict=True))
 
 
 def _difference(before: Tensor, after: Tensor) -> float:
