@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from onebasin.engine import bfloat16_is_faster
-from onebasin.running.classes import takes_cache
+from onebasin.running.classes import without_cache
 from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch, examples, examples_in
@@ -43,7 +43,7 @@ def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
     """
     names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
     name_of = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
-    options: dict[str, Any] = {"use_cache": False} if takes_cache(stock.model) else {}
+    options = {**without_cache(stock.model), "return_dict": True}
 
     def forward(tensors: Mapping[str, Tensor], batch: Batch) -> Outputs:
         given = {key: value.to(stock.model.device) for key, value in batch.items()}
@@ -53,7 +53,7 @@ def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
             state |= stock.rearranged(tensors)
         narrow = torch.autocast(stock.model.device.type, torch.bfloat16) if mixed else nullcontext()
         with throughout(stock.model.dtype), narrow:
-            outputs = predictions(functional_call(stock.model, state, (), {**given, **options, "return_dict": True}))
+            outputs = predictions(functional_call(stock.model, state, (), {**given, **options}))
         return {name: output.float() for name, output in outputs.items()} if mixed else outputs
 
     return forward

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from onebasin.data.calibration import Data, task_of
 from onebasin.data.teaching import predictions
 from onebasin.engine import Means, Tell
 from onebasin.models import Model
-from onebasin.running.classes import takes_cache
+from onebasin.running.classes import seeded, without_cache
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch, examples_in
 from onebasin.settings import Few, Share, checked, setting
@@ -121,10 +121,8 @@ def fisher_diagonal(
     squares = {role: torch.zeros_like(tensor) for role, tensor in tensors.items()}
     held = chunk or max(1, min(64, ROOM // sum(tensor.numel() for tensor in tensors.values())))
     gradients = _Gradients(stock, labels, causal)
-    device = stock.model.device
     done = 0
-    with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
-        torch.manual_seed(seed)
+    with seeded(seed, stock.model.device):
         for some in alike(examples, held):
             for _ in range(draws if labels == "sampled" else 1):
                 for role, gradient in gradients(tensors, some).items():
@@ -141,7 +139,7 @@ class _Gradients:
 
     def __init__(self, stock: LoadedModel, labels: str, causal: bool) -> None:
         self.stock, self.labels, self.causal = stock, labels, causal
-        self.options: dict[str, Any] = {"use_cache": False} if takes_cache(stock.model) else {}
+        self.options = {**without_cache(stock.model), "return_dict": True}
         self.vectorised = True
 
     def __call__(self, tensors: Tensors, examples: Batch) -> dict[str, Tensor]:
@@ -169,9 +167,7 @@ class _Gradients:
         if "input_ids" in inputs and "attention_mask" not in inputs:  # else some models look for padding in Python
             inputs["attention_mask"] = torch.ones((1, *example["input_ids"].shape), dtype=torch.long,
                                                   device=self.stock.model.device)  # fmt: skip
-        output = functional_call(
-            self.stock.model, self.stock.state(tensors), (), {**inputs, **self.options, "return_dict": True}
-        )
+        output = functional_call(self.stock.model, self.stock.state(tensors), (), {**inputs, **self.options})
         config = self.stock.model.config
         problem = getattr(config, "problem_type", None)
         total = next(iter(tensors.values())).new_zeros(())

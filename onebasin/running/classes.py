@@ -79,12 +79,15 @@ def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
     return len(own ^ set(names))
 
 
-def takes_cache(model: PreTrainedModel) -> bool:
-    """Return whether `forward` accepts `use_cache`: by name, or through the keywords of newer releases, which reach the
-    modules inside. Where one of these says itself what the next one does (Mimi, T5Gemma), it would be given twice."""
+def without_cache(model: PreTrainedModel) -> dict[str, bool]:
+    """Return the arguments of `forward` that say not to cache: none for a model without caches.
+
+    It takes `use_cache` by name, or among the keywords of newer releases, which reach the modules inside. Where one of
+    these says itself what the next one does (Mimi, T5Gemma), it would be given twice.
+    """
     by_name, through, _ = _of_cache(type(model).forward)
     passed = through and not any(_of_cache(type(module).forward)[2] for module in model.modules())
-    return hasattr(model.config, "use_cache") and (by_name or passed)
+    return {"use_cache": False} if hasattr(model.config, "use_cache") and (by_name or passed) else {}
 
 
 @cache
@@ -93,11 +96,20 @@ def _of_cache(forward: Callable[..., Any]) -> tuple[bool, bool, bool]:
     accepted = inspect.signature(forward).parameters
     by_name = "use_cache" in accepted
     through = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
-    try:
-        source = inspect.getsource(forward) if through and not by_name else ""
-    except OSError:  # of a class that was typed into an interpreter
-        source = ""
-    return by_name, through, "use_cache=" in source
+    if by_name or not through:
+        return by_name, through, False
+    words = inspect.unwrap(forward).__code__.co_consts  # keywords of its calls are among them, alone or in tuples
+    return by_name, through, any("use_cache" in (one if isinstance(one, tuple) else (one,)) for one in words)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch's random numbers for the block, such as those that a class draws (ViTMAE, what it masks), and restore
+    their state after it."""
+    kind = torch.device(device)
+    with torch.random.fork_rng([] if kind.type == "cpu" else [kind], device_type=kind.type):
+        torch.manual_seed(seed)
+        yield
 
 
 def kind_of(model: PreTrainedModel) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from onebasin.models.errors import ModelError
 from onebasin.symmetry.tables.axes import Axis, leaves
 
-from .classes import takes_cache
+from .classes import seeded, without_cache
 from .float64 import throughout
 from .loaded import LoadedModel
 from .probes import unpadded
@@ -63,11 +63,8 @@ def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
     random (ViTMAE, what it masks) is the same every time."""
     device = stock.model.device
     given = {key: value.to(device) for key, value in batch.items() if key != "labels"}
-    cache = {"use_cache": False} if takes_cache(stock.model) else {}
-    drawn = torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type)
-    with torch.no_grad(), throughout(stock.model.dtype), drawn:
-        torch.manual_seed(0)
-        return stock.model(**given, **cache, **options, return_dict=True)
+    with torch.no_grad(), throughout(stock.model.dtype), seeded(0, device):
+        return stock.model(**given, **without_cache(stock.model), **options, return_dict=True)
 
 
 def samples(value: Tensor, mask: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ from transformers.models.auto import modeling_auto
 from onebasin.models import ModelError
 from onebasin.models.errors import one_line
 
-from .classes import quietly
+from .classes import quietly, seeded
 from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
@@ -239,8 +239,7 @@ def random_model(config: PretrainedConfig, cls: Any, seed: int = 0) -> PreTraine
         count = sum(p.numel() for p in cls(deepcopy(config)).parameters())
     if count > LARGEST:
         raise ValueError(f"{cls.__name__} would have {count:,} parameters")
-    with torch.random.fork_rng(devices=[]), quietly():
-        torch.manual_seed(seed)
+    with seeded(seed), quietly():
         model: Any = cls(config)
         one_by_one(model)
         model.train(False)
@@ -315,8 +314,7 @@ def outputs(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) ->
 
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int) -> list[Tensor]:
-    with torch.random.fork_rng(devices=[]), OnlyFloat64():
-        torch.manual_seed(seed)
+    with seeded(seed), OnlyFloat64():
         found = model(**inputs)
     return floats_of(found)
 

@@ -32,11 +32,12 @@ def recipes(a: PreTrainedModel, b: PreTrainedModel, length: int, refused: Sequen
     """
     yield lambda count, seed: probe(a, b, count, length, seed)
     with suppress(Exception):  # the inputs of some types cannot be derived
-        for way, _ in islice(made_inputs(a), TRIED):
-            yield partial(_other, a, way)
-        if widths := widths_named(refused):
+        widths = set[int]()
+        while True:
             for way, _ in islice(made_inputs(a, widths=widths), TRIED):
                 yield partial(_other, a, way)
+            if widths or not (widths := widths_named(refused)):
+                return
 
 
 def first_that_runs(

@@ -23,7 +23,7 @@ from onebasin.symmetry import Alignment
 from onebasin.symmetry.exactness import departure
 from onebasin.symmetry.tables.locate import some_of
 
-from .classes import kind_of, takes_cache
+from .classes import kind_of, seeded, without_cache
 from .expert_layout import running_experts
 from .float64 import throughout
 from .loading import DoesNotRun, Made, held, streamed
@@ -210,10 +210,8 @@ def compare_models(
 def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """Return all floating-point outputs that are not internal, by name."""
     training = model.training
-    cpu_and_device = [model.device] if model.device.type != "cpu" else []
     try:
-        with torch.random.fork_rng(devices=cpu_and_device, device_type=model.device.type):
-            torch.manual_seed(seed)  # for models that draw a mask themselves
+        with seeded(seed, model.device):
             model.train(False)
             found = output_of(model, given)
     except Exception as error:
@@ -227,9 +225,8 @@ def _outputs(model: PreTrainedModel, given: Mapping[str, Tensor], seed: int) -> 
 
 def output_of(model: PreTrainedModel, given: Mapping[str, Tensor]) -> Any:
     """Return the output of a model, computed in its dtype throughout and without caching."""
-    cache = {"use_cache": False} if takes_cache(model) else {}
     with running_experts(model), throughout(model.dtype):
-        return model(**given, **cache, return_dict=True)
+        return model(**given, **without_cache(model), return_dict=True)
 
 
 def outward(found: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from onebasin.engine.parallel import one_core_each
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
 from onebasin.models.outputs import Output, refuse_outputs
+from onebasin.running.classes import seeded
 from onebasin.settings import Few, Seed, checked
 
 RESULTS = "results.json"
@@ -168,8 +169,7 @@ def demo(
 @one_core_each()
 def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageClassification:
     """Train a ViT of 3 layers on the digits; initial weights and data order depend on `seed`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         config = ViTConfig(  # type: ignore[call-arg, unused-ignore]
             hidden_size=width,
             num_hidden_layers=3,

@@ -18,7 +18,7 @@ import onebasin
 from onebasin.data.models import load_model as load_for
 from onebasin.models import Canonical, Folder, ModelError, write_model
 from onebasin.running import compare, compare_models, compare_rewritten, load_model, twins
-from onebasin.running.classes import takes_cache
+from onebasin.running.classes import without_cache
 from onebasin.running.verification import tolerance_of
 from onebasin.symmetry import Alignment, acting_groups
 
@@ -151,7 +151,7 @@ def test_a_class_may_have_no_source() -> None:
     """One that was typed into an interpreter."""
     scope: dict[str, Any] = {"Module": torch.nn.Module}
     exec("class Typed(Module):\n    class config: use_cache = True\n    def forward(self, **how): ...", scope)
-    assert takes_cache(scope["Typed"]())
+    assert without_cache(scope["Typed"]()) == {"use_cache": False}
 
 
 def test_a_model_that_accepts_no_inputs_says_why_for_the_usual_ones() -> None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from onebasin.running import twins
+from onebasin.running.classes import seeded
 from onebasin.running.float64 import OnlyFloat64
 from onebasin.symmetry.inference.atoms import Atom, Axis, fix, hold, new
 from onebasin.symmetry.inference.rules import RULES, SILENT
@@ -108,10 +109,9 @@ def _unify(axes: Iterable[Axis | None], others: Iterable[Axis | None]) -> None:
 
 def _run(model: PreTrainedModel, inputs: Mapping[str, Any], trace: Trace) -> None:
     """Run a model whose tensors carry axes, and fix the axes of its outputs."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _forward_alone():
-        torch.manual_seed(0)
-        with trace, OnlyFloat64():  # in this order, so that what rules compute is not widened in vain
-            out = model(**inputs)
+    # The last two in this order, so that what rules compute is not widened in vain.
+    with torch.no_grad(), seeded(0), _forward_alone(), trace, OnlyFloat64():
+        out = model(**inputs)
     trace.normed.append("")
     for value in tensors(twins.outward(out)):
         hold(trace.axes(value), "output")
