@@ -372,5 +372,4 @@ def _stacked(plans: Sequence[Acts]) -> Acts:
     if all(isinstance(one, Monomial) for one in plans):
         return Monomial(torch.stack([one.index for one in plans if isinstance(one, Monomial)]))
     couplings = [one for one in plans if isinstance(one, Coupling)]
-    matrix = torch.stack([one.matrix for one in couplings])
-    return Coupling(matrix, torch.stack([one.matrix if one.dual is None else one.dual for one in couplings]))
+    return Coupling(*(torch.stack([one.of(dual) for one in couplings]) for dual in (False, True)))

@@ -68,7 +68,7 @@ def dense(act: Acts, like: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(act, Monomial):
         act = act.dense(like.dtype)
     assert isinstance(act, Coupling | Linear)
-    return act.matrix.to(like), (act.matrix if act.dual is None else act.dual).to(like)
+    return act.matrix.to(like), act.of(dual=True).to(like)
 
 
 def mixed(first: Acts, second: Acts, share: float, like: Tensor) -> Coupling:

@@ -84,12 +84,10 @@ def finished(
             elements[root] = found
     factor = Alignment(elements, {root: signature.spaces[root].batch for root in elements})
     batch = {**{root: signature.spaces[root].batch for root in start}, **start.batch}
-    whole = factor.after(Alignment({root: _in_double(element) for root, element in start.elements.items()}, batch))
+    whole = factor.after(Alignment({root: element.map(_in_double) for root, element in start.elements.items()}, batch))
     exact = {root: groups[root].project(whole.elements[root]) for root in factor}
     return Alignment({**whole.elements, **exact}, whole.batch), couplings
 
 
-def _in_double(element: Element) -> Element:
-    if isinstance(element, Monomial):
-        return Monomial(element.index, None if element.scale is None else element.scale.double())
-    return Linear(element.matrix.double(), None if element.dual is None else element.dual.double())
+def _in_double(part: Tensor) -> Tensor:
+    return part.double() if part.is_floating_point() else part

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -78,19 +79,11 @@ class Alignment:
 
     def save(self, path: str | Path, notes: Mapping[str, str] | None = None) -> None:
         """Write a safetensors file: KEY.index, KEY.scale, KEY.matrix, KEY.dual. notes: further metadata."""
-        tensors: dict[str, Tensor] = {}
-        for key, element in self.elements.items():
-            if isinstance(element, Monomial):
-                tensors[f"{key}.index"] = element.index
-                if element.scale is not None:
-                    tensors[f"{key}.scale"] = element.scale
-            else:
-                tensors[f"{key}.matrix"] = element.matrix
-                if element.dual is not None:
-                    tensors[f"{key}.dual"] = element.dual
+        tensors = {f"{key}.{name}": part.detach().cpu().contiguous()
+                   for key, element in self.elements.items() for name, part in element.parts.items()}  # fmt: skip
         batch = {key: list(self.batch.get(key, ())) for key in self.elements}
         metadata = {**(notes or {}), "format": FORMAT, "batch": json.dumps(batch)}
-        save_in_order({key: t.detach().cpu().contiguous() for key, t in tensors.items()}, path, metadata)
+        save_in_order(tensors, path, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> Alignment:
@@ -200,18 +193,6 @@ def _carry(element: Element, key: str, moving: Mapping[str, Element], batch: Map
         within = batch.get(outer, ())
         if not isinstance(mover, Monomial) or any(space not in over[:dim] for space in within):
             raise ValueError(f"space '{outer}' has '{key}' inside it and can only be permuted")
-        order = Monomial(mover.index)
         places = tuple(over.index(space) for space in within)
-        if isinstance(element, Monomial):
-            scale = element.scale
-            element = Monomial(
-                act_on(element.index, order, places, dim, False),
-                None if scale is None else act_on(scale, order, places, dim, False),
-            )
-        else:
-            dual = element.dual
-            element = Linear(
-                act_on(element.matrix, order, places, dim, False),
-                None if dual is None else act_on(dual, order, places, dim, False),
-            )
+        element = element.map(partial(act_on, element=Monomial(mover.index), batch=places, dim=dim, dual=False))
     return element

@@ -44,11 +44,8 @@ def refuse_other_shapes(signature: Signature, elements: Mapping[str, Element]) -
         if space is None:
             raise ValueError(f"the alignment belongs to other models: these have no space '{root}'")
         shape = (*(signature.sizes[outer] for outer in space.batch), space.size)
-        if isinstance(element, Monomial):
-            found, expected = [element.index, element.scale], shape
-        else:
-            found, expected = [element.matrix, element.dual], (*shape, space.size)
-        for numbers in found:
-            if numbers is not None and tuple(numbers.shape) != expected:
+        expected = shape if isinstance(element, Monomial) else (*shape, space.size)
+        for numbers in element.parts.values():
+            if tuple(numbers.shape) != expected:
                 raise ValueError(f"the alignment belongs to other models: its map of '{root}' has the shape "
                                  f"{tuple(numbers.shape)}, not {expected}")  # fmt: skip

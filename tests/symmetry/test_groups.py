@@ -3,6 +3,7 @@
 
 from itertools import permutations
 from itertools import product as cartesian
+from operator import itemgetter
 
 import pytest
 import torch
@@ -40,14 +41,14 @@ seeds = st.integers(0, 2**31)
 def compose(second: WreathElement, first: WreathElement) -> WreathElement:
     """(p2, g2) (p1, g1): out[i] = g2[i] g1[p2(i)] x[p1(p2(i))]."""
     outer = second[0].after(first[0])
-    moved = (element.take(second[0].index, 0) for element in first[1])
+    moved = (element.map(itemgetter(second[0].index)) for element in first[1])
     return outer, tuple(product(g2, g1) for g2, g1 in zip(second[1], moved, strict=True))
 
 
 def inverse(element: WreathElement) -> WreathElement:
     """out[j] = g[p^-1(j)]^-1 x[p^-1(j)]."""
     outer = element[0].inverse()
-    return outer, tuple(inner.take(outer.index, 0).inverse() for inner in element[1])
+    return outer, tuple(inner.map(itemgetter(outer.index)).inverse() for inner in element[1])
 
 
 def rng(seed):

@@ -20,8 +20,11 @@ class Coupling:
 
     def act(self, x: Tensor, dual: bool = False) -> Tensor:
         """x: (*batch, n, k) -> (*batch, m, k)."""
-        matrix = self.dual if dual and self.dual is not None else self.matrix
-        return matrix.to(x) @ x
+        return self.of(dual).to(x) @ x
+
+    def of(self, dual: bool) -> Tensor:
+        """Return the matrix that acts on writers of the neurons, or on their readers (dual)."""
+        return self.dual if dual and self.dual is not None else self.matrix
 
 
 def sinkhorn(log: Tensor, sweeps: int = 20) -> Tensor:

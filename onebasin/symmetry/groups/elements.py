@@ -7,6 +7,7 @@ Both act on the vectors of a space by `x -> g x`. A tensor that *reads* from the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,10 +60,14 @@ class Monomial:
         scale = None if self.scale is None else 1 / torch.take_along_dim(self.scale, index, dim=-1)
         return Monomial(index, scale)
 
-    def take(self, index: Tensor, dim: int) -> Monomial:
-        """Reorder batch dimension `dim`: entry i of the result is entry index[i]."""
-        scale = None if self.scale is None else self.scale.index_select(dim, index)
-        return Monomial(self.index.index_select(dim, index), scale)
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        return {"index": self.index} if self.scale is None else {"index": self.index, "scale": self.scale}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Monomial:
+        """Apply `change` to every tensor: another order of the batch, say."""
+        return Monomial(**{name: change(part) for name, part in self.parts.items()})
 
     def is_identity(self) -> bool:
         n = self.index.shape[-1]
@@ -103,19 +108,22 @@ class Linear:
         first_matrix = first.matrix.to(self.matrix)
         if self.dual is None and first.dual is None:
             return Linear(self.matrix @ first_matrix)
-        mine = self.matrix if self.dual is None else self.dual
-        theirs = first.matrix if first.dual is None else first.dual
-        return Linear(self.matrix @ first_matrix, mine @ theirs.to(mine))
+        mine = self.of(dual=True)
+        return Linear(self.matrix @ first_matrix, mine @ first.of(dual=True).to(mine))
 
     def inverse(self) -> Linear:
         if self.dual is None:
             return Linear(self.matrix.mT)
         return Linear(self.dual.mT, self.matrix.mT)
 
-    def take(self, index: Tensor, dim: int) -> Linear:
-        """Reorder batch dimension `dim`: entry i of the result is entry index[i]."""
-        dual = None if self.dual is None else self.dual.index_select(dim, index)
-        return Linear(self.matrix.index_select(dim, index), dual)
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        return {"matrix": self.matrix} if self.dual is None else {"matrix": self.matrix, "dual": self.dual}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Linear:
+        """Apply `change` to every tensor: another order of the batch, say."""
+        return Linear(**{name: change(part) for name, part in self.parts.items()})
 
     def is_identity(self) -> bool:
         n = self.matrix.shape[-1]

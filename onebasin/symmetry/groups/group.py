@@ -173,8 +173,7 @@ def probes(element: Linear, generator: torch.Generator) -> tuple[Tensor, Tensor,
 
     Raises ValueError ("the map is not finite").
     """
-    matrices = [element.matrix] if element.dual is None else [element.matrix, element.dual]
-    if not all(bool(torch.isfinite(matrix).all()) for matrix in matrices):
+    if not all(bool(torch.isfinite(matrix).all()) for matrix in element.parts.values()):
         raise ValueError("the map is not finite")
     n = element.matrix.shape[-1]
     x = torch.randn(n, PROBES, generator=generator, dtype=torch.float64).expand(*element.matrix.shape[:-2], n, PROBES)

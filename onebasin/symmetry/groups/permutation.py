@@ -25,6 +25,16 @@ def random_index(size: int, batch: tuple[int, ...], generator: torch.Generator) 
     return torch.argsort(torch.rand(*batch, size, generator=generator), dim=-1)
 
 
+def random_signs(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Return numbers that are 1 or -1, float64."""
+    return (torch.randint(0, 2, shape, generator=generator) * 2.0 - 1).double()
+
+
+def sign_of(numbers: Tensor) -> Tensor:
+    """Return -1 for negative numbers, and 1 for all others."""
+    return torch.where(numbers < 0, -1.0, 1.0).to(numbers)
+
+
 def order_latent(size: int, batch: tuple[int, ...], like: Tensor, order: str) -> dict[str, Tensor]:
     """Return the parameters of a permutation near the identity, (*batch, size, size) each.
 
@@ -124,12 +134,11 @@ class SignedPermutation(Ordered):
         matrix = moments.total
         size = matrix.abs()
         index = assignment(size if moments.diagonal is None else size + moments.diagonal)
-        values = torch.take_along_dim(matrix, index.unsqueeze(-1), dim=-1).squeeze(-1)
-        return Monomial(index, torch.where(values < 0, -1.0, 1.0).to(matrix))
+        return Monomial(index, sign_of(torch.take_along_dim(matrix, index.unsqueeze(-1), dim=-1).squeeze(-1)))
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
-        signs = torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1
-        return Monomial(random_index(size, batch, generator), signs.double())
+        signs = random_signs((*batch, size), generator)
+        return Monomial(random_index(size, batch, generator), signs)
 
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element, permute=True, signs=True)

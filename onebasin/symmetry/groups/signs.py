@@ -9,6 +9,7 @@ from torch import Tensor
 from .base import Moments
 from .elements import Element, Monomial
 from .group import Group, Latent, Stretched, monomial_departure
+from .permutation import random_signs, sign_of
 from .scaling import best_scale, factor_gain, random_scale
 
 
@@ -42,11 +43,10 @@ class PairSigns(Group):
     def nearest(self, moments: Moments) -> Monomial:
         overlap = torch.diagonal(moments.total, dim1=-2, dim2=-1)
         places = pairs(overlap.shape[-1], self.interleaved).to(overlap.device)
-        return self._spread(torch.where(overlap[..., places].sum(-2) < 0, -1.0, 1.0).to(overlap))
+        return self._spread(sign_of(overlap[..., places].sum(-2)))
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
-        signs = torch.randint(0, 2, (*batch, size // 2), generator=generator) * 2.0 - 1
-        return self._spread(signs.double())
+        return self._spread(random_signs((*batch, size // 2), generator))
 
     def departure(self, element: Element, generator: torch.Generator) -> float:
         n = element.index.shape[-1] if isinstance(element, Monomial) else 0
@@ -67,11 +67,10 @@ class Signs(Group):
     moves = frozenset({"sign"})
 
     def nearest(self, moments: Moments) -> Monomial:
-        overlap = torch.diagonal(moments.total, dim1=-2, dim2=-1)
-        return diagonal(torch.where(overlap < 0, -1.0, 1.0).to(overlap))
+        return diagonal(sign_of(torch.diagonal(moments.total, dim1=-2, dim2=-1)))
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
-        return diagonal((torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1).double())
+        return diagonal(random_signs((*batch, size), generator))
 
     def departure(self, element: Element, generator: torch.Generator) -> float:
         return monomial_departure(element, signs=True)
@@ -92,8 +91,7 @@ class Factors(Stretched):
         primal, dual = (torch.diagonal(m, dim1=-2, dim2=-1) for m in (moments.primal, moments.dual))
         p, d = moments.primal_norm, moments.dual_norm
         tiny = torch.finfo(p.dtype).tiny  # if one side is empty, the other decides
-        towards = primal * d.clamp_min(tiny).sqrt() + dual * p.clamp_min(tiny).sqrt()
-        sign = torch.where(towards < 0, -1.0, 1.0).to(primal)
+        sign = sign_of(primal * d.clamp_min(tiny).sqrt() + dual * p.clamp_min(tiny).sqrt())
         return diagonal(sign * best_scale(sign * primal, sign * dual, p, d))
 
     def gain(self, moments: Moments) -> Tensor:
@@ -101,7 +99,7 @@ class Factors(Stretched):
         return factor_gain(primal, dual, moments.primal_norm, moments.dual_norm).sum(-1)
 
     def random(self, size: int, batch: tuple[int, ...], generator: torch.Generator) -> Monomial:
-        signs = torch.randint(0, 2, (*batch, size), generator=generator) * 2.0 - 1
+        signs = random_signs((*batch, size), generator)
         return diagonal(signs * random_scale((*batch, size), generator))
 
     def departure(self, element: Element, generator: torch.Generator) -> float:
