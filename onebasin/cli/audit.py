@@ -32,9 +32,7 @@ def audit(
     missing. Exit code 1 if the dimensions differ."""
     from onebasin.studies.audit import audit as run
 
-    with c.progress(quiet) as tell:
-        if tell:
-            tell(f"Jacobian of '{target}'")
+    with c.progress(quiet, first=f"Jacobian of '{target}'"):
         found = run(target, family=family, seed=seed, **_settings(settings))
     if json:
         measured = {name: value for name, value in vars(found).items() if name != "find"}

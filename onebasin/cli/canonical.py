@@ -28,9 +28,7 @@ def canonical(
     """Rewrite MODEL in canonical form: the same function, with norm weights and redundant biases folded away."""
     import onebasin
 
-    with c.progress(quiet) as tell:
-        if tell:
-            tell("writing the canonical form")
+    with c.progress(quiet, first="writing the canonical form"):
         result = onebasin.canonical(
             model,
             output,

@@ -180,10 +180,12 @@ def stdout() -> Console:
 
 
 @contextmanager
-def progress(quiet: bool, verbose: int = 0, seconds: float | None = None) -> Iterator[Callable[[str], None] | None]:
+def progress(
+    quiet: bool, verbose: int = 0, seconds: float | None = None, first: str = ""
+) -> Iterator[Callable[[str], None] | None]:
     """Show on stderr what is going on: in one line with a clock, or in a line per step (verbose). Yield None if quiet.
 
-    seconds: the longest that it takes, if known, for a bar and the time left.
+    seconds: the longest that it takes, if known, for a bar and the time left. first: what is shown until it is told.
     """
     if quiet:
         yield None
@@ -197,7 +199,7 @@ def progress(quiet: bool, verbose: int = 0, seconds: float | None = None) -> Ite
     from rich.progress import Progress
 
     with Progress(*_columns(seconds), console=console, transient=True) as shown:
-        task = shown.add_task("", total=seconds)
+        task = shown.add_task(line(first), total=seconds)
         yield lambda text: shown.update(task, description=line(text))
 
 

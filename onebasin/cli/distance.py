@@ -21,9 +21,7 @@ def distance(
     """Measure the Euclidean distance between the weights that A and B share: in total, per part, per layer."""
     import onebasin
 
-    with c.progress(quiet) as tell:
-        if tell:
-            tell("reading")
+    with c.progress(quiet, first="reading"):
         found = onebasin.distance(a, b, family=family)
     if json:
         c.print_json(

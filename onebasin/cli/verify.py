@@ -29,9 +29,7 @@ def verify(
     """Check whether A and B compute the same function on random inputs. Exit code 0 if they do, 1 if not."""
     import onebasin
 
-    with c.progress(quiet) as tell:
-        if tell:
-            tell("comparing tensors" if tensors else "comparing outputs on random inputs")
+    with c.progress(quiet, first="comparing tensors" if tensors else "comparing outputs on random inputs"):
         verdict = onebasin.verify(
             a, b, tensors=tensors, alignment=alignment, family=family, precision=precision, device=device, seed=seed
         )

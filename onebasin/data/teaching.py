@@ -41,13 +41,11 @@ def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
     mixed: multiply matrices in bfloat16, which is faster on graphics cards and recent processors (Micikevicius et al.,
     2018); predictions are in float32.
     """
-    names = {id(parameter): name for name, parameter in stock.model.named_parameters()}
-    name_of = {role: names[id(parameter)] for role, parameter in stock.parameter.items()}
     options = {**without_cache(stock.model), "return_dict": True}
 
     def forward(tensors: Mapping[str, Tensor], batch: Batch) -> Outputs:
         given = {key: value.to(stock.model.device) for key, value in batch.items()}
-        state = {name: tensors[role] for role, name in name_of.items()}
+        state = {name: tensors[role] for role, name in stock.names.items()}
         state |= {name: tensors[role] for role, name in stock.buffer.items() if role in tensors}
         if {*stock.parts, *stock.pieces} <= tensors.keys():
             state |= stock.rearranged(tensors)

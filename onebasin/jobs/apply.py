@@ -183,7 +183,7 @@ def _on_disk(base: Folder, given: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _whole(parts: Sequence[Tensor], name: str, entry: Entry) -> Tensor:
-    whole = parts[0] if len(parts) == 1 else torch.cat([*parts], entry.joint)
+    whole = entry.whole(parts)
     if tuple(whole.shape) != entry.shape:
         raise ValueError(f"'{name}' has shape {tuple(whole.shape)}, and '{entry.name}' of the model that was matched "
                          f"{entry.shape}")  # fmt: skip

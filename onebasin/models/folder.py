@@ -282,8 +282,7 @@ class Folder:
         name = entry.name
         if entry.shape and not all(each in self.dtypes for each in entry.names):
             raise ModelError(f"'{self.name}': the tensor '{name}' does not contain plain floating-point numbers")
-        parts = [self.read_name(each).to(device=device, dtype=dtype) for each in entry.names]
-        tensor = parts[0] if len(parts) == 1 else torch.cat(parts, entry.joint)
+        tensor = entry.whole([self.read_name(each).to(device=device, dtype=dtype) for each in entry.names])
         if role not in self._finite and not finite(tensor):
             raise ModelError(f"'{self.name}': the tensor '{name}' contains NaN or infinite values")
         self._finite.add(role)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,13 +63,17 @@ class LoadedModel:
             return self.parameter[role]
         if role in self.pieces:
             return joined(self.model, self.pieces[role])
-        parts = [part.of(self.model) for part in self.parts[role]]
-        return torch.cat(parts, self.signature.tensors[role].joint)
+        return self.signature.tensors[role].whole([part.of(self.model) for part in self.parts[role]])
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Role -> name in memory, for every `parameter`."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return {role: names[id(parameter)] for role, parameter in self.parameter.items()}
 
     def state(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name in memory -> tensor, for a model with `tensors` (by role, all of `roles`) instead of its own."""
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return {names[id(self.parameter[role])]: tensors[role] for role in self.parameter} | self.rearranged(tensors)
+        return {name: tensors[role] for role, name in self.names.items()} | self.rearranged(tensors)
 
     def rearranged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return name in memory -> tensor, for those that the class stacks from all `parts`, or cuts into `pieces`."""

@@ -10,6 +10,7 @@ weight-matched ones in this way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,8 @@ def study_anatomy(
     folder = Path(output)
     refuse_results(output, ["anatomy.json", "anatomy.png"], [a, b, first, second], overwrite)
     alignments = [Alignment.load(place) for place in (first, second)]
-    opened = [Folder(place) for place in (b, a)]
-    models: list[Model] = list(opened)
-    try:
+    with closing(Folder(b)) as source, closing(Folder(a)) as anchor:
+        models: list[Model] = [source, anchor]
         if any(_rotates(models[0].signature, alignment) for alignment in alignments):
             models = [Canonical(model, torch.float32) for model in models]
         signature = models[0].signature
@@ -68,9 +68,6 @@ def study_anatomy(
             except ValueError as error:
                 raise ModelError(f"'{place}': {error}") from None
         apart = [distances(models[0], models[1], alignment) for alignment in alignments]
-    finally:
-        for model in opened:
-            model.close()
     results: dict[str, Any] = {
         "models": [str(a), str(b)],
         "alignments": [str(first), str(second)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,8 +155,8 @@ def _curve(
 
 def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) -> Iterator[dict[str, Tensor]]:
     """Yield name -> tensor of the merged model at every lambda; the ends are the models themselves."""
-    models = [Folder(a), Folder(b)]
-    try:
+    with closing(Folder(a)) as first, closing(Folder(b)) as second:
+        models = [first, second]
         shared = shared_roles(*models)
         if alone := [*shared.only_a, *shared.only_b, *shared.differing]:
             raise ValueError(f"the models do not lie on one line: they do not share the tensor '{alone[0]}'")
@@ -165,9 +166,6 @@ def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) 
             sources = Sources(models, [1 - lam, lam])
             merged = method_of(method)().merge(sources, Data(models, Calibration(), means), means, None)
             yield {**ignored, **dict(merged.tensors)}
-    finally:
-        for model in models:
-            model.close()
 
 
 def _filled(frame: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:

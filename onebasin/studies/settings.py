@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -145,11 +145,8 @@ def fused(
 
 def layers_of(model: str) -> list[int]:
     """Return the numbers of a model's layers."""
-    checkpoint = Folder(model)
-    try:
+    with closing(Folder(model)) as checkpoint:
         return checkpoint.signature.layers
-    finally:
-        checkpoint.close()
 
 
 def _task(data: str, model: str, config: Config) -> Task:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,8 @@ def _refuse_missing(folder: Path, layout: Path, recipe: Recipe) -> None:
     """Raise ModelError if a tensor of the layout is missing: mergekit writes only those that it knows."""
     if recipe.slices or recipe.modules:
         return
-    before, after = Folder(layout), Folder(folder)
-    try:
+    with closing(Folder(layout)) as before, closing(Folder(folder)) as after:
         entries = before.signature.tensors.values()
         gone = [name for entry in entries if entry.alias is None for name in entry.names if name not in after.files]
-    finally:
-        before.close()
-        after.close()
     if gone:
         raise ModelError(f"mergekit leaves out '{gone[0]}' of this architecture; nothing was written")

@@ -112,11 +112,8 @@ class _Proof:
         config = {**found.model.config.to_dict(), "architectures": [type(found.model).__name__]}
         shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
         signature = resolve(read_table(text, "inferred"), shapes, config)
-        values = {
-            role: torch.cat([disk[name] for name in entry.names], entry.joint) if entry.pieces
-            else disk[entry.name].clone()
-            for role, entry in signature.tensors.items()
-        }  # fmt: skip
+        values = {role: entry.whole([disk[name].clone() for name in entry.names])
+                  for role, entry in signature.tensors.items()}  # fmt: skip
         return cls(found, Canonical(signature, values), before, ids)
 
     def change(self, form: Canonical, level: str, only: Collection[str] | None) -> float:

@@ -7,10 +7,11 @@ distances, audit) uses signatures and never a model family.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from .axes import Axis, Leaf, blocks, leaves
@@ -144,6 +145,10 @@ class Entry:
     def names(self) -> tuple[str, ...]:
         """Return the names on disk: one, or those of all experts."""
         return self.pieces or (self.name,)
+
+    def whole(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the tensor, given its parts in the order of `names`."""
+        return parts[0] if len(parts) == 1 else torch.cat([*parts], self.joint)
 
     def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield every name on disk with its part of the tensor, as it is stored."""
