@@ -16,7 +16,7 @@ import yaml
 from onebasin.data.calibration import Data
 from onebasin.engine import peak_memory
 from onebasin.fusion import METHODS, method_of
-from onebasin.models import DTYPES, Folder, Model, Target, View, write_into, write_model
+from onebasin.models import Folder, Model, Target, write_model
 from onebasin.models.card import paths_of
 from onebasin.models.fetching import locate
 from onebasin.models.outputs import Output, model_folder, refuse_outputs
@@ -37,7 +37,7 @@ from ..verdict import verdict_on
 from ..writing import Record, hashed, refuse_incomplete, tensors_of
 from .run import merge_in_mergekit, parameters_of
 from .schema import Recipe, Reference, parameter_names, read_recipe, split_documents
-from .stacking import config_of, refuse_missing_layers, stacked
+from .stacking import refuse_missing_layers, write_stacked
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -92,14 +92,14 @@ def merge_config(
         ValueError: in one sentence, for a file that is not valid or asks for what is impossible.
     """
     started = time.perf_counter()
+    common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         *before, last = split_documents(config, scratch)
         for file in before:
             if tell:
                 tell(f"document {file.stem}")
-            merge_config(file, scratch / file.stem, device=device, precision=precision, family=family, verify=verify,
-                         verdict=False, seed=seed, tell=tell)  # fmt: skip
+            merge_config(file, scratch / file.stem, **common, verify=verify, verdict=False, tell=tell)
         recipe, text = read_recipe(last)
         if before:
             text = Path(config).read_text("utf-8")
@@ -107,8 +107,7 @@ def merge_config(
         look = OutputSettings(
             **options, files={"mergekit_config.yml": text} if options.get("write_model_card", True) else {}
         )
-        seed = recipe.seed if seed is None else seed
-        common: dict[str, Any] = {"precision": precision, "device": device, "family": family, "seed": seed}
+        common["seed"] = recipe.seed if seed is None else seed
         named = recipe.references
         names = [str(reference) for reference in named]
         folders = resolved(named, scratch, family)
@@ -163,22 +162,8 @@ def merge_config(
         with together(opt) as placing:
             folder = model_folder(placing, target, overwrite)
             if ours:
-                by_name = dict(zip(names, models, strict=True))
-                dtype = recipe.out_dtype or recipe.dtype
-                view = View(layout, updates=config_of(recipe, by_name, layout))
-                left: list[str] = []
-                write_into(
-                    Target(folder, target, view, DTYPES[dtype] if dtype else None),
-                    stacked(recipe, by_name, layout, opt, left),
-                    look,
-                )
-                there = layout.signature.tensors
-                for roles, words in (
-                    ([role for role in left if role in there], f"copied from {layout.name}, since the models differ"),
-                    ([role for role in left if role not in there], f"left out, since {layout.name} has no such"),
-                ):
-                    if roles:
-                        result["notes"].append(f"{words}: {', '.join(roles)}")
+                out = Target(folder, target, layout, None)
+                result["notes"] += write_stacked(recipe, dict(zip(names, models, strict=True)), out, opt, look)
             else:
                 places = [model.origin.folder for model in models]
                 for number, model in enumerate(models if align else []):

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onebasin.models import DTYPES, Model, common_roles
+from onebasin.models import DTYPES, Model, Target, View, common_roles, write_into
 from onebasin.models.pairing import refuse_other_spaces
+from onebasin.settings import OutputSettings
 from onebasin.symmetry import Entry
 
 from ..options import Options
@@ -30,6 +31,24 @@ class Slot:
     roles: list[str]
     piece: Slice
     t: float
+
+
+def write_stacked(
+    recipe: Recipe, models: Mapping[str, Model], target: Target, opt: Options, look: OutputSettings
+) -> list[str]:
+    """Write the model that a file describes, and return notes on the tensors that were not merged.
+
+    models: name in the file -> model. target: its place, like the model that gives the layout; the file names its
+    dtype. Raises ValueError as `stacked` does.
+    """
+    dtype, layout, left = recipe.out_dtype or recipe.dtype, target.like, list[str]()
+    view = View(layout, updates=config_of(recipe, models, layout))
+    made = replace(target, like=view, dtype=DTYPES[dtype] if dtype else None)
+    write_into(made, stacked(recipe, models, layout, opt, left), look)
+    there = layout.signature.tensors
+    kinds = (([role for role in left if role in there], f"copied from {layout.name}, since the models differ"),
+             ([role for role in left if role not in there], f"left out, since {layout.name} has no such"))  # fmt: skip
+    return [f"{words}: {', '.join(roles)}" for roles, words in kinds if roles]
 
 
 def stacked(
