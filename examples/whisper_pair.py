@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
+from transcripts import transcribe, word_error_rate
 from transformers import AutoTokenizer
 from whisper_folders import whisper_folders
 
@@ -94,14 +95,14 @@ def passages(text: str, words: int) -> list[str]:
     return found
 
 
-def word_error_rate(folder: Path, rows: Path) -> float:
+def errors_of(folder: Path, rows: Path) -> float:
     """What the model makes of the recordings."""
     model, tokenizer = load_model(folder, "speech-recognition"), AutoTokenizer.from_pretrained(folder)
     *prompt, end = tokenizer("")["input_ids"]
     said = read_rows(rows, ("audio", "text"))
     heard = speech.features(folder, [rows.parent / row["audio"] for row in said])
-    written = [tokenizer.decode(ids) for ids in speech.transcribe(model, heard, prompt, end)]
-    return speech.word_error_rate([row["text"] for row in said], written)
+    written = [tokenizer.decode(ids) for ids in transcribe(model, heard, prompt, end)]
+    return word_error_rate([row["text"] for row in said], written)
 
 
 # --- the pair ------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def main() -> None:
 
     def show(name: str, folder: Path, more: str = "") -> None:
         if name not in counted:
-            counted[name] = [word_error_rate(folder, evaluation), more]
+            counted[name] = [errors_of(folder, evaluation), more]
             record.write_text(json.dumps(counted, indent=1), "utf-8")
         rate, more = counted[name]
         print(f"{name:<44} word error rate {rate:6.3f}  {more}", flush=True)

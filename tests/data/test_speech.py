@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings become a recogniser's inputs, and its transcripts are counted word by word."""
 
+import importlib
 import itertools
 import json
 from pathlib import Path
@@ -22,6 +23,13 @@ from onebasin.data.calibration import from_file
 
 RATE = 16000
 WORDS = ["<end>", "<start>", "<prompt>", "one", "two", "three", "four", "five"]
+
+
+@pytest.fixture
+def transcripts(monkeypatch):
+    """The module of the example that counts words."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    return importlib.import_module("transcripts")
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +101,13 @@ def test_evaluated_recordings_are_left_out_of_calibration(recogniser, recordings
     assert len(batch["input_features"]) == 1
 
 
-def test_transcripts_are_those_of_a_model_without_cache(recogniser, recordings):
+def test_transcripts_are_those_of_a_model_without_cache(transcripts, recogniser, recordings):
     model = load_model(recogniser, "speech-recognition")
     heard = speech.features(recogniser, [recordings.parent / f"{i}.wav" for i in range(2)])
-    written = list(speech.transcribe(model, heard, [1, 2], 0))
+    written = list(transcripts.transcribe(model, heard, [1, 2], 0))
     for one, ids in zip(heard.split(1), written, strict=True):
         given = [1, 2]
-        while len(given) < 2 + speech.LONGEST and len(given) < 20:
+        while len(given) < 2 + transcripts.LONGEST and len(given) < 20:
             with torch.no_grad():
                 best = int(model(input_features=one, decoder_input_ids=torch.tensor([given])).logits[0, -1].argmax())
             if best == 0:
@@ -127,7 +135,7 @@ def test_a_tone_stays_the_same_tone_in_every_format_and_rate(tmp_path, dtype):
     assert np.abs(read - expected)[inner].max() < 0.01
 
 
-def test_word_errors_are_the_fewest_edits():
+def test_word_errors_are_the_fewest_edits(transcripts):
     def fewest(one, other):  # by definition: over all alignments, words that are not paired with their like
         best = len(one) + len(other)
         for kept in range(min(len(one), len(other)) + 1):
@@ -144,21 +152,21 @@ def test_word_errors_are_the_fewest_edits():
     rng = np.random.default_rng(0)
     for _ in range(40):
         one, other = (list(rng.choice(list("abc"), rng.integers(1, 5))) for _ in range(2))
-        found = speech.word_error_rate([" ".join(one)], [" ".join(other)])
+        found = transcripts.word_error_rate([" ".join(one)], [" ".join(other)])
         assert found == fewest(one, other) / len(one)
 
 
-def test_case_and_punctuation_do_not_count():
-    assert speech.word_error_rate(["The cat's here."], ["the CAT’S, here"]) == 0
+def test_case_and_punctuation_do_not_count(transcripts):
+    assert transcripts.word_error_rate(["The cat's here."], ["the CAT’S, here"]) == 0
 
 
-def test_bad_recordings_are_named(tmp_path, recogniser):
+def test_bad_recordings_are_named(transcripts, tmp_path, recogniser):
     (tmp_path / "a.wav").write_bytes(b"no sound")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"audio": "a.wav", "text": "one"}) + "\n")
     with pytest.raises(ValueError, match=r"cannot read the recording '.*a\.wav'"):
         load_task("speech-recognition", rows, recogniser)
     with pytest.raises(ValueError, match="no words"):
-        speech.word_error_rate([""], ["one"])
+        transcripts.word_error_rate([""], ["one"])
     with pytest.raises(ValueError, match=r"no preprocessor_config\.json"):
         speech.features(Path(tmp_path), [])
