@@ -288,35 +288,13 @@ def _random(module: nn.Module, name: str, value: Tensor) -> Tensor:
     return value * (1 + 0.1 * torch.rand_like(value))
 
 
-def unused(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) -> list[str]:
-    """Return the names of the parameters on which no output depends, by their gradients.
-
-    Args:
-        model: A model in float64.
-        inputs: The arguments of its `forward`.
-        seed: Of random numbers in the forward pass.
-    """
-    model.zero_grad()
-    with torch.enable_grad():
-        torch.stack([(value**2).sum() for value in _run(model, inputs, seed) if value.requires_grad]).sum().backward()  # type: ignore[no-untyped-call]
-    found = [name for name, each in model.named_parameters() if each.grad is None or not bool(each.grad.any())]
-    model.zero_grad()
-    return found
-
-
-@torch.no_grad()
 def outputs(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) -> list[Tensor]:
-    """Return the floating-point outputs of a model, without internal ones: logits, or the last hidden state.
+    """Return the floating-point outputs of a model in float64, without internal ones: logits, or the last hidden state.
 
-    The arguments are those of `unused`.
+    seed: of random numbers in the forward pass.
     """
-    return _run(model, inputs, seed)
-
-
-def _run(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int) -> list[Tensor]:
-    with seeded(seed), OnlyFloat64():
-        found = model(**inputs)
-    return floats_of(found)
+    with torch.no_grad(), seeded(seed), OnlyFloat64():
+        return floats_of(model(**inputs))
 
 
 def outward(found: Any) -> dict[str, Any]:

@@ -141,16 +141,6 @@ def _at(point: int, twin: Folder, given: dict[str, Tensor]) -> Audit:
     return found
 
 
-def verdict(kind: str, seed: int = 0) -> dict[str, Any]:
-    """Audit a model type; return plain numbers: `parameters`, `flat` (directions that leave all outputs unchanged),
-    `generated` (those that the table explains), `gap`, `largest_change`, `complete`. Raises ValueError as `audit`."""
-    found = audit(kind, seed=seed)
-    return {
-        "parameters": found.parameters, "flat": found.nullity, "generated": found.dimension, "gap": found.gap,
-        "largest_change": found.largest_change, "complete": found.complete,
-    }  # fmt: skip
-
-
 def audit_checkpoint(checkpoint: Folder, seed: int = 0, given: Mapping[str, Tensor] | None = None) -> Audit:
     """Audit a model folder's architecture, at a random point. Integers (counters) are not parameters.
 
