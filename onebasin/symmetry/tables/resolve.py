@@ -10,7 +10,7 @@ from typing import Any
 from .axes import Leaf, leaves, nesting, rename, show
 from .classes import Classes
 from .conditions import TableError, holds, lookup, setting, settled
-from .locate import joined, layer_numbers, located, regex, require, role_of, same_here
+from .locate import Place, joined, layer_numbers, located, regex, require, role_of, same_here
 from .signature import Entry, Signature, Space, bias_beside
 from .sizes import Placed, solved
 from .table import Declared, Line, Table, When, spelled
@@ -45,7 +45,58 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
               for where in (numbers[line.heading] if line.heading else [()])}  # fmt: skip
     found = dict(sorted(found.items(), key=lambda item: _order(table, *item[1][1:])))
     stages = 1 + max((int(indices[0]) for _, _, indices in found.values() if indices), default=0)
-    placed: dict[str, Placed] = {}
+    entries, placed = _entered(table, entries, found, numbers, shapes, stages)
+    bare = {role: entry for role, entry in entries.items() if not entry.stored}
+    entries = {role: entry for role, entry in entries.items() if entry.stored}
+    sizes = solved(entries, placed, table, config)
+    for entry in entries.values():
+        if entry.norm:  # it may be the only tensor with this space: DeBERTa-v2 may have an unused norm of positions
+            sizes.setdefault(entry.norm.source, sizes[entry.norm.target])
+    for role, entry in bare.items():
+        assert entry.norm is not None
+        length = sizes.setdefault(entry.norm.target, sizes[entry.norm.source])
+        bare[role] = replace(entry, name=role, shape=(length,))
+    same = same_here(table, found)
+    absent = bare | _absent(table, entries, same, placed, config, prefix)
+    outside = _Block(table, "", (), None, stages, same)
+    whole = [name for name, declared in table.spaces.items() if not {"layer", "stage"} & set(declared.per)]
+    for entry in absent.values():  # a space that only a tied tensor has gets its size from the other tensor
+        other = entries.get(entry.notes.get("tied", ""))
+        for mine, theirs in zip(leaves(entry.axes), leaves(other.axes), strict=False) if other else ():
+            if not mine.constant and not theirs.constant and mine.space in whole and mine.space not in placed:
+                placed[mine.space] = outside.place(mine.space)
+                sizes[mine.space] = sizes[theirs.space]
+    root, aliases = _unite(entries, absent, list(placed), config)
+    for role, entry in entries.items():
+        if entry.name in pieces:
+            each = pieces[entry.name]
+            names = tuple(each.names[i] for i in range(len(each.names)))
+            entries[role] = replace(entry, pieces=names, joint=each.joint)
+    for role in aliases:
+        entries[role] = replace(entries[role], alias=entries[role].notes["tied"])
+
+    written = _written([*entries.values(), *absent.values()], root)
+    batch = _batches(entries, root, placed)
+    outputs = _outputs(table, [*entries.values(), *absent.values()], same, batch)
+    spaces = {
+        key: Space(key, at.name, sizes[key], at.declared.kind if sizes[key] and root[key] in written else "fixed",
+                   at.declared.part, at.layer, batch.get(root[key], ()), key in outputs)
+        for key, at in placed.items()
+    }  # fmt: skip
+    return Signature(table.family, entries, spaces, root, absent, table.temperature, table.eps)
+
+
+def _entered(
+    table: Table,
+    entries: Mapping[str, Entry],
+    found: Mapping[str, Place],
+    numbers: Mapping[str, Mapping[tuple[str, ...], int]],
+    shapes: Mapping[str, tuple[int, ...]],
+    stages: int,
+) -> tuple[dict[str, Entry], dict[str, Placed]]:
+    """Return the entries with those of all tensors that lines were found for, without sizes, and the spaces on their
+    axes, by key."""
+    entries, placed = dict(entries), dict[str, Placed]()
     following = dict(zip(found, [*list(found)[1:], ""], strict=True))
     blocks: dict[tuple[str, tuple[str, ...]], _Block] = {}
     for role, (name, line, indices) in found.items():
@@ -78,46 +129,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
             place = placed[entry.norm.source]
             if "post-norm" in place.declared.properties:
                 entries[bias.role] = replace(bias, notes={**bias.notes, "passes": place.name})
-    bare = {role: entry for role, entry in entries.items() if not entry.stored}
-    entries = {role: entry for role, entry in entries.items() if entry.stored}
-    sizes = solved(entries, placed, table, config)
-    for entry in entries.values():
-        if entry.norm:  # it may be the only tensor with this space: DeBERTa-v2 may have an unused norm of positions
-            sizes.setdefault(entry.norm.source, sizes[entry.norm.target])
-    for role, entry in bare.items():
-        assert entry.norm is not None
-        length = sizes.setdefault(entry.norm.target, sizes[entry.norm.source])
-        bare[role] = replace(entry, name=role, shape=(length,))
-    same = same_here(table, found)
-    absent = bare | _absent(table, entries, same, placed, config, prefix)
-    outside = _Block(table, "", (), None, stages, same)
-    whole = [name for name, declared in table.spaces.items() if not {"layer", "stage"} & set(declared.per)]
-    for entry in absent.values():  # a space that only a tied tensor has gets its size from the other tensor
-        other = entries.get(entry.notes.get("tied", ""))
-        for mine, theirs in zip(leaves(entry.axes), leaves(other.axes), strict=False) if other else ():
-            if not mine.constant and not theirs.constant and mine.space in whole and mine.space not in placed:
-                placed[mine.space] = outside.place(mine.space)
-                sizes[mine.space] = sizes[theirs.space]
-    root, aliases = _unite(entries, absent, list(placed), config)
-    for role, entry in entries.items():
-        if entry.name in pieces:
-            each = pieces[entry.name]
-            names = tuple(each.names[i] for i in range(len(each.names)))
-            entries[role] = replace(entry, pieces=names, joint=each.joint)
-    for role in aliases:
-        entry = entries[role]
-        entries[role] = Entry(entry.role, entry.name, entry.shape, entry.axes, entry.layer, entry.norm,
-                              entry.notes["tied"], entry.head, entry.notes)  # fmt: skip
-
-    written = _written([*entries.values(), *absent.values()], root)
-    batch = _batches(entries, root, placed)
-    outputs = _outputs(table, [*entries.values(), *absent.values()], same, batch)
-    spaces = {
-        key: Space(key, at.name, sizes[key], at.declared.kind if sizes[key] and root[key] in written else "fixed",
-                   at.declared.part, at.layer, batch.get(root[key], ()), key in outputs)
-        for key, at in placed.items()
-    }  # fmt: skip
-    return Signature(table.family, entries, spaces, root, absent, table.temperature, table.eps)
+    return entries, placed
 
 
 def _settled(table: Table, config: Mapping[str, Any]) -> Table:
