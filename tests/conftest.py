@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ def _seed() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _threads() -> None:
     torch.set_num_threads(1)  # the models are tiny, and other processes of the run want the cores
+
+
+@pytest.fixture
+def nothing_stays_in_the_temporary_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    scratch = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    yield
+    assert not list(scratch.iterdir())
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from zoo import CASES, save
 
+from onebasin.data import Task
 from onebasin.matching.coordinate_descent import CoordinateDescent
 from onebasin.models import Folder
 from onebasin.symmetry import Alignment, acting_groups
@@ -85,3 +86,9 @@ def few_sweeps(patch: pytest.MonkeyPatch) -> None:
 
 def weights(where: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in sorted(where.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def words() -> Task:
+    """Four sequences of seven tokens, to be predicted."""
+    ids = torch.randint(3, 23, (4, 7), generator=torch.Generator().manual_seed(0))
+    return Task("causal-lm", ({"input_ids": ids, "labels": ids},))

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,17 +18,9 @@ import onebasin
 from onebasin import Options
 from onebasin.symmetry import LEVELS
 
+pytestmark = pytest.mark.usefixtures("nothing_stays_in_the_temporary_folder")
+
 KEYS = {"output", "anchor", "distance_before", "distance_after", "max_output_difference", "seconds"}
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_in_the_temporary_folder(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    scratch = tmp_path_factory.mktemp("scratch")
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    yield
-    assert not list(scratch.iterdir())
 
 
 def same_function(one: PreTrainedModel, two: PreTrainedModel) -> None:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,17 @@ def c(shared: Path) -> Path:
     return folder(shared / "c", seed=2)
 
 
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A file of twelve sequences of tokens."""
+    rows = [{"input_ids": [3 + (7 * i + j) % 17 for j in range(4 + i % 3)]} for i in range(12)]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
 @pytest.fixture(autouse=True)
-def nothing_stays_in_the_temporary_folder(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
-    scratch = tmp_path_factory.mktemp("scratch")
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    yield
-    assert not list(scratch.iterdir())
+def _tidy(nothing_stays_in_the_temporary_folder: None) -> None: ...
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -14,19 +13,10 @@ import onebasin
 
 pytestmark = pytest.mark.usefixtures("three_sweeps")
 
-ROWS = [{"input_ids": [3 + (7 * i + j) % 17 for j in range(4 + i % 3)]} for i in range(12)]
-
 
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
     return folders(tmp_path)
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    file = tmp_path / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return file
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])

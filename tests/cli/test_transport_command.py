@@ -4,20 +4,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from pairs import folder, scrambled, weights
-
-DATA = [{"input_ids": [3 + (7 * i + j) % 17 for j in range(4 + i % 3)]} for i in range(12)]
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    file = tmp_path / "data.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in DATA))
-    return file
 
 
 @pytest.mark.parametrize("match", ["none", "permutation"])

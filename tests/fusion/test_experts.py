@@ -28,7 +28,7 @@ from onebasin.models import Canonical, Folder, ModelError, Rewritten
 from onebasin.running import twins
 from onebasin.running.float64 import OnlyFloat64
 from onebasin.running.loaded import LoadedModel, loaded_model
-from onebasin.symmetry import Alignment, acting_groups
+from onebasin.running.trial import scrambling
 
 CASE = ["MixtralForCausalLM", "OlmoeForCausalLM"]
 
@@ -107,13 +107,8 @@ def test_grams_of_experts_are_those_of_the_tokens_that_they_are_sent(case: str, 
 @pytest.mark.parametrize("case", CASE)
 def test_grams_of_experts_move_through_an_alignment_exactly(case: str, tmp_path: Path) -> None:
     model = Canonical(opened(tmp_path, case, 1)[0], torch.float64)
-    signature, generator = model.signature, torch.Generator().manual_seed(0)
-    elements, batch = {}, {}
-    for root, group in acting_groups(signature, "full", rescale="joint").items():
-        space = signature.spaces[root]
-        elements[root] = group.random(space.size, tuple(signature.sizes[outer] for outer in space.batch), generator)
-        batch[root] = space.batch
-    alignment = Alignment(elements, batch)
+    signature = model.signature
+    alignment = scrambling(signature, "full")
     how = {"dtype": torch.float64}
     before, columns, count = input_grams(loaded_model(model, **how), data(case))
     after, _, _ = input_grams(loaded_model(Rewritten(model, alignment, torch.float64), **how), data(case))

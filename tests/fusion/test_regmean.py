@@ -19,7 +19,7 @@ from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Rewritten
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import hooks
-from onebasin.symmetry import Alignment, acting_groups
+from onebasin.running.trial import scrambling
 
 CASE = ["BertForMaskedLM", "GPT2LMHeadModel", "ViTForImageClassification", "LlamaForCausalLM"]
 
@@ -114,13 +114,8 @@ def test_grams_move_through_an_alignment_exactly(case: str, level: str, tmp_path
     from onebasin.models import Canonical
 
     checkpoint = Canonical(opened(tmp_path, case, 1)[0], torch.float64)
-    signature, generator = checkpoint.signature, torch.Generator().manual_seed(0)
-    elements, batch = {}, {}
-    for root, group in acting_groups(signature, level, rescale="joint").items():
-        space = signature.spaces[root]
-        elements[root] = group.random(space.size, tuple(signature.sizes[outer] for outer in space.batch), generator)
-        batch[root] = space.batch
-    alignment = Alignment(elements, batch)
+    signature = checkpoint.signature
+    alignment = scrambling(signature, level)
     batches = data(case, 0, 2)
     before, columns, count = input_grams(loaded_model(checkpoint, dtype=torch.float64), batches)
     after, _, _ = input_grams(

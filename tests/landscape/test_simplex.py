@@ -8,18 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from pairs import folder, folders
+from pairs import folder, folders, words
 from typer.testing import CliRunner
 
 from onebasin.cli import app
-from onebasin.data import Task, evaluate, load_model
+from onebasin.data import evaluate, load_model
 from onebasin.landscape import curve, simplex
-
-
-def words() -> Task:
-    ids = torch.randint(3, 23, (4, 7), generator=torch.Generator().manual_seed(0))
-    return Task("causal-lm", ({"input_ids": ids, "labels": ids},))
 
 
 @pytest.fixture(scope="module")

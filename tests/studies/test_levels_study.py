@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from pairs import few_sweeps, folder, folders
+from pairs import few_sweeps, folder, folders, words
 from typer.testing import CliRunner
 
 from onebasin import merge
 from onebasin.cli import app
-from onebasin.data import Task, evaluate, load_model
+from onebasin.data import evaluate, load_model
 from onebasin.fusion import AVERAGES
 from onebasin.landscape import curve
 from onebasin.studies.levels import SETTINGS, Compared, study_levels, table
@@ -21,11 +20,6 @@ pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.usefixtures("three_sweeps")
 
 DIGITS = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 10}
-
-
-def words() -> Task:
-    ids = torch.randint(3, 23, (4, 7), generator=torch.Generator().manual_seed(0))
-    return Task("causal-lm", ({"input_ids": ids, "labels": ids},))
 
 
 @pytest.fixture(scope="module")
