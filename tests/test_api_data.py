@@ -26,7 +26,7 @@ def test_progressive_merging_on_what_the_models_write(tmp_path, match_with):
         models, tmp_path / "out", method="progressive", match="full", match_with=match_with, data="self", samples=64
     )
     assert onebasin.Folder(tmp_path / "out").signature.tensors  # an ordinary folder
-    assert found["ridges"] and all(ridge is None or ridge > 0 for ridge in found["ridges"].values())
+    assert found["ridges"] and all(ridge is None or ridge > 0 for (ridge,) in found["ridges"].values())
     losses = found["held_out_losses"]
     assert set(losses) == {"average", "progressive"}
     assert all(difference < 1e-4 for difference in found["max_output_difference"])

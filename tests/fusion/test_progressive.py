@@ -13,7 +13,7 @@ from zoo import CASES, inputs, named_outputs
 from onebasin.engine import Means, Spill, spill
 from onebasin.fusion.average import average
 from onebasin.fusion.method import Sources
-from onebasin.fusion.progressive import RIDGES, Fitting, Progressive, ProgressiveMerge, merge_progressively
+from onebasin.fusion.progressive import RIDGES, Fitting, Progressive, ProgressiveMerge, bagged, merge_progressively
 from onebasin.fusion.ridge import Sums, best_solution, cross, gram, solution
 from onebasin.fusion.tensors import merged_tensors
 from onebasin.models import Folder
@@ -305,7 +305,7 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
         (x, r), (x_held, r_held) = sums
         found = solution(Sums(x.mT @ x, x.mT @ r), ridge)
         errors[ridge] = float((x_held @ found - r_held).square().sum())
-    assert merged.ridges[call.module] == min(errors, key=errors.__getitem__)
+    assert merged.ridges[call.module] == [min(errors, key=errors.__getitem__)]
     assert min(errors.values()) < float(r_held.square().sum())
     assert set(merged.ridges) == {call.module for call in linear_calls(student, fit[0])}
 
@@ -323,6 +323,29 @@ def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: P
     assert min(merged.losses.values()) == pytest.approx(sum(means) / len(means))
 
 
+def test_with_bags_the_result_is_the_mean_of_the_fits_to_each(tmp_path: Path) -> None:
+    models, batches = pair("GPT2LMHeadModel", tmp_path, 16)
+    sources, bags = Sources(models, [0.3, 0.7]), 3
+    found = merge_progressively(sources, batches[:12], batches[12:], ProgressiveMerge(bags=bags), FLOAT64)
+    parts = zip(bagged(batches[:12], bags), bagged(batches[12:], bags), strict=True)
+    fits = [merge_progressively(sources, *part, ProgressiveMerge(), FLOAT64) for part in parts]
+    assert found.fitted and all(fit.fitted for fit in fits)
+    for role, tensor in found.tensors.items():
+        assert torch.allclose(tensor, sum(fit.tensors[role] for fit in fits) / bags, rtol=1e-12, atol=1e-14), role
+    assert found.ridges == {module: [fit.ridges[module][0] for fit in fits] for module in fits[0].ridges}
+
+
+@pytest.mark.parametrize(
+    "sizes, bags", [([27] * 6, 4), ([8, 8], 4), ([5], 5), ([5], 4), ([32] * 8 + [3], 2), ([1] * 7, 3)]
+)
+def test_every_example_is_in_one_bag(sizes: list[int], bags: int) -> None:
+    numbers = iter(torch.arange(sum(sizes)).split(sizes))
+    found = [torch.cat([batch["x"] for batch in bag]) for bag in bagged([{"x": next(numbers)} for _ in sizes], bags)]
+    assert torch.cat(found).sort().values.tolist() == list(range(sum(sizes)))
+    counts = [len(bag) for bag in found]
+    assert len(counts) == bags and max(counts) - min(counts) <= 1
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     models, batches = pair("GPT2LMHeadModel", tmp_path)
     for some, ridge, words in (
@@ -332,3 +355,5 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             merge_progressively(Sources(models, [0.5, 0.5]), some, how=ProgressiveMerge(ridge=ridge))
+    with pytest.raises(ValueError, match="cannot be divided into 9 bags"):
+        merge_progressively(Sources(models, [0.5, 0.5]), batches[:4], batches[4:5], ProgressiveMerge(bags=9))
