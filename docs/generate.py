@@ -98,11 +98,11 @@ explained in [methods.md](methods.md).
 JSON: as `match`, but `anchor` is a number, and `distance_before`, `distance_after` and `max_output_difference` are
 lists over the other models; also `method`, its `settings`, `match` and `weights`. Progressive merging adds `ridges`
 (layer -> its ridge in every bag) and `held_out_losses` (of the plain average and the fitted model), RegMean `jitter`
-(layer -> what was added to the diagonal, relative to its mean). If the command chose: `kinship` (`cosine`, `kind`) and, if it tried
-several ways, `search`: `budget` in seconds, `chosen`, `candidates` (each with its `loss` on held-out data, in nats, and
-its `seconds`), `data` and `held_out` (examples). `verdict` has `works`, `agreement`, `sources_agree`, `divergence`,
-`sources_diverge`, `judged_on` and `predictions`. With `--require`, `required` says whether that share was reached; if
-not, the exit code is 1.
+(layer -> what was added to the diagonal, relative to its mean). If the command chose: `kinship` (`cosine`, `kind`)
+and, if it tried several ways, `search`: `budget` in seconds, `chosen`, `candidates` (each with its `loss` on held-out
+data, in nats, and its `seconds`), `data` and `held_out` (examples). `verdict` has `works`, `agreement`,
+`sources_agree`, `divergence`, `sources_diverge`, `judged_on` and `predictions`. With `--require`, `required` says
+whether that share was reached; if not, the exit code is 1.
 
 mergekit's methods, such as `--method ties`, do not need a file: use `--base MODEL`, `--set density=0.5` and
 `--weights 1,0.5`.
