@@ -185,10 +185,10 @@ def merge_progressively(
     return Progressive(tensors, better, ridges_of, losses)
 
 
-def bagged(batches: Sequence[Batch], bags: int) -> list[list[Batch]]:
+def bagged(batches: Sequence[Batch], bags: int) -> list[Sequence[Batch]]:
     """Return batches divided into bags of nearly as many examples. Raises ValueError for fewer examples than bags."""
     if bags == 1:
-        return [list(batches)]
+        return [batches]
     rows = recut(batches, 1)
     if len(rows) < bags:
         raise ValueError(f"{len(rows)} examples cannot be divided into {bags} bags; give more data, or fewer bags")
