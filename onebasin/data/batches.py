@@ -23,7 +23,6 @@ from .files import kind, read_rows, read_sentences, read_text
 from .models import quiet
 from .tables import Class, Row
 
-Batch = dict[str, Tensor]
 IGNORED = -100  # the label of positions that the loss ignores
 TOKENIZER_FILES = (  # one of these holds the vocabulary
     "tokenizer.json",

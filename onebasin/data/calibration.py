@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +18,10 @@ from torch.nn.functional import pad
 
 from onebasin.engine import Means, Tell
 from onebasin.models import Model, numel
-from onebasin.running.trace import examples_in
+from onebasin.running.trace import Batch, examples_in
 from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, setting
 
-from .batches import IGNORED, Batch, Source, pixel_values
+from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows, split_off
 from .made import LENGTH, SEVERAL, SURE, made
@@ -32,7 +32,7 @@ from .teaching import HELD_OUT, split_held_out
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Split = tuple[Sequence[Mapping[str, Tensor]], Sequence[Mapping[str, Tensor]]]  # batches to fit on, and to choose by
+Split = tuple[Sequence[Batch], Sequence[Batch]]  # batches to fit on, and to choose by
 SHOWN = ("input_ids", "pixel_values", "input_features")  # to a model
 SIDES = ("", "decoder_")  # the names of texts begin with these
 NOISY_COPIES = 8  # of every example
@@ -182,7 +182,7 @@ def spread_evenly(groups: Sequence[Sequence[Batch]]) -> list[Batch]:
     return [batch for _, _, batch in sorted(placed, key=lambda one: one[:2])]
 
 
-def noised(batches: Sequence[Mapping[str, Tensor]], given: Calibration, share: float | None = None) -> Split:
+def noised(batches: Sequence[Batch], given: Calibration, share: float | None = None) -> Split:
     """Return calibration data to fit on, and data to choose by, with all copies of an example on the same side.
 
     Args:
@@ -234,7 +234,7 @@ def is_for(model: Model, task: str) -> bool:
         return False
 
 
-def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int = 0) -> list[Batch]:
+def noisy(batches: Sequence[Batch], deviation: float, seed: int = 0) -> list[Batch]:
     """Return `NOISY_COPIES` copies of the batches, with Gaussian noise on their pixels or sounds.
 
     Args:
@@ -258,7 +258,7 @@ def noisy(batches: Sequence[Mapping[str, Tensor]], deviation: float, seed: int =
     ]
 
 
-def recut(batches: Sequence[Mapping[str, Tensor]], size: int, by_length: bool = False) -> list[Batch]:
+def recut(batches: Sequence[Batch], size: int, by_length: bool = False) -> list[Batch]:
     """Return the same examples in the same order, `size` in a batch (the last may have fewer). by_length: batch texts
     of similar length together, which saves padding."""
     rows = [row for batch in batches for row in _examples(batch)]
@@ -325,7 +325,7 @@ def _inputs(data: str, model: str | Path, task: str, how: Examples) -> Sequence[
     return load_batches(task, data, model, how)
 
 
-def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
+def _examples(batch: Batch) -> list[Batch]:
     """Return the rows of a batch, without padding."""
     rows = [{name: tensor[i] for name, tensor in batch.items()} for i in range(examples_in(batch))]
     for row in rows:
@@ -333,7 +333,7 @@ def _examples(batch: Mapping[str, Tensor]) -> list[Batch]:
             if (mask := f"{side}attention_mask") in (names := _text(row, side)):
                 length = int(row[mask].sum())
                 row.update({name: row[name][:length] for name in names})
-    return rows
+    return [*rows]
 
 
 def _text(row: Batch, side: str) -> list[str]:
@@ -359,10 +359,11 @@ def _stacked(rows: list[Batch]) -> Batch:
             continue
         lengths = [len(row[f"{side}input_ids"]) for row in rows]
         if side:
-            rows = [row | {name: row[name][: min(lengths)] for name in names} for row in rows]
+            rows = [{**row, **{name: row[name][: min(lengths)] for name in names}} for row in rows]
         elif len(set(lengths)) > 1:
             names = list(dict.fromkeys([*names, "attention_mask"]))
             rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
-            rows = [row | {name: pad(row[name], (0, max(lengths) - length), value=IGNORED if name == "labels" else 0)
-                           for name in names} for row, length in zip(rows, lengths, strict=True)]  # fmt: skip
+            most, filled = max(lengths), {"labels": IGNORED}
+            rows = [{**row, **{name: pad(row[name], (0, most - length), value=filled.get(name, 0)) for name in names}}
+                    for row, length in zip(rows, lengths, strict=True)]  # fmt: skip
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

@@ -7,11 +7,13 @@ Training hides more tokens than evaluation: more predictions in a step outweigh 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from onebasin.running.trace import Batch
 
 from .batches import IGNORED
 
@@ -29,7 +31,7 @@ class Hiding:
     maskable: Tensor
 
     @classmethod
-    def of(cls, batches: Sequence[Mapping[str, Tensor]]) -> Hiding | None:
+    def of(cls, batches: Sequence[Batch]) -> Hiding | None:
         """Infer it from batches. Returns None if they are not masked texts: labels do not all stand at the same
         token."""
         shown, hidden = list[Tensor](), list[Tensor]()
@@ -43,7 +45,7 @@ class Hiding:
         masks = torch.unique(torch.cat(shown)) if shown else torch.empty(0)
         return cls(int(masks), torch.unique(torch.cat(hidden))) if len(masks) == 1 else None
 
-    def anew(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+    def anew(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the same texts with `MORE` times as many hidden tokens, drawn uniformly from those in `maskable`."""
         labels = batch["labels"]
         whole = torch.where(labels == IGNORED, batch["input_ids"], labels)

@@ -30,11 +30,12 @@ from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
 from onebasin.running.probes import POSITIONS
+from onebasin.running.trace import Batch
 from onebasin.running.valid_inputs import first_that_runs
 from onebasin.running.verification import output_of
 from onebasin.settings import Reading
 
-from .batches import TOKENIZER_FILES, Batch
+from .batches import TOKENIZER_FILES
 from .masked_text import language_config, longest, masked_text
 from .models import quiet
 from .text import stdlib_text
@@ -90,7 +91,7 @@ def made(
     if type(stock[0]).__name__.endswith("MaskedLM"):
         length = how.context or longest(stock, LENGTH)
         return masked_text(stock, count, length, how, tokenizer, generator, batch)
-    found = []
+    found = list[Batch]()
     answer = partial(output_of, stock[0])
     recipe, *_ = first_that_runs(stock[0], stock[-1], 1, how.context or LENGTH, seed, answer)
     for number, start in enumerate(range(0, count, batch)):
@@ -106,7 +107,7 @@ def made(
                 given["decoder_input_ids"] = decoded(stock[number % len(stock)], given, generator)
             given.pop("decoder_attention_mask", None)
         if given.keys() == {"pixel_values"}:
-            given = imagined(stock, given, generator, steps)
+            given = dict(imagined(stock, given, generator, steps))
         found.append({name: value.cpu() for name, value in given.items()})
     return found
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.running.made_inputs import longest_text
+from onebasin.running.trace import Batch
 from onebasin.settings import Reading
 
-from .batches import IGNORED, Batch, masked, padded
+from .batches import IGNORED, masked, padded
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -13,7 +13,6 @@ import torch
 from zoo import CASES, save
 
 import onebasin
-from onebasin.data.batches import Batch
 from onebasin.data.calibration import noised
 from onebasin.data.teaching import divergence, forward_of
 from onebasin.engine import Descent, Pace
@@ -25,6 +24,7 @@ from onebasin.jobs.search.setup import CLOSE, Setup
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
 from onebasin.running.loaded import LoadedModel, loaded_model
+from onebasin.running.trace import Batch
 from onebasin.symmetry.groups.elements import Monomial
 
 

@@ -144,7 +144,7 @@ class Setup:
         stock = self.stock[self.centre]
         if self.opt.self_made:
             length, seed = self.opt.context or LENGTH, self.opt.seed
-            example = first_that_runs(stock.model, stock.model, 1, length, seed, partial(run, stock))[1]
+            example: Batch = first_that_runs(stock.model, stock.model, 1, length, seed, partial(run, stock))[1]
         else:
             rows = recut(self.data.batches, 1, by_length=True)
             example = rows[len(rows) // 2]
