@@ -20,7 +20,7 @@ from onebasin.jobs.frame import Frame, in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.search.candidates import align, shortened
 from onebasin.jobs.search.chosen import Candidate
-from onebasin.jobs.search.setup import CLOSE, Setup
+from onebasin.jobs.search.setup import BAGS, CLOSE, Setup
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
 from onebasin.running.loaded import LoadedModel, loaded_model
@@ -227,6 +227,19 @@ def test_three_models_are_learned_together_on_pictures_that_they_imagine(tmp_pat
     assert any(name.startswith("learned from") for name in found["search"]["candidates"])
     assert not any(name.endswith("distilled") for name in found["search"]["candidates"])
     assert len(found["distance_after"]) == 2
+
+
+@pytest.mark.usefixtures("one_second_left", "three_sweeps", "no_picture_is_too_easy")
+def test_without_time_to_learn_imagined_pictures_neither_match_nor_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Setup, "learns", lambda *_: False)
+    models = models_of("ViTForImageClassification", tmp_path)
+    found = onebasin.merge(models, tmp_path / "out", samples=16)
+    assert {name.split(",")[0] for name in found["search"]["candidates"]} == {"weights", "unmatched"}
+    assert not any("spread" in name for name in found["search"]["candidates"])
+    assert "progressive" in found["search"]["chosen"]
+    assert all(len(ridges) == BAGS for ridges in found["ridges"].values())
 
 
 def test_nothing_is_fitted_to_pictures_that_are_too_easy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,14 @@ class Setup:
     def closed_seconds(self) -> float:
         """Return the seconds that all closed forms may take."""
         budget = self.budget or USUAL
-        if self.imagines and not self.learns(LEARNING * budget / 2):
+        if self.only_fits:
             return 3 / 4 * budget
         return min(max(CLOSED_SHARE * budget, CLOSED), budget / 2)
+
+    @property
+    def only_fits(self) -> bool:
+        """Whether the models imagine images, without the time to learn from them."""
+        return self.imagines and not self.learns(LEARNING * (self.budget or USUAL) / 2)
 
     @property
     def imagines(self) -> bool:
