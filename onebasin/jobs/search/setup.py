@@ -37,7 +37,7 @@ CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the
 FEWEST = 32  # examples are made, whatever they cost
 JUDGED = 48, 256  # images to judge on, at least and at most
 JUDGING = 1 / 8  # their share of the time for closed forms
-BAGS = 4  # fits to imagined images, of which the mean is taken
+BAGS = 4  # fits to few imagined images, of which the mean is taken
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
 TAUGHT = 4096  # examples of given data for distillation
 EVEN = " with even norms"  # end of the way of matching in a candidate's name
@@ -116,9 +116,9 @@ class Setup:
 
     @property
     def bags(self) -> int:
-        """How many fits to take the mean of: several to imagined images, since each depends much on which they are
-        (measured: docs/merge.md)."""
-        return BAGS if self.imagines else 1
+        """How many fits to take the mean of: several where time allows few imagined images, since each fit depends much
+        on which they are (measured: docs/merge.md)."""
+        return BAGS if self.only_fits else 1
 
     def learns(self, seconds: float) -> bool:
         """Return whether learned matching makes enough steps in some seconds, on a machine of `SPEED`. After a few, the
