@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from onebasin.running.classes import quietly
 from onebasin.settings import Examples
 
 from . import speech, text
 from .digits import digits
 from .files import kind, read_rows, read_sentences, read_text
-from .models import quiet
 from .tables import Class, Row
 
 IGNORED = -100  # the label of positions that the loss ignores
@@ -100,7 +100,7 @@ def pixel_values(source: Source, rows: list[Row]) -> Tensor:
         raise ValueError(f"'{source.model}' has no preprocessor_config.json, which image files need")
     from transformers import AutoImageProcessor  # slow to load, as it brings all that runs models
 
-    with quiet():
+    with quietly():
         processor = AutoImageProcessor.from_pretrained(source.model)  # type: ignore[no-untyped-call]
     pixels: Tensor = processor(images=images, return_tensors="pt")["pixel_values"]
     return pixels
@@ -343,7 +343,7 @@ def _label(source: Source, row: Row, number: int) -> int:
 def _tokenizer(source: Source) -> Any:
     if not any((source.model / name).is_file() for name in TOKENIZER_FILES):
         raise ValueError(f"'{source.model}' has no tokenizer; give a vocabulary, character -> id, for a language model")
-    with quiet():
+    with quietly():
         return AutoTokenizer.from_pretrained(source.model, config=source.config)
 
 

@@ -29,6 +29,7 @@ from transformers.modeling_outputs import MoEModelOutput
 from onebasin.engine import Means
 from onebasin.models import Model
 from onebasin.running import loaded_model
+from onebasin.running.classes import quietly
 from onebasin.running.probes import POSITIONS
 from onebasin.running.trace import Batch
 from onebasin.running.valid_inputs import first_that_runs
@@ -37,7 +38,6 @@ from onebasin.settings import Reading
 
 from .batches import TOKENIZER_FILES
 from .masked_text import language_config, longest, masked_text
-from .models import quiet
 from .text import stdlib_text
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer  # slow to load
 
     try:
-        with quiet():
+        with quietly():
             tokenizer = AutoTokenizer.from_pretrained(folder)
             tokenizer("a", return_special_tokens_mask=True)
     except Exception:  # a tokenizer fails in its own way; then the models make do without

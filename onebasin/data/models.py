@@ -12,13 +12,12 @@ import transformers
 from transformers import CONFIG_MAPPING
 
 from onebasin.models import Folder
-from onebasin.running.classes import quietly as quiet
 from onebasin.running.loading import load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["TASKS", "configured", "load_model", "quiet", "refuse_unfit"]
+__all__ = ["TASKS", "configured", "load_model", "refuse_unfit"]
 
 TASKS = {  # task -> the class of transformers that loads a model for it
     "image-classification": "AutoModelForImageClassification",

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from onebasin.data.models import quiet
 from onebasin.engine import Placing, kept, placed_by
 from onebasin.engine.filesystem import real
 from onebasin.engine.placing import hidden, said
@@ -23,7 +22,7 @@ from onebasin.models.fetching import link, locate, refuse_links_out
 from onebasin.models.outputs import Output, refuse_outputs
 from onebasin.models.vocabulary import Unified, refuse_other_vocabularies, unify
 from onebasin.models.weight_files import CannotWrite
-from onebasin.running.classes import has_class
+from onebasin.running.classes import has_class, quietly
 from onebasin.running.lora import CONFIG, WEIGHTS, Adapter, write_adapted
 from onebasin.running.trial import TOLERANCE, departure_on_twin
 from onebasin.symmetry import Table
@@ -41,7 +40,7 @@ def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
 
         if not isinstance(model, PreTrainedModel):
             raise ValueError(f"a {type(model).__name__} is not a PreTrainedModel; give one, a folder or a StateDict")
-        with quiet():
+        with quietly():
             model.save_pretrained(folder)
         return folder, model.name_or_path or type(model).__name__
     if isinstance(model, StateDict):

@@ -21,13 +21,12 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
-from onebasin.data.models import quiet
 from onebasin.engine import Tell, appearing_json
 from onebasin.engine.parallel import one_core_each
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
 from onebasin.models.outputs import Output, refuse_outputs
-from onebasin.running.classes import seeded
+from onebasin.running.classes import quietly, seeded
 from onebasin.settings import Few, Seed, checked
 
 RESULTS = "results.json"
@@ -118,7 +117,7 @@ def demo(
     for i, place in enumerate(folders):
         next_step(f"training model {i} of {models}")
         start = time.perf_counter()
-        with quiet():
+        with quietly():
             train(seed + i, epochs, width).save_pretrained(place)
         (place / "preprocessor_config.json").write_text(json.dumps(PROCESSOR, indent=2) + "\n", "utf-8")
         ends.append({"seed": seed + i, "seconds": _seconds(start), "folder": str(place)})

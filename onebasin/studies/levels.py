@@ -15,13 +15,13 @@ from torch import Tensor
 
 from onebasin.data import Task, load_model
 from onebasin.data.calibration import Calibration, Data
-from onebasin.data.models import quiet
 from onebasin.engine import Means, Tell, appearing_json, appearing_text
 from onebasin.fusion import AVERAGES, method_of
 from onebasin.fusion.method import Sources
 from onebasin.landscape.line import even, measured
 from onebasin.landscape.plots import plot_curves, require_matplotlib
 from onebasin.models import Folder, shared_roles
+from onebasin.running.classes import quietly
 from onebasin.settings import Points, check_fields, refuse_unknown
 from onebasin.symmetry import LEVELS
 
@@ -171,7 +171,7 @@ def _merged(a: str, b: str, method: str, lambdas: Sequence[float], device: str) 
 def _filled(frame: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:
     """Return a model like `frame` with tensors by their names on disk."""
     load: Any = type(frame).from_pretrained
-    with quiet():
+    with quietly():
         model, info = load(None, config=frame.config, state_dict=tensors, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         raise ValueError(f"the merged model has no tensor '{min(info['missing_keys'])}', which the task needs")
