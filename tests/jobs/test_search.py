@@ -16,10 +16,11 @@ import onebasin
 from onebasin.data.calibration import noised
 from onebasin.data.teaching import divergence, forward_of
 from onebasin.engine import Descent, Pace
+from onebasin.fusion.progressive import ProgressiveMerge
 from onebasin.jobs.frame import Frame, in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.search.candidates import align, shortened
-from onebasin.jobs.search.chosen import Candidate
+from onebasin.jobs.search.chosen import Candidate, Earlier
 from onebasin.jobs.search.setup import BAGS, CLOSE, Setup
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
@@ -240,6 +241,8 @@ def test_without_time_to_learn_imagined_pictures_neither_match_nor_spread(
     assert not any("spread" in name for name in found["search"]["candidates"])
     assert "progressive" in found["search"]["chosen"]
     assert all(len(ridges) == BAGS for ridges in found["ridges"].values())
+    earlier = Earlier.of(tmp_path / "out", None)
+    assert earlier is not None and earlier.method == ProgressiveMerge(bags=BAGS)
 
 
 def test_nothing_is_fitted_to_pictures_that_are_too_easy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

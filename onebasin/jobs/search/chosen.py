@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from onebasin.fusion.average import Average
+from onebasin.fusion import loadable
 from onebasin.fusion.method import Merged, Method
-from onebasin.fusion.progressive import FITTED, ProgressiveMerge
 from onebasin.jobs.aligning import Aligned
 from onebasin.jobs.frame import Frame
 from onebasin.models import Folder
@@ -66,26 +65,22 @@ def way_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Earlier:
-    """The result of an earlier search. chosen: the candidate's name. few: how many examples closed forms used. sha256:
-    hashes of all files of the merged models."""
+    """The result of an earlier search. chosen: the candidate's name, and method: its method. few: how many examples
+    closed forms used. sha256: hashes of all files of the merged models."""
 
     model: Folder
     chosen: str
+    method: Method
     few: int
     sha256: list[Mapping[str, str]]
-
-    @property
-    def method(self) -> Method:
-        if FITTED not in self.chosen:
-            return Average()
-        return ProgressiveMerge(spread="spread" in self.chosen)
 
     @classmethod
     def of(cls, folder: str | Path, family: str | None) -> Earlier | None:
         """Read the result from a folder that a search has written; return None if there is none."""
         try:
             facts = json.loads((Path(folder) / "onebasin.json").read_text("utf-8"))
-            report, inputs = facts["result"]["search"], facts["inputs"]
-            return cls(Folder(Path(folder), family), report["chosen"], report["few"], [one["sha256"] for one in inputs])
+            result, sha256 = facts["result"], [one["sha256"] for one in facts["inputs"]]
+            report, method = result["search"], loadable()[result["method"]](**result.get("settings", {}))
+            return cls(Folder(Path(folder), family), report["chosen"], method, report["few"], sha256)
         except (OSError, ValueError, KeyError, TypeError):
             return None
