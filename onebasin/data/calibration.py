@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from onebasin.engine import Means, Tell
 from onebasin.models import Model, numel
-from onebasin.running.trace import Batch, examples_in
+from onebasin.running.trace import Batch, examples, examples_in
 from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, setting
 
 from .batches import IGNORED, Source, pixel_values
@@ -263,7 +263,7 @@ def recut(batches: Sequence[Batch], size: int, by_length: bool = False) -> list[
     of similar length together, which saves padding."""
     rows = [row for batch in batches for row in _examples(batch)]
     if by_length:
-        rows.sort(key=lambda row: len(row["input_ids"]) if "input_ids" in row and row["input_ids"].dim() else 0)
+        rows.sort(key=lambda row: row["input_ids"].shape[1] if "input_ids" in row and row["input_ids"].dim() > 1 else 0)
     return [_stacked(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
@@ -326,20 +326,20 @@ def _inputs(data: str, model: str | Path, task: str, how: Examples) -> Sequence[
 
 
 def _examples(batch: Batch) -> list[Batch]:
-    """Return the rows of a batch, without padding."""
-    rows = [{name: tensor[i] for name, tensor in batch.items()} for i in range(examples_in(batch))]
+    """Return the examples of a batch, each a batch of its own without padding."""
+    rows = [dict(examples(batch, i, i + 1)) for i in range(examples_in(batch))]
     for row in rows:
         for side in SIDES:
             if (mask := f"{side}attention_mask") in (names := _text(row, side)):
                 length = int(row[mask].sum())
-                row.update({name: row[name][:length] for name in names})
+                row.update({name: row[name][:, :length] for name in names})
     return [*rows]
 
 
 def _text(row: Batch, side: str) -> list[str]:
     """Return the names of what has an entry for each token of a side's text in an example, unlike a waveform."""
     ids = row.get(f"{side}input_ids")
-    if ids is None or ids.dim() != 1:
+    if ids is None or ids.dim() != 2:
         return []
     read = ("decoder_", "labels") if "decoder_input_ids" in row else "decoder_"  # by the decoder
     return [name for name, x in row.items() if x.shape == ids.shape and name.startswith(read) == bool(side)]
@@ -357,13 +357,13 @@ def _stacked(rows: list[Batch]) -> Batch:
     for side in SIDES:
         if not (names := _text(rows[0], side)):
             continue
-        lengths = [len(row[f"{side}input_ids"]) for row in rows]
+        lengths = [row[f"{side}input_ids"].shape[1] for row in rows]
         if side:
-            rows = [{**row, **{name: row[name][: min(lengths)] for name in names}} for row in rows]
+            rows = [{**row, **{name: row[name][:, : min(lengths)] for name in names}} for row in rows]
         elif len(set(lengths)) > 1:
             names = list(dict.fromkeys([*names, "attention_mask"]))
             rows = [{**row, "attention_mask": torch.ones_like(row["input_ids"])} for row in rows]
             most, filled = max(lengths), {"labels": IGNORED}
             rows = [{**row, **{name: pad(row[name], (0, most - length), value=filled.get(name, 0)) for name in names}}
                     for row, length in zip(rows, lengths, strict=True)]  # fmt: skip
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}

@@ -20,7 +20,7 @@ from onebasin.engine import bfloat16_is_faster
 from onebasin.running.classes import without_cache
 from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch, examples, examples_in
+from onebasin.running.trace import Batch, examples, examples_in, rows_of
 
 from .batches import IGNORED
 
@@ -318,8 +318,9 @@ def example_losses(
     """Return the loss of a model against its teachers' answers, for every example: (examples,)."""
     found = []
     for batch in batches:
-        own, theirs = model(batch), answers(batch)
-        for i in range(examples_in(batch)):
-            here = [{name: value[i : i + 1] for name, value in one.items() if value.dim()} for one in (own, *theirs)]
+        own, theirs, count = model(batch), answers(batch), examples_in(batch)
+        for i in range(count):
+            here = [{name: rows_of(value, count, i, i + 1) for name, value in one.items() if value.dim()}
+                    for one in (own, *theirs)]  # fmt: skip
             found.append(loss(here[0], here[1:], weights, examples(batch, i, i + 1)))
     return torch.stack(found)

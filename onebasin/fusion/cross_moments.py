@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onebasin.engine import Tell
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch, hooks, linear_layers, run, samples
+from onebasin.running.trace import Batch, examples, hooks, linear_layers, run, samples
 from onebasin.running.valid_inputs import first_that_runs
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks
 
@@ -62,7 +62,7 @@ def of_activations(
         (role, roots of the block) -> sums.
     """
     found: dict[tuple[str, tuple[str, ...]], CrossMoments] = {}
-    outputs = _outputs(source, {name: tensor[:2] for name, tensor in batches[0].items()})
+    outputs = _outputs(source, examples(batches[0], 0, 2))
     own = anchor.signature.sizes, source.signature.sizes
 
     def long(leaf: Leaf) -> bool:

@@ -15,9 +15,13 @@ from onebasin.running.trace import Batch, examples_in
 def unpadded(batch: Batch) -> Iterator[dict[str, Tensor]]:
     """Yield the examples of a batch, each without its padding. Masks over several axes stay as they are.
 
-    Raises ValueError for an example that is only padding.
+    Raises ValueError for an example that is only padding, and for examples that have several rows of a tensor.
     """
-    for row in range(examples_in(batch)):
+    count = examples_in(batch)
+    for name, tensor in batch.items():
+        if len(tensor) != count:
+            raise ValueError(f"'{name}' has {len(tensor)} rows for {count} examples, so these cannot be told apart")
+    for row in range(count):
         example = {name: tensor[row] for name, tensor in batch.items()}
         mask = example.get("attention_mask")
         if mask is not None and not bool(mask.any()):

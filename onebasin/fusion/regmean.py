@@ -24,7 +24,7 @@ from onebasin.data.calibration import Data
 from onebasin.engine import Means, Tell
 from onebasin.models import Model
 from onebasin.running.loaded import LoadedModel, loaded_model
-from onebasin.running.trace import Batch, examples_in, hooks, linear_layers, run, samples
+from onebasin.running.trace import Batch, examples, examples_in, hooks, linear_layers, run, samples
 from onebasin.settings import Factor, check_fields, setting
 from onebasin.symmetry import Entry, Signature
 
@@ -82,7 +82,7 @@ def input_grams(
     masks = [batch["attention_mask"] for batch in batches if "attention_mask" in batch]
     if any(not bool(mask.flatten(1).any(1).all()) for mask in masks):
         raise ValueError("an example consists of padding alone; leave it out")
-    examples = sum(map(examples_in, batches))
+    given = sum(map(examples_in, batches))
     if stock.parts:  # the rows sent to an expert do not tell whether they were padding
         batches = list(alike([example for batch in batches for example in unpadded(batch)], TOGETHER))
     sums: dict[str, Tensor] = {}
@@ -99,7 +99,7 @@ def input_grams(
 
         return add
 
-    calls = linear_layers(stock, {name: tensor[:2] for name, tensor in batches[0].items()})
+    calls = linear_layers(stock, examples(batches[0], 0, 2))
     calls = [call for call in calls if not stock.shared(call.weight)]
     convolutions = _convolutions(stock)
     watched = {call.module: call.weight for call in calls} | convolutions
@@ -116,7 +116,7 @@ def input_grams(
     columns = {call.weight for call in calls if call.columns} | set(convolutions.values())
     means = {role: sums[role] / counts[role] for role in sums}
     means |= {role: total / tokens for role, total in grams.sums.items()}
-    return means, frozenset((columns | grams.sums.keys()) & means.keys()), examples
+    return means, frozenset((columns | grams.sums.keys()) & means.keys()), given
 
 
 class expert_inputs(TorchFunctionMode):

@@ -49,13 +49,24 @@ class Call:
 
 
 def examples_in(batch: Batch) -> int:
-    """Return the number of examples in a batch."""
-    return len(next(iter(batch.values())))
+    """Return the number of examples in a batch: the length of its shortest tensor. Others may hold several rows of each
+    example, one example after the other, as the patches of images do whose class takes them in one sequence."""
+    return min(map(len, batch.values()))
 
 
 def examples(batch: Batch, start: int, stop: int) -> Batch:
     """Return some of the examples of a batch."""
-    return {name: value[start:stop] for name, value in batch.items()}
+    count = examples_in(batch)
+    return {name: rows_of(value, count, start, stop) for name, value in batch.items()}
+
+
+def rows_of(value: Tensor, count: int, start: int, stop: int) -> Tensor:
+    """Return the rows of some of a batch's examples in an input or output of a model.
+
+    count: the examples in the batch, each of which has equally many rows.
+    """
+    each = max(1, len(value) // count)
+    return value[start * each : stop * each]
 
 
 def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:

@@ -11,6 +11,7 @@ from zoo import CASES, GPT2, save
 from onebasin.data import load_task
 from onebasin.data.calibration import NOISY_COPIES, from_file, noisy, recut
 from onebasin.data.made import self_generated
+from onebasin.running.trace import examples, examples_in
 
 
 def certain(seed: int) -> PreTrainedModel:
@@ -171,3 +172,15 @@ def test_what_a_decoder_reads_has_its_own_length() -> None:
     assert torch.equal(again["input_ids"], read * mask) and torch.equal(again["decoder_input_ids"], written)
     (longer,) = recut([{"input_ids": written, "decoder_input_ids": read}], 2)
     assert torch.equal(longer["decoder_input_ids"], read)
+
+
+def test_patches_of_images_in_one_sequence_stay_with_their_image() -> None:
+    batch = {"pixel_values": torch.arange(24.0).view(12, 2), "grid_thw": torch.arange(9).view(3, 3)}
+    assert examples_in(batch) == 3
+    apart = recut([batch], 1)
+    for i, one in enumerate(apart):
+        assert torch.equal(one["pixel_values"], batch["pixel_values"][4 * i : 4 * i + 4])
+        assert torch.equal(one["grid_thw"], batch["grid_thw"][i : i + 1])
+        assert all(torch.equal(value, one[name]) for name, value in examples(batch, i, i + 1).items())
+    (again,) = recut(apart, 3)
+    assert all(torch.equal(value, again[name]) for name, value in batch.items())

@@ -56,6 +56,16 @@ def test_a_model_with_one_output_is_compared_by_its_number(loss) -> None:  # typ
     assert torch.isclose(loss(own, theirs, WEIGHTS, {}), expected)
 
 
+@pytest.mark.parametrize("loss", [divergence, logit_distance])
+def test_all_rows_of_an_example_count_for_it(loss) -> None:  # type: ignore[no-untyped-def]
+    """As where a tower returns the patches of all images in one sequence."""
+    own, *theirs = answers(5)
+    flat = [{"logits": one["logits"].flatten(0, 1)} for one in (own, *theirs)]
+    batch = {"pixel_values": torch.ones(8, 4), "grid_thw": torch.ones(2, 3)}
+    each = example_losses(loss, lambda _: flat[0], lambda _: flat[1:], WEIGHTS, [batch])
+    assert torch.allclose(each, example_losses(loss, lambda _: own, lambda _: theirs, WEIGHTS, [{"x": torch.ones(2)}]))
+
+
 @pytest.mark.parametrize("key", ["labels", "attention_mask", "pixel_values"])
 def test_answers_that_are_kept_count_as_those_just_given(key, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """The models run once, all positions that count fit into a room for just these, and every loss is the same."""

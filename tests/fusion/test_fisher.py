@@ -230,5 +230,7 @@ def test_bad_data_end_in_one_sentence() -> None:
         fisher_diagonal(model, [{**x, "labels": torch.tensor([-100, -100])}], Fisher(labels="given"))
     with pytest.raises(ValueError, match="padding alone"):
         list(unpadded({"input_ids": torch.ones(1, 3), "attention_mask": torch.zeros(1, 3)}))
+    with pytest.raises(ValueError, match="12 rows for 3 examples"):
+        list(unpadded({"pixel_values": torch.ones(12, 2), "grid_thw": torch.ones(3, 3)}))
     with pytest.raises(ValueError, match=r"eps .*: it must"):
         fisher_mean([], 0)

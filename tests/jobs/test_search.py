@@ -24,6 +24,7 @@ from onebasin.jobs.search.chosen import Candidate, Earlier
 from onebasin.jobs.search.setup import BAGS, CLOSE, Setup
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
+from onebasin.running import twins
 from onebasin.running.loaded import LoadedModel, loaded_model
 from onebasin.running.trace import Batch
 from onebasin.symmetry.groups.elements import Monomial
@@ -131,6 +132,15 @@ def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> N
     blind = case == "BertForMaskedLM"  # no tokenizer: guesses choose nothing
     assert tried == (set() if blind else {"weights", "activations", "unmatched"}) | learned | even
     assert found["verdict"]["agreement"] != [None, None]
+
+
+@pytest.mark.usefixtures("one_second_left", "three_sweeps")
+def test_towers_that_take_the_patches_of_all_images_in_one_sequence_are_fitted(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        twins.build("hunyuan_vl_vision", seed=seed)[0].float().save_pretrained(tmp_path / str(seed))
+    found = onebasin.merge([tmp_path / "0", tmp_path / "1"], tmp_path / "out", samples=9)
+    assert {"weights", "activations", "unmatched"} == {name.split(",")[0] for name in found["search"]["candidates"]}
+    assert not [note for note in found["notes"] if "no candidate" in note]
 
 
 @pytest.mark.parametrize(
