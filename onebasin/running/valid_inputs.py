@@ -17,7 +17,7 @@ from .probes import probe
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TRIED = 24  # recipes for types that need other inputs than most
+TRIED = 48  # recipes for types that need other inputs than most
 Inputs = dict[str, Tensor]
 Recipe = Callable[[int, int], Inputs]  # (examples, seed) -> inputs
 T = TypeVar("T")
