@@ -167,6 +167,7 @@ class _Meter:
                         self.written.setdefault(root, []).append(site)
         calls: list[Call] = []
         small = examples(example, 0, 2)
+        self.mapped = bool(self.attending) and all(_shows_maps(stock, small) for stock in (anchor, source))
         with suppress(ModelError) if self.outputs else nullcontext():  # convolutions alone
             calls = linear_calls(source, small)
         for call in {call.module: call for call in calls}.values():
@@ -225,12 +226,11 @@ class _Meter:
                 return record
 
             names = dict.fromkeys((*self.inputs, *self.outputs))
-            eager = getattr(stock.model.config, "_attn_implementation", "eager") == "eager"
-            asked = {"output_attentions": True} if self.attending and eager else {}
+            asked = {"output_attentions": True} if self.mapped else {}
             with hooks(stock, {name: look(name, found) for name in names}):
                 output = run(stock, batch, **asked)
             seen.append(found)
-            maps.append(output.get("attentions") or () if asked else ())
+            maps.append(output.get("attentions") or () if self.mapped else ())
         for (name, is_input), values in seen[0].items():
             axis, sites = (self.inputs if is_input else self.outputs)[name]
             for x, y in zip(values, seen[1][name, is_input], strict=True):
@@ -384,6 +384,16 @@ class _Meter:
                 heads = view.permute(*outer, place, *rest)[..., None]  # a vector, too, has one output
                 return heads.flatten(place - key + 1).flatten(0, place - key - 1)
         raise AssertionError(role)
+
+
+def _shows_maps(stock: LoadedModel, example: Batch) -> bool:
+    """Whether a model returns its attention maps. Some classes fail where they are asked (the Swin of MaskFormer)."""
+    if getattr(stock.model.config, "_attn_implementation", "eager") != "eager":
+        return False
+    try:
+        return bool(run(stock, example, output_attentions=True).get("attentions"))
+    except Exception:  # each class fails in its own way
+        return False
 
 
 def _maps(maps: Tensor, mask: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from onebasin.models import Canonical, Folder, Rewritten
 from onebasin.running import twins
 from onebasin.running.inference.known import table_of
 from onebasin.running.loaded import loaded_model
+from onebasin.running.trace import run
 from onebasin.symmetry import acting_groups
 from onebasin.symmetry.exactness import refuse_other_shapes
 
@@ -109,6 +110,20 @@ def test_maps_of_attention_are_those_of_the_heads_of_their_layer(tmp_path: Path)
         meter = _Meter(stock.signature, stock, stock, given)
         meter.measure(given)
         assert len(meter.maps) == (0 if kind == "llava" else model.config.num_hidden_layers)
+
+
+def test_classes_that_fail_where_they_are_asked_for_maps_are_matched_without(tmp_path: Path) -> None:
+    model, given = twins.build("maskformer-swin")
+    model.save_pretrained(tmp_path)
+    stock = loaded_model(Folder(tmp_path), dtype=torch.float64, attention="eager")
+    with pytest.raises(TypeError):
+        run(stock, given, output_attentions=True)
+    groups = acting_groups(stock.signature, "permutation")
+    found = match_activations(stock.signature, stock, stock, [given], groups)
+    assert len(found.elements) > 10
+    for role in stock.signature.tensors:
+        tensor = stock.tensor(role)
+        assert torch.allclose(found.apply(stock.signature, role, tensor), tensor), role
 
 
 def test_no_data_is_one_clear_sentence(tmp_path: Path) -> None:
