@@ -325,7 +325,7 @@ def _inputs(data: str, model: str | Path, task: str, how: Examples) -> Sequence[
     return load_batches(task, data, model, how)
 
 
-def _examples(batch: Batch) -> list[Batch]:
+def _examples(batch: Batch) -> Sequence[Batch]:
     """Return the examples of a batch, each a batch of its own without padding."""
     rows = [dict(examples(batch, i, i + 1)) for i in range(examples_in(batch))]
     for row in rows:
@@ -333,7 +333,7 @@ def _examples(batch: Batch) -> list[Batch]:
             if (mask := f"{side}attention_mask") in (names := _text(row, side)):
                 length = int(row[mask].sum())
                 row.update({name: row[name][:, :length] for name in names})
-    return [*rows]
+    return rows
 
 
 def _text(row: Batch, side: str) -> list[str]:

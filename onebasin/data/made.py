@@ -32,7 +32,7 @@ from onebasin.running import loaded_model
 from onebasin.running.classes import quietly
 from onebasin.running.probes import POSITIONS
 from onebasin.running.trace import Batch
-from onebasin.running.valid_inputs import first_that_runs
+from onebasin.running.valid_inputs import Inputs, first_that_runs
 from onebasin.running.verification import output_of
 from onebasin.settings import Reading
 
@@ -107,7 +107,7 @@ def made(
                 given["decoder_input_ids"] = decoded(stock[number % len(stock)], given, generator)
             given.pop("decoder_attention_mask", None)
         if given.keys() == {"pixel_values"}:
-            given = dict(imagined(stock, given, generator, steps))
+            given = imagined(stock, given, generator, steps)
         found.append({name: value.cpu() for name, value in given.items()})
     return found
 
@@ -281,7 +281,7 @@ def pictures(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     return clamped
 
 
-def imagined(models: Sequence[PreTrainedModel], given: Batch, generator: torch.Generator, steps: int) -> Batch:
+def imagined(models: Sequence[PreTrainedModel], given: Inputs, generator: torch.Generator, steps: int) -> Inputs:
     """Return pictures that all models see a class in, which is drawn for each: textures after some steps of Adam on the
     models' cross-entropies (as in DeepInversion, Yin et al., 2020, without its prior). What is no classifier keeps the
     textures."""

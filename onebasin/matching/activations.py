@@ -26,7 +26,7 @@ from torch import Tensor
 from onebasin.engine import Tell
 from onebasin.models.errors import ModelError
 from onebasin.running.loaded import LoadedModel
-from onebasin.running.trace import Batch, Call, examples, hooks, linear_calls, routed, run, samples
+from onebasin.running.trace import Batch, Call, examples, hooks, linear_calls, returns_maps, routed, run, samples
 from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import as_moments, nuclear
 from onebasin.symmetry.groups.assignment import assignment
@@ -167,7 +167,7 @@ class _Meter:
                         self.written.setdefault(root, []).append(site)
         calls: list[Call] = []
         small = examples(example, 0, 2)
-        self.mapped = bool(self.attending) and all(_shows_maps(stock, small) for stock in (anchor, source))
+        self.mapped = bool(self.attending) and all(returns_maps(stock, small) for stock in (anchor, source))
         with suppress(ModelError) if self.outputs else nullcontext():  # convolutions alone
             calls = linear_calls(source, small)
         for call in {call.module: call for call in calls}.values():
@@ -384,16 +384,6 @@ class _Meter:
                 heads = view.permute(*outer, place, *rest)[..., None]  # a vector, too, has one output
                 return heads.flatten(place - key + 1).flatten(0, place - key - 1)
         raise AssertionError(role)
-
-
-def _shows_maps(stock: LoadedModel, example: Batch) -> bool:
-    """Whether a model returns its attention maps. Some classes fail where they are asked (the Swin of MaskFormer)."""
-    if getattr(stock.model.config, "_attn_implementation", "eager") != "eager":
-        return False
-    try:
-        return bool(run(stock, example, output_attentions=True).get("attentions"))
-    except Exception:  # each class fails in its own way
-        return False
 
 
 def _maps(maps: Tensor, mask: Tensor | None) -> Tensor:

@@ -78,6 +78,17 @@ def run(stock: LoadedModel, batch: Batch, **options: Any) -> Any:
         return stock.model(**given, **without_cache(stock.model), **options, return_dict=True)
 
 
+def returns_maps(stock: LoadedModel, example: Batch) -> bool:
+    """Return whether a model returns its attention maps. Some classes fail where they are asked (the Swin of
+    MaskFormer)."""
+    if getattr(stock.model.config, "_attn_implementation", "eager") != "eager":
+        return False
+    try:
+        return bool(run(stock, example, output_attentions=True).get("attentions"))
+    except Exception:  # each class fails in its own way
+        return False
+
+
 def samples(value: Tensor, mask: Tensor | None) -> Tensor:
     """(batch, tokens, n) -> (samples, n), without padding; (batch, n) is returned as it is.
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -32,12 +32,9 @@ def recipes(a: PreTrainedModel, b: PreTrainedModel, length: int, refused: Sequen
     """
     yield lambda count, seed: probe(a, b, count, length, seed)
     with suppress(Exception):  # the inputs of some types cannot be derived
-        widths = set[int]()
-        while True:
-            for way, _ in islice(made_inputs(a, widths=widths), TRIED):
-                yield partial(_other, a, way)
-            if widths or not (widths := widths_named(refused)):
-                return
+        yield from _made(a)
+        if widths := widths_named(refused):
+            yield from _made(a, widths)
 
 
 def first_that_runs(
@@ -56,6 +53,10 @@ def first_that_runs(
         except Exception as error:  # each class refuses inputs in its own way
             refused.append(error)
     raise refused[0]
+
+
+def _made(model: PreTrainedModel, widths: Collection[int] = ()) -> Iterator[Recipe]:
+    return (partial(_other, model, way) for way, _ in islice(made_inputs(model, widths=widths), TRIED))
 
 
 def _other(model: PreTrainedModel, way: Way, _: int, seed: int) -> Inputs:

@@ -93,12 +93,12 @@ def closed(setup: Setup, way: str, aligned: Aligned, spread: bool = False) -> Ca
 
 def fitted(setup: Setup, way: str, aligned: Aligned, spread: bool) -> Candidate:
     """Return the progressive merge of aligned models, or their average if that is better."""
-    how = ProgressiveMerge(spread=spread, settle=False, bags=setup.bags)
+    method = ProgressiveMerge(spread=spread, bags=setup.bags)
+    how = replace(method, settle=False)
     found = merge_progressively(sources(setup, aligned), *setup.split, how, setup.opt, setup.tell)
-    method = ProgressiveMerge(spread=spread, bags=setup.bags) if found.fitted else Average()
     facts = {"ridges": found.ridges, "held_out_losses": found.losses}
     name = f"{way}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
-    return candidate(setup, name, aligned, method, found.tensors, **facts)
+    return candidate(setup, name, aligned, method if found.fitted else Average(), found.tensors, **facts)
 
 
 def align(setup: Setup, level: str, way: str, **how: Any) -> Aligned:

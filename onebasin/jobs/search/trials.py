@@ -123,11 +123,11 @@ class Trials:
         Activations on a few imagined images neither match nor choose well, and the spread of outputs on these is not
         that on real ones (measured: docs/merge.md).
         """
-        setup, ways = self.setup, ["activations", "weights", UNMATCHED]
-        if setup.even is not None:
-            ways.insert(0, f"activations{EVEN}")
-        if setup.only_fits:
-            ways = ["weights", UNMATCHED]
+        setup, ways = self.setup, ["weights", UNMATCHED]
+        if not setup.only_fits:
+            ways.insert(0, "activations")
+            if setup.even is not None:
+                ways.insert(0, f"activations{EVEN}")
         for way in ways if setup.kin.kind == APART else ways[-1:]:
             self.consider_closed(way, partial(closed_form, setup, way), max(self.seconds.values(), default=0.0))
             if self.found and setup.blind:
