@@ -33,7 +33,7 @@ FLOAT64 = Means(precision="float64")
 INSIDE = ("attention", "ffn")
 
 
-def pair(case: str, folder: Path, count: int = 12) -> tuple[list[Folder], list[dict[str, Tensor]]]:
+def pair(case: str, folder: Path, count: int = 4) -> tuple[list[Folder], list[dict[str, Tensor]]]:
     """Two different models of one shape, and batches of their inputs."""
     like = CASES[case]().double()
     return opened(folder, case), [inputs(like, seed) for seed in range(count)]
@@ -152,7 +152,10 @@ def measured(
 def test_layers_called_again_and_again_settle_where_all_calls_are_solved_together(case: str, tmp_path: Path) -> None:
     """sum over calls of X^T R = r D (W - W_average), a call being asked for its share of what it inherits."""
     models, batches = pair(case, tmp_path)
-    batches, weights, ridge = batches[:4], [0.3, 0.7], 0.05
+    batches = [
+        {name: torch.cat([a[name], b[name]]) for name in a} for a, b in zip(batches[::2], batches[1::2], strict=True)
+    ]
+    weights, ridge = [0.3, 0.7], 0.05
     teachers = [loaded_model(model, dtype=torch.float64) for model in models]
     student = loaded_model(models[0], dtype=torch.float64)
     student.fill(lambda role: 0.3 * teachers[0].parameter[role] + 0.7 * teachers[1].parameter[role])
@@ -194,7 +197,7 @@ def test_passes_that_lie_on_disk_give_the_same_fit(
 ) -> None:
     monkeypatch.setattr(spill, "LEAST", 1)
     models, batches = pair(case, tmp_path)
-    inside, outside = (fitting(models, batches[:6], room, spread) for room in (2**30, 0))
+    inside, outside = (fitting(models, batches, room, spread) for room in (2**30, 0))
     assert inside.chosen == outside.chosen
     for role, parameter in inside.student.parameter.items():
         assert torch.equal(parameter, outside.student.parameter[role]), role
@@ -284,8 +287,8 @@ def test_what_stands_under_padding_does_not_matter(tmp_path: Path) -> None:
 
 def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_path: Path) -> None:
     """Of the first layer that is fitted: its inputs and targets depend on no other choice."""
-    models, batches = pair("GPT2LMHeadModel", tmp_path, 20)
-    fit, held, ridges = batches[:12], batches[12:], (10.0, 0.1, 1e-3)
+    models, batches = pair("GPT2LMHeadModel", tmp_path, 10)
+    fit, held, ridges = batches[:6], batches[6:], (10.0, 0.1, 1e-3)
     merged = merge_progressively(Sources(models, [0.5, 0.5]), fit, held, ProgressiveMerge(ridge=ridges), FLOAT64)
     a, b, student = (loaded_model(model, dtype=torch.float64) for model in (*models, models[0]))
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
@@ -311,11 +314,11 @@ def test_each_layer_takes_the_ridge_with_the_least_error_on_held_back_data(tmp_p
 
 
 def test_the_losses_are_those_of_the_average_and_of_what_is_returned(tmp_path: Path) -> None:
-    models, batches = pair("GPT2LMHeadModel", tmp_path, 20)
-    merged = merge_progressively(Sources(models, [0.5, 0.5]), batches[:12], batches[12:], means=FLOAT64)
+    models, batches = pair("GPT2LMHeadModel", tmp_path, 10)
+    merged = merge_progressively(Sources(models, [0.5, 0.5]), batches[:6], batches[6:], means=FLOAT64)
     assert merged.fitted == (merged.losses["progressive"] < merged.losses["average"])
     means = []
-    for batch in batches[12:]:
+    for batch in batches[6:]:
         own = outputs(models[0], batch, merged.tensors)["logits"].log_softmax(-1)
         mixture = sum(outputs(model, batch)["logits"].softmax(-1) for model in models) / 2
         divergence = (mixture * (mixture.log() - own)).sum(-1)[batch["attention_mask"].bool()]
@@ -347,7 +350,7 @@ def test_every_example_is_in_one_bag(sizes: list[int], bags: int) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    models, batches = pair("GPT2LMHeadModel", tmp_path)
+    models, batches = pair("GPT2LMHeadModel", tmp_path, 5)
     for some, ridge, words in (
         ([], 0.1, "needs calibration data"),
         (batches, 0.0, "must be positive"),
