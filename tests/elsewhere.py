@@ -9,12 +9,12 @@ that takes both kinds raises, but for numbers (tensors without axes), copies, an
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import (
     _DummyBackendModule,
     _setup_privateuseone_for_python_backend,
@@ -60,7 +60,7 @@ class Away(Tensor):
         parts = func.decompose(*args, **kwargs)  # in inference mode operations come that are made of others
         if parts is not NotImplemented:
             return parts
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        given = list(_tensors((*args, *kwargs.values())))
         if name not in COPIES:
             stray = [one for one in (given[:1] if name in INDEXED else given)
                      if not isinstance(one, Away) and one.dim() > 0]  # fmt: skip
@@ -72,13 +72,28 @@ class Away(Tensor):
         leaves = device is not None and torch.device(device).type != NAME
         if device is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
-        here, how = tree_map(lambda one: one.here if isinstance(one, Away) else one, (args, kwargs))
-        out = func(*here, **how)
+        here = _mapped(args, Away, lambda one: one.here)
+        out = func(*here, **dict(zip(kwargs, _mapped(kwargs.values(), Away, lambda one: one.here), strict=True)))
         if func._schema.is_mutable:
             return kwargs.get("out", given[0])
         if name == "aten::_conj":
             out = torch.conj_physical(here[0])  # a wrapper would forget that its numbers are to be conjugated
-        return out if leaves else tree_map(lambda one: Away(one) if isinstance(one, Tensor) else one, out)
+        return out if leaves else _mapped((out,), Tensor, Away)[0]
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:  # in lists at most; pytree would take longer than most operations
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _mapped(values: Iterable[Any], kind: type[Tensor], change: Callable[[Any], Any]) -> list[Any]:
+    """The values, those of a kind changed, in lists too."""
+    return [change(value) if isinstance(value, kind)
+            else type(value)(_mapped(value, kind, change)) if isinstance(value, (list, tuple))
+            else value for value in values]  # fmt: skip
 
 
 class _Backend(_DummyBackendModule):
