@@ -108,7 +108,10 @@ def seeded(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
     their state after it."""
     kind = torch.device(device)
     with torch.random.fork_rng([] if kind.type == "cpu" else [kind], device_type=kind.type):
-        torch.manual_seed(seed)
+        if kind.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also seeds every other device
+        else:
+            torch.manual_seed(seed)
         yield
 
 
