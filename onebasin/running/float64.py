@@ -29,7 +29,7 @@ class OnlyFloat64(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs = dict(kwargs) if kwargs else {}
         if func is torch.nn.functional.batch_norm and args[1] is not None and not kwargs.get("training"):
             return _batch_norm(*args, **kwargs)
         if func in _CASTS:
@@ -39,7 +39,8 @@ class OnlyFloat64(TorchFunctionMode):
             kwargs["dtype"] = torch.float64
         if kwargs.get("dtype") in _WIDER:
             kwargs["dtype"] = _WIDER[kwargs["dtype"]]
-        args = tuple(_WIDER.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
+        if torch.dtype in map(type, args):
+            args = tuple(_WIDER.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args)
         found = func(*args, **kwargs)
         if isinstance(found, Tensor) and found.dtype in _WIDER and type(found) is Tensor:
             return found.to(_WIDER[found.dtype])  # tables that are computed in the forward pass
