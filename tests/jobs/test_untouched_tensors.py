@@ -81,7 +81,7 @@ def test_distillation_returns_all_that_a_folder_stores(kind: str, resnets: list[
     assert dict(rewritten(first, found)).keys() == first.files.keys() - set(first.others())
 
 
-@pytest.mark.usefixtures("one_second_left", "three_sweeps")
+@pytest.mark.usefixtures("half_a_second_left", "three_sweeps")
 def test_the_search_merges_a_pooler_that_its_class_leaves_out(tmp_path: Path) -> None:
     models = folders(tmp_path / "models", "BertForPreTraining", apart=1.0, tie_word_embeddings=False)
     for folder in models:
