@@ -96,7 +96,7 @@ def audit(
     if bool((change >= WRONG).any()):  # stated tangents have to be flat; of guessed ones, only the flat part counts
         basis = _flat(full, basis, largest)
         change = (full @ tied_span(signature, tensors, stated=True)).norm(dim=0) / largest
-    basis = orthonormal(basis[seen])
+    basis = basis if seen.all() else orthonormal(basis[seen])
     small = sizes <= tolerance * sizes.max()  # noise: of a bias of keys, say
     units = torch.where(small, 1.0, sizes)[seen]
     values, vectors = smallest((full * ~small)[:, seen] / units, basis.shape[1], tolerance)
