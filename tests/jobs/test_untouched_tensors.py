@@ -40,6 +40,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.usefixtures("three_sweeps")
 def test_counters_are_kept_and_do_not_stop_verification(resnets: list[Path], tmp_path: Path) -> None:
     assert COUNTER in set(Folder(resnets[0]).others())
     onebasin.match(resnets[1], resnets[0], tmp_path / "matched", anchor_output=tmp_path / "anchor", match="full")

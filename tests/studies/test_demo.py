@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     with pytest.MonkeyPatch.context() as patch:
         few_sweeps(patch)
         patch.setitem(CHOOSING, "samples", 16)
-        patch.setattr("onebasin.jobs.search.Setup.left", 1.0)  # seconds
+        patch.setattr("onebasin.jobs.search.Setup.left", 0.5)  # seconds
         return folder, demo(folder, models=3, width=16, epochs=1)
 
 
