@@ -44,7 +44,7 @@ RULES = {
     "queries": r"num_queries$",
     "labels": r"_labels$",
     "image tokens": r"(mm_tokens_per_image|num_image_tokens|soft_tokens_per_image)$",
-    "positions": r"(position|n_ctx|max_seq_len|seq_length|max_pos|block_size|hash_buckets)",
+    "positions": r"(position|n_ctx|max_seq_len|max_text_length|seq_length|max_pos|block_size|hash_buckets)",
     "image": r"(^|_)im(age|g)_size$",
     "patch": r"(^|_)patch_sizes?$",
     "window": r"window_sizes?$",
