@@ -6,7 +6,8 @@ input of the layer that reads it, else at the output of the layer that writes it
 source are summed over batches, and each space's group turns them into an element:
 
     a stream    sum over its norms of their outputs' cross-moments
-    neurons     correlations of the inputs of the nonlinearity
+    neurons     what a pair loses in the average, by its activations and the rows that read it (`neurons`); before
+                learning, correlations of the inputs of the nonlinearity
     heads       assignment by the cosine of the heads' outputs into the stream plus that of their attention maps
     in heads    cross-moments of queries and keys; of the heads' values, and of the matrices that read them
 
@@ -15,9 +16,9 @@ Li et al., 2015 (matching by correlations); Singh and Jaggi, 2020.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -34,52 +35,8 @@ from onebasin.symmetry.groups.elements import Element, Monomial
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size
 from onebasin.symmetry.tables.signature import MOVES
 
-
-@dataclass
-class Site:
-    """Activations along one block of an axis, x of the anchor and y of the source, summed over all samples.
-
-    leaves: of the block, row-major. cross: sum of x y^T, (n, n). own: sums of x x^T and of y y^T, if `gram`.
-    total, square: sums of x, y and of their squares, (n,). count: samples.
-    """
-
-    leaves: tuple[Leaf, ...]
-    gram: bool = False
-    cross: Tensor | None = None
-    own: list[Tensor] = field(default_factory=list)
-    total: list[Tensor] = field(default_factory=list)
-    square: list[Tensor] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Add samples. x, y: (samples, *leaves)."""
-        pair = [t.flatten(1) for t in (x, y)]
-        new = [pair[0].mT @ pair[1], *(t.sum(0) for t in pair), *(t.square().sum(0) for t in pair)]
-        if self.gram:
-            new += [t.mT @ t for t in pair]
-        if self.cross is None:
-            self.cross, self.total, self.square, self.own = new[0], new[1:3], new[3:5], new[5:]
-        else:
-            old = [self.cross, *self.total, *self.square, *self.own]
-            for mine, more in zip(old, new, strict=True):
-                mine += more
-        self.count += len(x)
-
-    def centred(self) -> Tensor:
-        """Return the cross-covariance, (n, n)."""
-        assert self.cross is not None
-        return self.cross / self.count - torch.outer(*self.total) / self.count**2
-
-    def correlation(self) -> Tensor:
-        """Return the correlations, (n, n); 0 for a coordinate that never changes."""
-        scale = []
-        for total, square in zip(self.total, self.square, strict=True):
-            variance = square / self.count - (total / self.count).square()
-            scale.append(torch.where(variance > 1e-12 * (square / self.count).clamp_min(1e-30), variance.rsqrt(), 0.0))
-        return scale[0].unsqueeze(1) * self.centred() * scale[1]
-
-    def covariance(self, which: int) -> Tensor:
-        return self.own[which] / self.count - torch.outer(self.total[which], self.total[which]) / self.count**2
+from .neurons import losses
+from .sites import Site
 
 
 def match_activations(
@@ -89,6 +46,7 @@ def match_activations(
     batches: Iterable[Batch],
     groups: Mapping[str, Group],
     *,
+    averaged: bool = True,
     tell: Tell | None = None,
 ) -> Alignment:
     """Match the model `source` to `anchor` over the spaces in `groups`, by their activations.
@@ -103,6 +61,8 @@ def match_activations(
         source: The model to align.
         batches: Inputs; padding is left out if there is an attention_mask.
         groups: Root space -> the group that acts on it.
+        averaged: Whether the models are then averaged or fitted. Learning turns their streams first, and so the rows
+            that read neurons; it ends lower from neurons that are compared by the inputs of the nonlinearity alone.
         tell: Called with a sentence for every batch.
 
     Raises:
@@ -114,7 +74,7 @@ def match_activations(
     first = next(batches, None)
     if first is None:
         raise ValueError("activation matching needs calibration data")
-    meter = _Meter(signature, anchor, source, first)
+    meter = _Meter(signature, anchor, source, first, averaged)
     for number, batch in enumerate(chain([first], batches), 1):
         if tell:
             tell(f"measuring activations: batch {number}")
@@ -122,27 +82,36 @@ def match_activations(
     over = {root: signature.spaces[root].batch for root in groups}
     heads = dict.fromkeys(key for root in signature.members for key in signature.spaces[root].batch)
     found: dict[str, Element] = {}
-    for root, group in groups.items():  # streams first: heads are compared in them
-        if root not in heads and not over[root]:
-            moments = meter.space(root, group)
+    single = [root for root in groups if root not in heads and not over[root]]
+
+    def match(roots: Iterable[str]) -> None:
+        aligned = Alignment(dict(found), over)
+        for root in roots:
+            moments = meter.space(root, groups[root], aligned)
             if moments is not None:
-                found[root] = group.nearest(moments)
+                found[root] = groups[root].nearest(moments)
+
+    match(root for root in single if root not in meter.neurons)  # streams, in which heads and neurons are compared
     # A stream in bands (wav2vec 2.0) is also a stream, so it comes before the heads of attention.
     for key in sorted(heads, key=lambda key: signature.spaces[key].part == "attention"):
         inner = {root: group for root, group in groups.items() if over[root] == (key,) and root not in heads}
         if not signature.spaces[key].batch and (key in groups or inner):
             found.update(meter.heads(key, groups.get(key), inner, Alignment(dict(found), over)))
+    match(root for root in single if root in meter.neurons)
     return Alignment(found, {root: over[root] for root in found})
 
 
 class _Meter:
     """The sites of all spaces, with their second moments."""
 
-    def __init__(self, signature: Signature, anchor: LoadedModel, source: LoadedModel, example: Batch) -> None:
+    def __init__(
+        self, signature: Signature, anchor: LoadedModel, source: LoadedModel, example: Batch, averaged: bool = True
+    ) -> None:
+        self.averaged = averaged
         self.signature, self.anchor, self.source = signature, anchor, source
         self.outputs: dict[str, tuple[Axis, list[Site]]] = {}  # module -> sites along the axis of its output
         self.inputs: dict[str, tuple[Axis, list[Site]]] = {}
-        self.readers: dict[str, list[tuple[str, Site]]] = {}  # space inside heads -> (weight that reads it, site)
+        self.readers: dict[str, list[tuple[str, Site]]] = {}  # neurons or a space inside heads -> (what reads it, site)
         self.norms: dict[str, list[Site]] = {}  # root -> sites of the norms that read it
         self.written: dict[str, list[Site]] = {}  # root -> sites of layers that write it
         self.maps: dict[str, list[Tensor]] = {}  # space of heads -> cross (h, h), squared norms (h,) twice, of maps
@@ -179,13 +148,16 @@ class _Meter:
                 for root in self._roots(site):
                     self.written.setdefault(root, []).append(site)
             sites = self._cut(into)
-            if any(self._inner(site) for site in sites):
+            read = [site for site in sites if self._inner(site) or self._neurons(site)]
+            if read:
                 self.inputs[call.module] = into, sites
-            for site in sites:
-                if self._inner(site):
-                    site.gram = True
-                    self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
-
+            for site in read:
+                site.gram = self._inner(site)
+                self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
+        self.neurons = {root for root in self.readers if not signature.spaces[root].batch}
+        for name, (_, sites) in list(self.outputs.items()):
+            if sites and all(root in self.neurons for site in sites for root in self._roots(site) or [""]):
+                del self.outputs[name]  # they are measured where they are read
         for name in routed([anchor, source], small, {*self.inputs, *self.outputs}):
             self.inputs.pop(name, None)
             self.outputs.pop(name, None)
@@ -193,6 +165,12 @@ class _Meter:
     def _inner(self, site: Site) -> bool:
         """Whether this is a block of heads, with the space inside them last."""
         return len(site.leaves) > 1 and bool(self.signature.spaces[self._roots(site)[-1]].batch)
+
+    def _neurons(self, site: Site) -> bool:
+        """Whether this is a block of neurons, which only permutations move."""
+        roots = self._roots(site) if self.averaged and len(site.leaves) == 1 else []
+        spaces = [self.signature.spaces[root] for root in roots if root not in self.norms]
+        return any(space.part == "ffn" and not space.batch for space in spaces)
 
     def _roots(self, site: Site) -> list[str]:
         return [self.signature.root[leaf.space] for leaf in site.leaves if not leaf.constant]
@@ -248,8 +226,15 @@ class _Meter:
 
     # --- elements -----------------------------------------------------------------------------------------------
 
-    def space(self, root: str, group: Group) -> Moments | None:
-        """Return the moments of a space that is not inside heads."""
+    def space(self, root: str, group: Group, aligned: Alignment) -> Moments | None:
+        """Return the moments of a space that is not inside heads.
+
+        aligned: the elements of streams.
+        """
+        read = self.readers[root] if root in self.neurons and group.permutes else []
+        lost = [self._losses(root, *one, aligned) for one in read if one[1].cross is not None]
+        if lost:
+            return sum(lost[1:], lost[0])
         sites = self.norms.get(root) or self.written.get(root, [])
         sites = [site for site in sites if site.cross is not None and len(site.leaves) == 1]
         if not sites:
@@ -261,6 +246,12 @@ class _Meter:
             scale = torch.stack(site.square).sum(-1).prod().sqrt().clamp_min(1e-30)
             parts.append(site.cross / scale if rotation else site.correlation())
         return as_moments(torch.stack(parts).sum(0))
+
+    def _losses(self, root: str, role: str, site: Site, aligned: Alignment) -> Moments:
+        """Return the moments of neurons by what pairs of them lose in a layer that reads them."""
+        assert site.cross is not None
+        a, s = (self._by_head(role, root, tensor)[0] for tensor in self._aligned(role, aligned))
+        return losses(site.cross, (site.square[0], site.square[1]), a, s)
 
     def heads(
         self, key: str, group: Group | None, inner: Mapping[str, Group], aligned: Alignment
@@ -372,17 +363,18 @@ class _Meter:
         return self.anchor.parameter[role].detach(), source
 
     def _by_head(self, role: str, root: str, tensor: Tensor) -> Tensor:
-        """Return a matrix that reads the space as (heads, n, outputs), with query heads if they are in the axis."""
+        """Return a matrix that reads the space as (heads, n, outputs), with query heads if they are in the axis. All
+        neurons are in one head."""
         entry = self.signature.tensors[role]
         for view, leaves in blocks(tensor, entry.axes, self.signature.sizes):
             roots = [self.signature.root.get(leaf.space, "") for leaf in leaves]
             if root in roots:
                 place = roots.index(root)
-                key = roots.index(self.signature.spaces[root].batch[0])
-                outer = range(key, place)
+                batch = self.signature.spaces[root].batch
+                outer = range(roots.index(batch[0]) if batch else place, place)
                 rest = [dim for dim in range(len(roots)) if dim not in outer and dim != place]
-                heads = view.permute(*outer, place, *rest)[..., None]  # a vector, too, has one output
-                return heads.flatten(place - key + 1).flatten(0, place - key - 1)
+                heads = view.permute(*outer, place, *rest)  # a vector has one output
+                return heads.reshape(math.prod(heads.shape[: len(outer)]), view.shape[place], -1)
         raise AssertionError(role)
 
 
