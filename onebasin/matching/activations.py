@@ -119,7 +119,8 @@ class _Meter:
         heads = [one for key in outer if (one := signature.spaces[key]).part == "attention" and not one.batch]
         self.attending = [one.key for one in sorted(heads, key=lambda one: one.layer or 0)]
         for role, entry in signature.tensors.items():
-            if entry.norm is not None and not entry.norm.beside and role in source.owner:
+            # A norm over heads and what is inside them is a vector of none of these spaces.
+            if entry.norm is not None and isinstance(entry.axes[0], Leaf) and role in source.owner:
                 space = entry.norm.target
                 site = Site((Leaf(space),))
                 self.outputs[source.owner[role]] = Leaf(space), [site]

@@ -99,6 +99,18 @@ def test_convolutions_alone_are_matched_by_what_they_return(tmp_path: Path) -> N
         assert torch.allclose(found.apply(signature, role, tensor), tensor, atol=1e-6), role
 
 
+def test_norms_over_all_heads_at_once_take_texts_of_any_lengths(tmp_path: Path) -> None:
+    """They were taken for images, with channels before positions."""
+    model = CASES["Olmo2ForCausalLM"]().double()
+    stock = loaded_model(Folder(save(model, tmp_path / "model")), dtype=torch.float64, attention="eager")
+    whole = inputs(model)
+    shorter = {name: value[:, :5] for name, value in whole.items()}
+    groups = acting_groups(stock.signature, "permutation")
+    found = match_activations(stock.signature, stock, stock, [whole, shorter], groups)
+    assert set(found.elements) == set(groups)
+    assert all(torch.equal(one.index, one.index.sort(-1).values) for one in found.elements.values())
+
+
 def test_maps_of_attention_are_those_of_the_heads_of_their_layer(tmp_path: Path) -> None:
     """A table that lists layers by name has a space of heads for each; beside an image tower, maps are of the text."""
     for kind in ("dots3_note", "llava"):
