@@ -5,7 +5,8 @@
     python examples/verdicts.py --draw verdicts.png -o verdicts.jsonl
 
 The first form merges the models in many ways, good and bad, evaluates every result on labelled data, and adds a row to
-the file for each. The second draws all rows: the accuracy that is left beside the agreement that is left.
+the file for each. The second draws all rows, the accuracy that is left beside the agreement that is left, and counts
+how many broken merges the verdict names, and how many good ones.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from onebasin.data import evaluate, load_model, load_task
 
 LEVELS = ("none", "paper", "permutation", "full")
 METHODS = ("progressive", "regmean")
+VERDICTS = ((True, "tab:blue", "works"), (False, "tab:red", "BROKEN"), (None, "tab:gray", "not judged"))
+BROKEN = 0.8  # a merge that keeps less of its sources' accuracy above chance is broken
 
 
 def ways(data: str, read: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Name of a merge -> what makes it."""
     given = {"data": data, **read}
-    found: dict[str, dict[str, Any]] = {f"{level}, average": {"match": level} for level in LEVELS}
+    found: dict[str, dict[str, Any]] = {"no options": {}}
+    found |= {f"{level}, average": {"match": level} for level in LEVELS}
     found["full by activations, average"] = {"match": "full", "match_with": "activations", **given}
     found |= {f"{level}, {method}": {"match": level, "method": method, **given}
               for level in ("none", "full") for method in METHODS}  # fmt: skip
@@ -47,7 +51,9 @@ def main() -> None:
     parser.add_argument("--draw", type=Path)
     given = parser.parse_args()
     if given.draw:
-        draw([json.loads(line) for line in given.output.read_text("utf-8").splitlines()], given.draw)
+        rows = [json.loads(line) for line in given.output.read_text("utf-8").splitlines()]
+        draw(rows, given.draw)
+        print(counted(rows))
         return
     read = {name: getattr(given, name) for name in ("vocabulary", "context") if getattr(given, name) is not None}
     task = load_task(given.task, given.data, given.models[0], limit=given.limit, **read)
@@ -64,12 +70,20 @@ def main() -> None:
         print(f"{name:<30} keeps {row['kept']:.2f} of the accuracy; {result['notes'][-1]}", flush=True)
 
 
+def counted(rows: list[dict[str, Any]]) -> str:
+    """Return how many broken merges the verdict names, and how many good ones."""
+    said = [(row["kept"] < BROKEN, row["verdict"]["works"]) for row in rows]
+    broken, good = ([works for is_broken, works in said if is_broken is which] for which in (True, False))
+    return (f"of {len(broken)} broken merges, {broken.count(False)} are named and {broken.count(None)} not judged; of "
+            f"{len(good)} good ones, {good.count(False)} and {good.count(None)}")  # fmt: skip
+
+
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
-    """Draw accuracy kept against agreement kept, works and broken in two colours."""
+    """Draw accuracy kept against agreement kept, with a colour for each verdict."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4.5))
-    for works, colour, label in ((True, "tab:blue", "works"), (False, "tab:red", "BROKEN")):
+    for works, colour, label in VERDICTS:
         some = [row for row in rows if row["verdict"]["works"] is works]
         kept = [sum(row["verdict"]["agreement"]) / len(row["verdict"]["agreement"]) / row["verdict"]["sources_agree"]
                 for row in some]  # fmt: skip

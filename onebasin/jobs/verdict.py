@@ -3,10 +3,13 @@
 
 On inputs on which nothing was fitted, the first choice of the merged model is compared with that of each source, and
 those of the sources with each other. A merge cannot be expected to agree with its sources more often than these agree
-with each other, and a broken one agrees about as often as chance. Chance is the agreement of two independent models
-that predict every class equally often as these do (kappa; Cohen, 1960), so
+with each other, but it should keep what they agree on. Chance is the agreement of two independent models that predict
+every class equally often as these do (kappa; Cohen, 1960), so
 
-    kappa(a, b) = (agreement - chance) / (1 - chance),     works:  mean_i kappa(merged, i) >= PART * mean_ij kappa(i, j)
+    kappa(a, b) = (agreement - chance) / (1 - chance),     works:  mean_ij kappa(merged, i | i = j) >= KEPT
+
+over all pairs of sources, where the inputs are those for which both predict the same; or if the merge agrees with the
+sources as often as these with each other.
 
 Models without classes are compared by how they order examples: a regression by whether the next example has a higher
 value, an encoder without a head by which other example is nearest.
@@ -44,7 +47,8 @@ if TYPE_CHECKING:
 GUESSED = "inputs that were guessed"
 IMAGINED = "pictures that the models imagined"  # if the sources agree on more than `EASY` of them
 EASY = 0.94  # measured: docs/merge.md
-PART = 0.85  # a merge works from this share of the sources' own agreement beyond chance
+KEPT = 0.8  # a merge works if it keeps this share, beyond chance, of what its sources agree on
+FEW = 10  # predictions that chance does not explain; fewer say nothing
 LEAST = 0.1  # below this agreement of the sources beyond chance, their predictions say nothing
 HELD = 2**29  # parameters of the largest model that is held in memory to be judged
 ROWS, SHORT, LONG = 16, 2, 32  # random inputs: texts, and tokens of each
@@ -130,11 +134,10 @@ def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judge
     known = [pair for pair in own if pair is not None]
     works = None
     agreed = _agreed(between)
-    if agreed is not None and known:
-        usual = sum(pair.kappa for pair in between) / len(between)
-        own_mean = sum(pair.agreement for pair in known) / len(known)
-        as_good = own_mean >= agreed  # where chance agrees nearly always, kappa means little
-        works = as_good or sum(pair.kappa for pair in known) / len(known) >= PART * usual if usual >= LEAST else None
+    if agreed is not None and known and sum(pair.kappa for pair in between) / len(between) >= LEAST:
+        kept = _kept(mine, theirs)
+        as_good = sum(pair.agreement for pair in known) / len(known) >= agreed
+        works = True if as_good else None if kept is None else kept >= KEPT
     if works and proves_nothing(judged_on, agreed):
         works = None
     apart = [pair.divergence for pair in between if pair.divergence is not None]
@@ -236,17 +239,31 @@ def _compared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> _Pair | None:
     )
 
 
+def _kept(merged: Mapping[str, Tensor], sources: Sequence[Mapping[str, Tensor]]) -> float | None:
+    """Return the share of what pairs of sources agree on that the merged model predicts, too, beyond chance: the mean
+    over pairs and outputs. Returns None if chance explains nearly all of it."""
+    found = []
+    for a, b in combinations(sources, 2):
+        for name in set(merged) & set(a) & set(b):
+            if not (_comparable(name, a[name], b[name]) and _comparable(name, merged[name], a[name])):
+                continue
+            mine, first, second = (_choices(name, answers[name]) for answers in (merged, a, b))
+            where = first == second
+            same, chance = _agreement(mine[where], first[where])
+            if int(where.sum()) * (1 - chance) >= FEW:
+                finite = bool(merged[name].isfinite().all())
+                found.append((same - chance) / (1 - chance) if finite else 0.0)
+    return sum(found) / len(found) if found else None
+
+
 def _comparable(name: str, x: Tensor, y: Tensor) -> bool:
     return len(x) == len(y) and len(x) > 1 and (x.shape == y.shape or "logits" not in name)
 
 
 def _pair(name: str, x: Tensor, y: Tensor) -> _Pair:
-    classes = "logits" in name and x.shape[-1] > 1
-    first, second = (_choices(value, classes, "logits" in name) for value in (x, y))
-    same = float((first == second).double().mean())
-    shares = [torch.bincount(choice, minlength=int(max(first.max(), second.max())) + 1).double() / len(choice)
-              for choice in (first, second)]  # fmt: skip
-    chance = float(shares[0] @ shares[1])
+    classes = _classes(name, x)
+    first, second = (_choices(name, value) for value in (x, y))
+    same, chance = _agreement(first, second)
     kappa = (same - chance) / (1 - chance) if chance < 1 else same
     if not (x.isfinite().all() and y.isfinite().all()):
         return _Pair(same, min(kappa, 0.0), math.inf if classes else None, len(first))
@@ -257,11 +274,24 @@ def _pair(name: str, x: Tensor, y: Tensor) -> _Pair:
     return _Pair(same, kappa, apart, len(first))
 
 
-def _choices(value: Tensor, classes: bool, regression: bool) -> Tensor:
+def _agreement(first: Tensor, second: Tensor) -> tuple[float, float]:
+    """Return the share of equal choices, and that by chance; 1 for both if there are no choices."""
+    if not len(first):
+        return 1.0, 1.0
+    shares = [torch.bincount(choice, minlength=int(max(first.max(), second.max())) + 1).double() / len(choice)
+              for choice in (first, second)]  # fmt: skip
+    return float((first == second).double().mean()), float(shares[0] @ shares[1])
+
+
+def _classes(name: str, value: Tensor) -> bool:
+    return "logits" in name and value.shape[-1] > 1
+
+
+def _choices(name: str, value: Tensor) -> Tensor:
     """Return a model's choices, one number each: a class, whether the next example has more, or the nearest example."""
-    if classes:
+    if _classes(name, value):
         return value.argmax(-1)
-    if regression:
+    if "logits" in name:
         return (value[1:, 0] > value[:-1, 0]).long()
     near = torch.nn.functional.normalize(value.double() - value.double().mean(0), dim=-1)
     return (near @ near.mT).fill_diagonal_(-math.inf).argmax(-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo import CASES, save
 
 import onebasin
-from onebasin.jobs.verdict import GUESSED, IMAGINED, PART, ROWS, SHORT, judge
+from onebasin.jobs.verdict import GUESSED, IMAGINED, ROWS, SHORT, judge
 
 BATCHES = [{"input_ids": torch.zeros(500, 1, dtype=torch.long)}] * 2
 
@@ -43,6 +43,28 @@ def test_chance_does_not_count_as_agreement(shares: list[float]) -> None:
     assert judge(answering(good), [answering(a), answering(b)], BATCHES, "these").works is True
     verdict = judge(answering(bad), [answering(a), answering(b)], BATCHES, "these")
     assert verdict.works is False and verdict.sentence.startswith("BROKEN")
+
+
+def test_what_the_sources_agree_on_must_be_kept() -> None:
+    """Sources that agree in 60 % of cases allow many other answers, but not where they agree."""
+    a = choosing([0.25] * 4)
+    b = choosing([0.25] * 4, like=a, flipped=0.55, seed=1)
+    same = a.argmax(-1) == b.argmax(-1)
+    other = choosing([0.25] * 4, like=a, flipped=0.8, seed=2)
+    for kept, where in ((True, same), (False, ~same)):  # where it answers as they do
+        merged = torch.where(where[:, None], a, other)
+        verdict = judge(answering(merged), [answering(a), answering(b)], BATCHES, "these")
+        assert verdict.works is kept
+    assert verdict.agreement[0] > 0.9 * verdict.sources_agree  # only what it agrees on tells
+
+
+def test_a_few_choices_beyond_chance_say_nothing() -> None:
+    """Where all but three of a thousand choices are of one class, three mistakes are neither good nor bad."""
+    a = choosing([1.0, 0.0])
+    a[:3] = a[:3].flip(-1)
+    merged = a.clone()
+    merged[2:5] = merged[2:5].flip(-1)
+    assert judge(answering(merged), [answering(a), answering(a)], BATCHES, "these").works is None
 
 
 def test_the_numbers_are_what_they_say() -> None:
@@ -141,7 +163,6 @@ def test_every_merge_is_judged(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "onebasin.json").read_text())["result"]["verdict"] == same["verdict"]
     assert "verdict" not in onebasin.merge([model, model], match="none", verdict=False)
     assert onebasin.merge([model, model], match="none", require=0.9)["required"] is True
-    assert 0 < PART < 1
 
 
 def test_a_large_model_is_read_as_it_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
