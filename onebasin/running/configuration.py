@@ -142,6 +142,20 @@ def words_of_layers(cls: type, part: str) -> list[str]:
     return [word for word in known if f'"{word}"' in source]
 
 
+def narrowed(divisor: int, scope: Mapping[str, Any]) -> int:
+    """Return the divisor of widths, halved until heads of more than one number keep more than one: with one, their
+    numbers could be exchanged with those of other heads.
+
+    scope: the settings of a configuration, whose numbers of heads stay.
+    """
+    counts, widths = ([n for key, n in scope.items() if kind_of_number(key) == kind and is_number(n)]
+                      for kind in ("heads", "width"))  # fmt: skip
+    for width in [n for key in HIDDEN for n in numbers(scope.get(key))] or widths:
+        while any(width >= 2 * n > width // divisor for n in counts):
+            divisor //= 2
+    return divisor
+
+
 def rotary_shares(own: Mapping[str, Any]) -> Iterator[float]:
     """Yield the shares of a head that are rotated by rotary embeddings, wherever a configuration states them."""
     for key, value in own.items():

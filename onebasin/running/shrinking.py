@@ -31,6 +31,7 @@ from .configuration import (
     is_per_layer,
     is_staged,
     kind_of_number,
+    narrowed,
     numbers,
     rotary_shares,
     settings,
@@ -103,6 +104,7 @@ class _Shrinking:
         self.scale, self.decoder, self.most = scale, decoder, scale.most or {}
         scopes = [all_settings(config) for config in configs(whole)]
         self.text = getattr(whole.get_text_config(), "hidden_size", 0) if len(scopes) > 1 else 0
+        self.divisor = scale.divisor and min(narrowed(scale.divisor, scope) for scope in scopes)
         shares = {share for scope in scopes for share in rotary_shares(scope)}
         sight = any(kind_of_number(key) == "patch" for scope in scopes for key in scope)
         self.head = scale.head
@@ -209,13 +211,11 @@ class _Shrinking:
             n: list(range(n)) if "layers" in scale.kept else _chosen(own, n, self.least(own)) for n in depths_of(own)
         }
         patch = next((n for key, value in own.items() if kind_of_number(key) == "patch" for n in numbers(value)), 1)
-        staged = any(
-            re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own
-        )  # convolutions shrink the image
+        shrinks = re.compile(r"(patch_sizes|(?<!encoder_)strides?)$")  # convolutions shrink the image
+        staged = any(map(shrinks.search, own))
         small_patch = min(patch, 2) if "patch" not in scale.kept else patch
-        rate = next(
-            (n for key, n in own.items() if "downsample" in key and is_number(n)), 1
-        )  # of the input of a window
+        rates = (n for key, n in own.items() if "downsample" in key and is_number(n))
+        rate = next(rates, 1)  # of the input of a window
         lists = (own.get(key) for key in STAGED)
         grid: int = max(
             self.most.get("grid", GRID), 2 ** next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
@@ -242,8 +242,8 @@ class _Shrinking:
             kind = kind_of_number(key)
             if kind in scale.kept or n < 0:
                 return n
-            if scale.divisor and kind in ("width", "neurons", "in head", "rotary", "heads", "key heads"):
-                return n if "heads" in kind or n % scale.divisor or n < WIDE else n // scale.divisor
+            if self.divisor and kind in ("width", "neurons", "in head", "rotary", "heads", "key heads"):
+                return n if "heads" in kind or n % self.divisor or n < WIDE else n // self.divisor
             if kind == "rotary":
                 whole = hidden // count if count else 0
                 head: int = (

@@ -135,6 +135,16 @@ def test_products_and_sums_stay() -> None:
     assert layout.hidden_size == 4 * layout.coordinate_size + 2 * layout.shape_size
 
 
+@pytest.mark.parametrize("kind", ["superglue", "lightglue"])
+def test_a_twin_of_a_small_model_has_heads_of_more_than_one_number(kind: str) -> None:
+    """Heads of one number can be permuted like neurons; its table would mix heads that are larger."""
+    small = twins.twin_config(kind, Scale(divisor=8))
+    for _ in range(2):
+        size = small.hidden_size // small.num_attention_heads
+        small = twins.twin_config(small, Scale(divisor=8))
+        assert size >= 2 and small.hidden_size // small.num_attention_heads >= 2
+
+
 @pytest.mark.parametrize("kind", ["llama", "t5", "clip", "qwen3_vl", "bart", "gpt_oss"])
 def test_no_dropout_no_cache_and_tokens_within_the_vocabulary(kind: str) -> None:
     small = twins.twin_config(kind)
