@@ -87,7 +87,8 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
         some = [row for row in rows if row["verdict"]["works"] is works]
         kept = [sum(row["verdict"]["agreement"]) / len(row["verdict"]["agreement"]) / row["verdict"]["sources_agree"]
                 for row in some]  # fmt: skip
-        axes.scatter(kept, [row["kept"] for row in some], c=colour, label=label, alpha=0.7)
+        if some:
+            axes.scatter(kept, [row["kept"] for row in some], c=colour, label=label, alpha=0.7)
     axes.set_xlabel("agreement with the sources / agreement of the sources")
     axes.set_ylabel("accuracy above chance, as a share of the ends'")
     axes.legend()
