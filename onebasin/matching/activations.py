@@ -157,8 +157,9 @@ class _Meter:
                 self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
         self.neurons = {root for root in self.readers if not signature.spaces[root].batch}
         for name, (_, sites) in list(self.outputs.items()):
-            if sites and all(root in self.neurons for site in sites for root in self._roots(site) or [""]):
-                del self.outputs[name]  # they are measured where they are read
+            roots = {root for site in sites for root in self._roots(site)}
+            if roots and roots <= self.neurons:  # they are measured where they are read
+                del self.outputs[name]
         for name in routed([anchor, source], small, {*self.inputs, *self.outputs}):
             self.inputs.pop(name, None)
             self.outputs.pop(name, None)
@@ -168,10 +169,11 @@ class _Meter:
         return len(site.leaves) > 1 and bool(self.signature.spaces[self._roots(site)[-1]].batch)
 
     def _neurons(self, site: Site) -> bool:
-        """Whether this is a block of neurons, which only permutations move."""
-        roots = self._roots(site) if self.averaged and len(site.leaves) == 1 else []
-        spaces = [self.signature.spaces[root] for root in roots if root not in self.norms]
-        return any(space.part == "ffn" and not space.batch for space in spaces)
+        """Whether this is a block of neurons, which are permuted and not rotated."""
+        if not self.averaged or len(site.leaves) != 1 or not (roots := self._roots(site)) or roots[0] in self.norms:
+            return False
+        space, moves = self.signature.spaces[roots[0]], MOVES[self.signature.kinds[roots[0]]]
+        return space.part == "ffn" and not space.batch and "permute" in moves and not moves & {"rotate", "ones"}
 
     def _roots(self, site: Site) -> list[str]:
         return [self.signature.root[leaf.space] for leaf in site.leaves if not leaf.constant]
@@ -232,7 +234,7 @@ class _Meter:
 
         aligned: the elements of streams.
         """
-        read = self.readers[root] if root in self.neurons and group.permutes else []
+        read = self.readers[root] if root in self.neurons else []
         lost = [self._losses(root, *one, aligned) for one in read if one[1].cross is not None]
         if lost:
             return sum(lost[1:], lost[0])
@@ -252,7 +254,7 @@ class _Meter:
         """Return the moments of neurons by what pairs of them lose in a layer that reads them."""
         assert site.cross is not None
         a, s = (self._by_head(role, root, tensor)[0] for tensor in self._aligned(role, aligned))
-        return losses(site.cross, (site.square[0], site.square[1]), a, s)
+        return losses(site.cross, site.square, a, s)
 
     def heads(
         self, key: str, group: Group | None, inner: Mapping[str, Group], aligned: Alignment

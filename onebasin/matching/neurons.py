@@ -16,15 +16,18 @@ is uncorrelated with x - y. So the expected square of the loss is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from onebasin.symmetry import Moments
+from onebasin.symmetry.groups import as_moments
 
 BENT = (1 - 2 / math.pi) / (2 - 2 / math.pi)
 
 
-def losses(cross: Tensor, squares: tuple[Tensor, Tensor], anchor: Tensor, source: Tensor) -> Moments:
+def losses(cross: Tensor, squares: Sequence[Tensor], anchor: Tensor, source: Tensor) -> Moments:
     """Return moments whose nearest permutation, with signs or without, loses least in the average (above).
 
     With S = E x^2 + E y^2, p = E x y, T = |c|^2 + |d|^2 and q = c . d, the loss of a pair is, up to a factor,
@@ -42,5 +45,4 @@ def losses(cross: Tensor, squares: tuple[Tensor, Tensor], anchor: Tensor, source
     s = squares[0].unsqueeze(1) + squares[1]
     t = (1 + BENT) * (anchor.square().sum(1).unsqueeze(1) + source.square().sum(1))
     q = 2 * (1 - BENT) * (anchor @ source.mT)
-    nothing = s.new_zeros(s.shape[:-1])
-    return Moments(s * q + 2 * cross * t, s.new_zeros(s.shape), nothing, nothing, diagonal=-(s * t + 2 * cross * q))
+    return replace(as_moments(s * q + 2 * cross * t), diagonal=-(s * t + 2 * cross * q))

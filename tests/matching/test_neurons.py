@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from zoo import CASES, inputs, save
 
-from onebasin.matching.activations import match_activations
+from onebasin.matching.activations import _Meter, match_activations
 from onebasin.matching.neurons import BENT, losses
 from onebasin.models import Folder
 from onebasin.running.loaded import loaded_model
@@ -47,6 +48,17 @@ def test_the_pairs_that_lose_least_are_found(group: Permutation | SignedPermutat
     assert isinstance(found, Monomial)
     sign = (1,) * 4 if found.scale is None else tuple(found.scale.int().tolist())
     assert math.isclose(lost(tuple(found.index.tolist()), sign), best, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "are"), [("permutation", True), ("relu", True), ("linear", False), ("ones", False)])
+def test_what_rotates_is_measured_where_it_is_written(kind: str, are: bool, tmp_path: Path) -> None:
+    stock = loaded_model(Folder(save(CASES["GPT2LMHeadModel"](), tmp_path / "model")))
+    root = next(root for root in stock.signature.members if stock.signature.spaces[root].part == "ffn")
+    spaces = stock.signature.spaces
+    signature = replace(stock.signature, spaces={**spaces, root: replace(spaces[root], kind=kind)})
+    meter = _Meter(signature, stock, stock, inputs(CASES["GPT2LMHeadModel"]()))
+    assert (root in meter.neurons) is are
+    assert any(meter._roots(site) == [root] for _, sites in meter.outputs.values() for site in sites) is not are
 
 
 def test_neurons_that_fire_alike_are_told_apart_by_what_they_write(tmp_path: Path) -> None:
