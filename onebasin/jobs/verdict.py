@@ -135,9 +135,8 @@ def judge(merged: Load, sources: Sequence[Load], batches: Sequence[Batch], judge
     works = None
     agreed = _agreed(between)
     if agreed is not None and known and sum(pair.kappa for pair in between) / len(between) >= LEAST:
-        kept = _kept(mine, theirs)
         as_good = sum(pair.agreement for pair in known) / len(known) >= agreed
-        works = True if as_good else None if kept is None else kept >= KEPT
+        works = True if as_good else _keeps(mine, theirs)
     if works and proves_nothing(judged_on, agreed):
         works = None
     apart = [pair.divergence for pair in between if pair.divergence is not None]
@@ -227,7 +226,7 @@ class _Pair:
 
 def _compared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> _Pair | None:
     """Compare two models' answers over the outputs that both have. Returns None if they have none in common."""
-    found = [_pair(name, a[name], b[name]) for name in a if name in b and _comparable(name, a[name], b[name])]
+    found = [_pair(name, a[name], b[name]) for name in _shared(a, b)]
     if not found:
         return None
     divergences = [one.divergence for one in found if one.divergence is not None]
@@ -239,32 +238,34 @@ def _compared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> _Pair | None:
     )
 
 
-def _kept(merged: Mapping[str, Tensor], sources: Sequence[Mapping[str, Tensor]]) -> float | None:
-    """Return the share of what pairs of sources agree on that the merged model predicts, too, beyond chance: the mean
-    over pairs and outputs. Returns None if chance explains nearly all of it."""
+def _keeps(merged: Mapping[str, Tensor], sources: Sequence[Mapping[str, Tensor]]) -> bool | None:
+    """Return whether the merged model predicts what pairs of sources agree on: at least the share `KEPT` of it beyond
+    chance, in the mean over pairs and outputs. Returns None if chance explains nearly all of it."""
     found = []
     for a, b in combinations(sources, 2):
-        for name in set(merged) & set(a) & set(b):
-            if not (_comparable(name, a[name], b[name]) and _comparable(name, merged[name], a[name])):
-                continue
+        for name in _shared(merged, a, b):
             mine, first, second = (_choices(name, answers[name]) for answers in (merged, a, b))
             where = first == second
             same, chance = _agreement(mine[where], first[where])
             if int(where.sum()) * (1 - chance) >= FEW:
-                finite = bool(merged[name].isfinite().all())
-                found.append((same - chance) / (1 - chance) if finite else 0.0)
-    return sum(found) / len(found) if found else None
+                found.append(_kappa(same, chance) if bool(merged[name].isfinite().all()) else 0.0)
+    return sum(found) / len(found) >= KEPT if found else None
 
 
-def _comparable(name: str, x: Tensor, y: Tensor) -> bool:
-    return len(x) == len(y) and len(x) > 1 and (x.shape == y.shape or "logits" not in name)
+def _shared(first: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> list[str]:
+    """Return the outputs that all models have, and that can be compared."""
+    return [name for name, x in first.items() if all(_comparable(name, x, other.get(name)) for other in others)]
+
+
+def _comparable(name: str, x: Tensor, y: Tensor | None) -> bool:
+    return y is not None and len(x) == len(y) and len(x) > 1 and (x.shape == y.shape or "logits" not in name)
 
 
 def _pair(name: str, x: Tensor, y: Tensor) -> _Pair:
     classes = _classes(name, x)
     first, second = (_choices(name, value) for value in (x, y))
     same, chance = _agreement(first, second)
-    kappa = (same - chance) / (1 - chance) if chance < 1 else same
+    kappa = _kappa(same, chance)
     if not (x.isfinite().all() and y.isfinite().all()):
         return _Pair(same, min(kappa, 0.0), math.inf if classes else None, len(first))
     apart = None
@@ -281,6 +282,10 @@ def _agreement(first: Tensor, second: Tensor) -> tuple[float, float]:
     shares = [torch.bincount(choice, minlength=int(max(first.max(), second.max())) + 1).double() / len(choice)
               for choice in (first, second)]  # fmt: skip
     return float((first == second).double().mean()), float(shares[0] @ shares[1])
+
+
+def _kappa(agreement: float, chance: float) -> float:
+    return (agreement - chance) / (1 - chance) if chance < 1 else agreement
 
 
 def _classes(name: str, value: Tensor) -> bool:

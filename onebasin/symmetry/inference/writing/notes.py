@@ -9,6 +9,7 @@ from math import prod
 
 from ...tables.axes import leaves
 from ...tables.signature import bias_beside
+from ..atoms import Axis
 from .draft import Draft, Found
 from .notation import notation, still
 
@@ -85,14 +86,12 @@ def _read_by_others(draft: Draft, one: Found) -> bool:
     """Whether other tensors read all spaces that this one reads."""
     read = [leaf.top for axis in one.axes if axis is not None for leaf in axis.leaves
             if leaf.top.dual != draft.turned[id(leaf.top.atom)]]  # fmt: skip
-    left = read
-    for other in draft.found if read else ():
-        for axis in other.axes if other.tied != one.tied else ():
-            for leaf in axis.leaves if axis is not None else ():
-                left = [each for each in left if each != leaf.top]
-        if not left:
-            return True
-    return False
+
+    def others() -> Iterator[Axis]:  # looked through only until one is found: there are thousands
+        return (leaf.top for other in draft.found if other.tied != one.tied
+                for axis in other.axes if axis is not None for leaf in axis.leaves)  # fmt: skip
+
+    return bool(read) and all(leaf in others() for leaf in read)
 
 
 def _summed_with(draft: Draft, one: Found) -> Found | None:
