@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.running.made_inputs import longest_text
+from onebasin.running.input_shapes import longest_text
 from onebasin.running.trace import Batch
 from onebasin.settings import Reading
 

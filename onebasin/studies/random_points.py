@@ -18,8 +18,8 @@ from onebasin.models import Folder
 from onebasin.running.configuration import configs, kind_of_number, numbers, settings
 from onebasin.running.expert_layout import one_by_one
 from onebasin.running.float64 import OnlyFloat64
+from onebasin.running.input_shapes import BATCH
 from onebasin.running.loaded import _load
-from onebasin.running.made_inputs import BATCH
 from onebasin.running.verification import outward
 from onebasin.symmetry import Entry, Signature
 
