@@ -10,35 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
-    """A parameter, and the entries [first, last) along an axis of the tensor that it is a part of."""
+    """A parameter, and the entries along an axis of the tensor that it consists of, in its order: a class may also sort
+    queries and keys by the halves of their rotary pairs."""
 
     parameter: str
     axis: int
-    first: int
-    last: int
+    entries: Tensor
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return this part of the whole as a view."""
-        return tensor.narrow(self.axis, self.first, self.last - self.first)
+        """Return this part of the whole."""
+        return tensor.index_select(self.axis, self.entries.to(tensor.device))
 
 
 def joined(model: nn.Module, pieces: Sequence[Piece]) -> Tensor:
     """Return the whole tensor."""
-    return torch.cat([model.get_parameter(piece.parameter) for piece in pieces], pieces[0].axis)
+    parts = torch.cat([model.get_parameter(piece.parameter) for piece in pieces], pieces[0].axis)
+    return parts.index_select(pieces[0].axis, _entries(pieces).argsort().to(parts.device))
+
+
+def _entries(pieces: Sequence[Piece]) -> Tensor:
+    return torch.cat([piece.entries for piece in pieces])
 
 
 def divided(
     load: Callable[[dict[str, Tensor]], nn.Module], state: Mapping[str, Tensor], among: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[Piece, ...]]:
-    """Return tensor -> its pieces in order, for tensors that a class divides along one axis.
+    """Return tensor -> its pieces, for tensors that a class divides along one axis.
 
     load: makes the model from its tensors, name -> tensor. state: any such tensors. among: tensor -> the parameters
     that have entries of it.
@@ -51,10 +55,10 @@ def divided(
         model = load({**state, **{name: _indices(state[name], axis) for name in left}})
         for name in left:
             pieces = [_piece(one, model.get_parameter(one), axis) for one in among[name]]
-            ordered = sorted((piece for piece in pieces if piece is not None), key=lambda piece: piece.first)
-            ends = [0, *(end for piece in ordered for end in (piece.first, piece.last)), state[name].shape[axis]]
-            if len(ordered) == len(pieces) and all(a == b for a, b in list(pairwise(ends))[::2]):
-                found[name] = tuple(ordered)
+            known = [piece for piece in pieces if piece is not None]
+            every = torch.arange(state[name].shape[axis])
+            if len(known) == len(pieces) and torch.equal(_entries(known).sort().values, every):
+                found[name] = tuple(known)
     return found
 
 
@@ -65,9 +69,8 @@ def _indices(tensor: Tensor, axis: int) -> Tensor:
 
 
 def _piece(name: str, filled: Tensor, axis: int) -> Piece | None:
-    """Return the part that a parameter has of a tensor of indices; None if its entries do not follow one another."""
+    """Return the part that a parameter has of a tensor of indices; None if it divides it along another axis."""
     if filled.dim() <= axis:
         return None
-    first = int(filled.flatten()[0])
-    expected = first + _indices(filled.detach(), axis)
-    return Piece(name, axis, first, first + filled.shape[axis]) if torch.equal(filled.detach(), expected) else None
+    entries = filled.detach().movedim(axis, 0).reshape(filled.shape[axis], -1)
+    return Piece(name, axis, entries[:, 0].long()) if torch.equal(entries, entries[:, :1].expand_as(entries)) else None

@@ -39,15 +39,15 @@ def test_the_filled_model_computes_what_the_folder_computes(case: str, tmp_path:
             assert torch.allclose(got[name], value, atol=1e-9), name
 
 
-@pytest.mark.parametrize("kind", ["nomic_bert", "sapiens2", "marian", "dinov3_vit"])
+@pytest.mark.parametrize("kind", ["nomic_bert", "sapiens2", "kimi_k25", "marian", "dinov3_vit"])
 def test_what_a_class_divides_or_computes_is_no_hindrance(kind: str, tmp_path: Path) -> None:
-    """Fused projections of queries, keys and values, or of gates, which are put together again; fixed positions; no
-    register at all."""
+    """Fused projections of queries, keys and values (Kimi K2.5's with rotary pairs in another order), or of gates, which
+    are put together again; fixed positions; no register at all."""
     model, given = twins.build(kind)
     model.save_pretrained(tmp_path)
     checkpoint = Folder(tmp_path)
     stock = loaded_model(checkpoint, dtype=torch.float64)
-    assert bool(stock.pieces) == (kind in ("nomic_bert", "sapiens2")) and stock.roles == list(
+    assert bool(stock.pieces) == (kind in ("nomic_bert", "sapiens2", "kimi_k25")) and stock.roles == list(
         dict.fromkeys(stock.roles)
     )
     assert {*stock.roles, *stock.buffer} == {role for role, entry in stock.signature.tensors.items() if entry.stored}
