@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig
 
 # Name of a space -> pattern of the keys that may state its size.
 NAMED = {
@@ -16,13 +19,23 @@ NAMED = {
 WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
 
 
-def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]]) -> str | None:
+def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]], scope: str = "") -> str | None:
     """Return the expression for the size of a space, given its sizes under several configurations.
 
     This is a key with these values, chosen by its name if there are several, else a number if the sizes are all equal,
     else the simplest product or quotient of keys.
+
+    scope: of a nested configuration (`outer.inner`), whose keys come first: towers may agree in twins alone.
     """
     flat = [dict(_numbers_of(config)) for config in configs]
+    own = [{key: value for key, value in each.items() if key.startswith(f"{scope}.")} for each in flat]
+    expressions = (_expression(name, sizes, numbers) for numbers in ([own, flat] if scope else [flat]))
+    constant = str(sizes[0]) if len(sizes) > 1 and len(set(sizes)) == 1 else None
+    return next(filter(None, expressions), constant)
+
+
+def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the best expression from numbers of several configurations."""
     numbers = {key: tuple(each[key] for each in flat) for key in flat[0] if all(key in each for each in flat)}
     whole: dict[str, tuple[int, ...]] = {
         key: values for key, values in numbers.items() if all(type(value) is int and value > 0 for value in values)
@@ -52,8 +65,8 @@ def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str
                 found.append(f"{a} * {ratio.numerator}" if ratio > 1 else f"{a} / {ratio.denominator}")
     words = {"head": "head", "group": "head|group", "vo": WIDTHS, "qk": WIDTHS, "rope": WIDTHS}.get(word, ".")
     found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]), len(text)))
-    if not changing and len(sizes) > 1 and not (found and re.search("head", found[0])):
-        return str(sizes[0])
+    if not changing and len(sizes) > 1:
+        found = [text for text in found[:1] if re.search("head", text)]
     return found[0] if found else None
 
 
@@ -72,6 +85,32 @@ def _shares_of(
                 turned = [(int(x * y) + 1) // 2 * 2 for x, y in zip(each, parts, strict=True)]
                 if turned == list(sizes) and re.search("head", body):
                     yield f"even {body} * {share}"
+
+
+def scope_of(model: nn.Module, parameters: Iterable[str]) -> str:
+    """Return the place of the configuration that the innermost modules with these parameters have, `outer.inner`; an
+    empty string if it is that of the whole model, or if they have several."""
+    places = {id(config): place for place, config in _nested(model.config)}
+    found = set[str]()
+    for parameter in parameters:
+        held = [getattr(model.get_submodule(path), "config", None) for path in _ancestors(parameter)]
+        found.add(next((places[id(config)] for config in held if id(config) in places), ""))
+    return found.pop() if len(found) == 1 else ""
+
+
+def _ancestors(parameter: str) -> Iterator[str]:
+    """Yield the names of the modules that a parameter is in, the innermost first."""
+    while parameter:
+        parameter = parameter.rpartition(".")[0]
+        yield parameter
+
+
+def _nested(config: object, place: str = "") -> Iterator[tuple[str, object]]:
+    """Yield a configuration and those nested in it, with their places."""
+    yield place, config
+    for key, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            yield from _nested(value, f"{place}.{key}".lstrip("."))
 
 
 def list_of_layers(kinds: Sequence[str], config: Mapping[str, Any]) -> tuple[str, list[str]] | None:

@@ -14,7 +14,7 @@ from onebasin.symmetry.inference.writing.draft import Draft, Style
 from onebasin.symmetry.inference.writing.table import drafted, hold_named, text_of
 
 from .disk import on_disk
-from .sizes import key_of_size, list_of_layers
+from .sizes import key_of_size, list_of_layers, scope_of
 from .tracing import Traced, as_before, as_stored, kind_of
 
 
@@ -45,7 +45,7 @@ def table_text(
 
     def key_of(name: str) -> str | None:
         known, configs = sizes()
-        return key_of_size(name, tuple(each[name] for each in known), configs)
+        return key_of_size(name, tuple(each[name] for each in known), configs, scope_of(model, draft.parameters(name)))
 
     def list_of(kinds: Sequence[str]) -> tuple[str, Sequence[str]] | None:
         return list_of_layers(kinds, model.config.to_dict())

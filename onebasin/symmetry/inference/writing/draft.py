@@ -143,6 +143,10 @@ class Draft:
     def spaces_on(self, axis: Axis) -> set[int]:
         return {self.of[id(leaf.top.atom)] for leaf in axis.leaves if id(leaf.top.atom) in self.of}
 
+    def parameters(self, space: str) -> list[str]:
+        """Return the parameters on whose axes the table writes a space."""
+        return [self.found[line.order].parameter for line in self.lines if space in re.findall(r"\w+", line.axes)]
+
     def original(self, one: Found) -> Found:
         """Return the tensor to which one is tied, under whose name it is stored, or itself."""
         return next((other for other in self.found if other.name == one.tied), one)
