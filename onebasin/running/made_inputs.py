@@ -175,6 +175,13 @@ def widths_named(errors: Iterable[Exception]) -> set[int]:
     return {int(n) for error in errors for n in re.findall(r"be multiplied \(\d+x\d+ and (\d+)x", str(error))}
 
 
+def length_named(errors: Iterable[Exception]) -> int:
+    """Return the number of tokens that a text needs, by what torch said of texts that are not as long as the sound
+    beside them: `LENGTH` if it said nothing."""
+    said = (re.search(rf"a \({LENGTH}\) must match the size of tensor b \((\d+)\)", str(error)) for error in errors)
+    return next((int(match[1]) for match in said if match), LENGTH)
+
+
 def senses(model: PreTrainedModel) -> set[str]:
     """Return the names of the images and sounds that a model accepts besides text."""
     accepted = inspect.signature(model.forward).parameters.keys()

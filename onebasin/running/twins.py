@@ -31,7 +31,7 @@ from .classes import quietly, seeded
 from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
-from .made_inputs import LENGTH, Way, made_inputs, senses, widths_named
+from .made_inputs import LENGTH, Way, length_named, made_inputs, senses, widths_named
 from .shrinking import Scale, twin_config
 from .unset import ALL
 from .verification import INTERNAL
@@ -167,8 +167,7 @@ def _first_that_runs(
         for refusal in said[:1]:
             reason = reason or one_line(refusal)
             wider = widths | widths_named(said)
-            apart = re.findall(rf"a \({LENGTH}\) must match the size of tensor b \((\d+)\)", str(refusal))
-            longer = int(apart[0]) if apart and length == LENGTH else length
+            longer = length_named([refusal]) if length == LENGTH else length
             if (wider, longer) != (widths, length) and not probes:  # once more with inputs as wide, and as long
                 widths, length = wider, longer
                 scales.insert(0, tried)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
-from .made_inputs import Way, made_inputs, widths_named
+from .made_inputs import LENGTH, Way, length_named, made_inputs, widths_named
 from .probes import probe
 
 if TYPE_CHECKING:
@@ -27,14 +27,16 @@ def recipes(a: PreTrainedModel, b: PreTrainedModel, length: int, refused: Sequen
     """Yield recipes for inputs that two models of one type may accept, on a's device and in its dtype.
 
     First come the usual inputs, see `probe`; then, for types that need others (videos, patches, frames of sound), those
-    of `made_inputs`, which always have the same number of examples; and these once more in the widths that refusals
-    name. length: of the longest text, in tokens. refused: what is said of the recipes so far, as it grows.
+    of `made_inputs`, which always have the same number of examples; and these once more in the widths and with the
+    number of tokens that refusals name. length: of the longest text, in tokens. refused: what is said of the recipes
+    so far, as it grows.
     """
     yield lambda count, seed: probe(a, b, count, length, seed)
     with suppress(Exception):  # the inputs of some types cannot be derived
         yield from _made(a)
-        if widths := widths_named(refused):
-            yield from _made(a, widths)
+        widths, tokens = widths_named(refused), length_named(refused)
+        if widths or tokens != LENGTH:
+            yield from _made(a, widths, tokens)
 
 
 def first_that_runs(
@@ -55,8 +57,9 @@ def first_that_runs(
     raise refused[0]
 
 
-def _made(model: PreTrainedModel, widths: Collection[int] = ()) -> Iterator[Recipe]:
-    return (partial(_other, model, way) for way, _ in islice(made_inputs(model, widths=widths), TRIED))
+def _made(model: PreTrainedModel, widths: Collection[int] = (), length: int = LENGTH) -> Iterator[Recipe]:
+    ways = islice(made_inputs(model, widths=widths, length=length), TRIED)
+    return (partial(_other, model, way) for way, _ in ways)
 
 
 def _other(model: PreTrainedModel, way: Way, _: int, seed: int) -> Inputs:

@@ -128,10 +128,10 @@ def test_experts_that_grouped_products_do_not_take(case: str, dtype: torch.dtype
     assert bool(onebasin.data.load_model(folder, "causal-lm")(input_ids=given).logits.isfinite().all())
 
 
-@pytest.mark.parametrize("kind", ["vjepa2", "mgp-str", "speech-encoder-decoder"])
+@pytest.mark.parametrize("kind", ["vjepa2", "mgp-str", "speech-encoder-decoder", "voxtral_realtime"])
 def test_types_with_inputs_or_outputs_of_their_own(tmp_path: Path, kind: str) -> None:
-    """Videos go in under a name of their own, several heads come out as one tuple, and sounds go in by one name of two,
-    beside what the decoder reads: only the 35th recipe."""
+    """Videos go in under a name of their own, several heads come out as one tuple, sounds go in by one name of two,
+    beside what the decoder reads: only the 35th recipe; and a text is as long as the sound beside it."""
     model = twins.build(kind)[0].float()
     assert compare_models(model, model).same
     changed = twins.random_model(model.config, type(model), seed=1).float()
