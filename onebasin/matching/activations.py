@@ -191,7 +191,7 @@ class _Meter:
 
     def measure(self, batch: Batch) -> None:
         seen: list[dict[tuple[str, bool], list[Tensor]]] = []
-        maps: list[Sequence[Tensor]] = []
+        maps: list[Sequence[Tensor | Sequence[Tensor]]] = []
         mask = batch.get("attention_mask")
         for stock in (self.anchor, self.source):
             found: dict[tuple[str, bool], list[Tensor]] = {}
@@ -381,8 +381,11 @@ class _Meter:
         raise AssertionError(role)
 
 
-def _maps(maps: Tensor, mask: Tensor | None) -> Tensor:
-    """(batch, heads, queries, keys) -> (heads, entries), with the mean of each row subtracted, and 0 for padding."""
+def _maps(maps: Tensor | Sequence[Tensor], mask: Tensor | None) -> Tensor:
+    """(batch, heads, queries, keys), or one for each image -> (heads, entries), with the mean of each row subtracted,
+    and 0 for padding."""
+    if not isinstance(maps, Tensor):
+        return torch.cat([_maps(one, None) for one in maps], 1)
     maps = maps - maps.mean(-1, keepdim=True)
     if mask is not None and maps.shape[::2] == mask.shape:
         maps = maps * mask[:, None, :, None]

@@ -112,8 +112,9 @@ def test_norms_over_all_heads_at_once_take_texts_of_any_lengths(tmp_path: Path) 
 
 
 def test_maps_of_attention_are_those_of_the_heads_of_their_layer(tmp_path: Path) -> None:
-    """A table that lists layers by name has a space of heads for each; beside an image tower, maps are of the text."""
-    for kind in ("dots3_note", "llava"):
+    """A table that lists layers by name has a space of heads for each; beside an image tower, maps are of the text; a
+    layer that takes the patches of several images as one sequence returns a list of maps."""
+    for kind in ("dots3_note", "inkling2_vision", "llava"):
         model, given = twins.build(kind)
         model.save_pretrained(tmp_path / kind)
         checkpoint = Folder(tmp_path / kind)
