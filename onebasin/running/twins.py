@@ -94,12 +94,27 @@ def build(
         raise ModelError(f"transformers has no model class for '{whole.model_type}'")
     reasons: list[str] = []
     for each in (known[0], *known[-1:0:-1]):
-        chosen: Any = _class_of(whole, each) if isinstance(each, str) else each
         scales = [scale] if scale else [replace(each, layers=layers) for each in _scales(whole)]
-        found = _first_that_runs(whole, chosen, seed, reasons, scales, probes)
+        found = _first_that_runs(whole, each, seed, reasons, scales, probes)
         if found is not None:
             return found
     raise ModelError(f"no tiny '{whole.model_type}' runs: {reasons[0]}")
+
+
+def of_class(config: PretrainedConfig | str, cls: Any) -> tuple[PretrainedConfig, Any]:
+    """Return the configuration that a class takes, which may be nested in another one (the text model of a multimodal
+    type), and the class itself.
+
+    Args:
+        config: A configuration, or a model type, for its default configuration.
+        cls: The class, or its name.
+    """
+    whole = default_config(config) if isinstance(config, str) else config
+    found = _class_of(whole, cls) if isinstance(cls, str) else cls
+    kind = getattr(found, "config_class", None)
+    if kind is not None and not isinstance(whole, kind):
+        whole = next((each for each in configs(whole) if isinstance(each, kind)), None) or kind()
+    return whole, found
 
 
 def _class_of(config: PretrainedConfig, name: str) -> Any:
@@ -118,9 +133,7 @@ def _first_that_runs(
     probes: Callable[[PreTrainedModel], Iterable[dict[str, Any]]] | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]] | None:
     """Return the first twin that runs, and its inputs, or append the reason why the first of all does not."""
-    kind = getattr(cls, "config_class", None)
-    if kind is not None and not isinstance(whole, kind):  # the text model of a multimodal type
-        whole = next((each for each in configs(whole) if isinstance(each, kind)), None) or kind()
+    whole, cls = of_class(whole, cls)
     decoder = cls.__name__ in _names(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     layers, only = scales[0].layers, len(scales) == 1
     asked = f"{cls} {whole.to_dict()}"

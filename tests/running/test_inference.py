@@ -188,6 +188,7 @@ def test_the_command_writes_a_table_that_can_be_corrected_and_used(tmp_path: Pat
         ("qk", (6, 10), "width / heads"),
         ("inner", (48, 120), "width * 2"),
         ("inner", (4, 4), "4"),
+        ("inner", (9, 9), "9"),  # not stages.0
         ("head", (8, 1), "stages.1"),
         ("inner", (5, 7), None),
     ],

@@ -20,6 +20,7 @@ from onebasin.symmetry.inference.rules import RULES
 from onebasin.symmetry.inference.trace import Trace
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
+from .full_size import named, stored
 from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, held_by, kinds, traced, untied
@@ -65,7 +66,8 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     """Infer the table of a model type, and prove it on tiny twins of two sizes.
 
     If the canonical form changes the outputs of a twin, the tensors responsible are exempted from it, or a table with
-    fewer notes on constants is tried; if random elements do, the spaces responsible are fixed.
+    fewer notes on constants is tried; if random elements do, the spaces responsible are fixed. If the model itself has
+    other tensors, the table is inferred again from a twin with all of its layers.
 
     Args:
         config: A configuration, or a model type, for its default configuration.
@@ -75,9 +77,18 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         ModelError: No twin could be built, or no table was found that leaves its outputs unchanged.
     """
     cls = type(twins.build(config, cls)[0]).__name__
+    found, itself = _infer(config, cls), stored(config, cls)
+    if itself is not None and not named(found.text, itself):
+        with suppress(ModelError):
+            other = _infer(config, cls, Scale(kept=frozenset({"layers"})))
+            return other if named(other.text, itself) else found
+    return found
+
+
+def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None) -> Inferred:
+    """Infer a table from a twin. scale: of the first one (default: the smallest at which it runs)."""
     reason, attempts = "", list[Attempt]()
-    scale, depth = None, 2  # None: the smallest at which it runs
-    larger = _larger(config, cls)
+    depth, larger = 2, _larger(config, cls, scale.kept if scale else frozenset())
     styles = list(STYLES)
     found, level = None, ""
     while styles or attempts:

@@ -43,7 +43,9 @@ def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, A
     word = re.sub(r"\d+$", "", name)
     wanted = NAMED.get(word, r".")
     changing = len(set(sizes)) > 1
-    ranked = [key for key, values in whole.items() if values == sizes and (changing or re.search(wanted, key))]
+    by_chance = not changing and len(sizes) > 1 and word not in NAMED  # a kernel has as many numbers as there are heads
+    ranked = [key for key, values in whole.items()
+              if values == sizes and not by_chance and (changing or re.search(wanted, key))]  # fmt: skip
     ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
                                  "." in key))  # fmt: skip
     shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []

@@ -21,6 +21,10 @@ class TableError(ValueError):
     """A table that cannot be read, or a checkpoint that does not fit its table."""
 
 
+class OtherTensors(TableError):
+    """A checkpoint with tensors that its table does not have, in some layers at least, or without some that it has."""
+
+
 @dataclass(frozen=True)
 class Condition:
     """The text after a `when`, or (wanted: False) the negation, for `otherwise`."""

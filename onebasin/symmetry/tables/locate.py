@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from .axes import leaves
-from .conditions import TableError, lookup
+from .conditions import OtherTensors, TableError, lookup
 from .table import Line, Table, spelled
 
 Place = tuple[str, Line, tuple[str, ...]]  # name on disk, line, indices
@@ -105,7 +105,7 @@ def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) ->
             raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")
         found[role] = (name, line, where)
     if unknown:
-        raise TableError(f"{table.family}: the table does not know {some_of(unknown)}")
+        raise OtherTensors(f"{table.family}: the table does not know {some_of(unknown)}")
     return found
 
 
@@ -140,7 +140,7 @@ def require(
     """Raise TableError unless all required tensors exist, and optional ones exist in all layers or in none."""
     early = [name for name, line, where in found.values() if _lacks(line, where)]
     if early:
-        raise TableError(f"{table.family}: the table has {some_of(early)} only in other layers")
+        raise OtherTensors(f"{table.family}: the table has {some_of(early)} only in other layers")
     missing = []
     for line in table.lines:
         if line.head or "bare" in line.notes:
@@ -156,7 +156,7 @@ def require(
         if not line.optional or (len(absent) < len(roles) and not line.scattered):
             missing += absent
     if missing:
-        raise TableError(f"{table.family}: the weights lack {some_of(missing)}")
+        raise OtherTensors(f"{table.family}: the weights lack {some_of(missing)}")
 
 
 def _excluded(table: Table, found: Container[str], line: Line, indices: tuple[str, ...]) -> bool:

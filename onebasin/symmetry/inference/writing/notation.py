@@ -32,7 +32,7 @@ def notation(draft: Draft, axis: Axis | None, heading: str) -> Written:
         return Leaf("0")
     number = draft.of[id(axis.top.atom)]
     place, outer = draft.places[number], number in draft.outer
-    if kind_of(place.moves) == "fixed" and place.size in (1, 2, 3) and not outer and not _alone(draft, axis):
+    if kind_of(place.moves) == "fixed" and place.size == 1 and not outer and not _alone(draft, axis):
         return Leaf(str(place.size))
     return Leaf(place.name, axis.top.dual != draft.turned[id(axis.top.atom)] and not outer)
 
