@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from onebasin.models import ModelError
-from onebasin.running import shrinking, twins
+from onebasin.running import small_settings, twins
 from onebasin.running.configuration import configs
 from onebasin.running.float64 import OnlyFloat64
 from onebasin.running.shrinking import Scale
@@ -201,7 +201,7 @@ def test_what_goes_from_one_tower_to_another_is_as_wide_in_both() -> None:
     ([22, 22, 20], [2, 2, 4]), ([16, 24, 24], [2, 3, 3]), ([1, 1, 1], [2, 2, 4]),
 ])  # fmt: skip
 def test_axes_of_a_picture_that_turn_alike_do(parts: list[int], expected: list[int]) -> None:
-    assert shrinking._shared_out(8, parts) == expected
+    assert small_settings._shared_out(8, parts) == expected
 
 
 def test_a_film_is_short() -> None:
