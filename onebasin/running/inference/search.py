@@ -27,6 +27,7 @@ from .tracing import Traced, as_before, free_share, held_by, kinds, traced, unti
 
 LOSS = 0.9  # the least share of the free matrices that must stay free when layers that differ a little form one block
 WIDE = 32  # size of a head, if some size is 1 in the smallest twin and more in another
+EVERY_LAYER = frozenset({"layers", "first", "period", "offset", "shared"})  # numbers to keep, for layers of all kinds
 DEEPEST = 8  # most layers of a twin that is deepened until it has every kind of layer
 
 
@@ -80,7 +81,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     found, itself = _infer(config, cls), stored(config, cls)
     if itself is not None and not named(found.text, itself):
         with suppress(ModelError):
-            other = _infer(config, cls, Scale(kept=frozenset({"layers"})))
+            other = _infer(config, cls, Scale(kept=EVERY_LAYER))
             return other if named(other.text, itself) else found
     return found
 
@@ -113,7 +114,7 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
                 left = free_share(found)
             if not kept and (few or left < LOSS * free):  # list layers by name, which needs all of them
                 with nullcontext() if few else suppress(ModelError):  # unless that twin is too large
-                    whole = Scale(kept=frozenset({"layers"}))
+                    whole = Scale(kept=EVERY_LAYER)
                     found = traced(*twins.build(config, cls, 0, whole))
                     scale, larger = whole, _larger(config, cls, whole.kept)
                     other = cache(partial(_larger, config, cls, whole.kept, True))
@@ -131,7 +132,7 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
             if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
                 scale = replace(scale or Scale(), head=WIDE)
             elif not kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
-                scale = Scale(kept=frozenset({"layers"}))
+                scale = Scale(kept=EVERY_LAYER)
                 larger = _larger(config, cls, scale.kept)
             else:
                 continue
