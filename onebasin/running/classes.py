@@ -72,11 +72,16 @@ def _classes(kind: type[PretrainedConfig]) -> list[Any]:
 def _unlike(cls: Any, config: PretrainedConfig, names: Collection[str]) -> int:
     """Return the number of tensors that only the class or only the file has. No memory is allocated for them."""
     try:
-        with torch.device("meta"):
-            own = cls(deepcopy(config)).state_dict().keys()
+        own = without_memory(cls, config).state_dict().keys()
     except Exception:  # a class for another use of this type
         return len(names) + 1
     return len(own ^ set(names))
+
+
+def without_memory(cls: Any, config: PretrainedConfig) -> Any:
+    """Return a model of a class whose tensors are on the device meta: names and shapes, without values."""
+    with torch.device("meta"), quietly():
+        return cls(deepcopy(config))
 
 
 def without_cache(model: PreTrainedModel) -> dict[str, bool]:

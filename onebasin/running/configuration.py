@@ -85,10 +85,15 @@ def default_config(model_type: str) -> PretrainedConfig:
 
 def configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     """Yield a configuration and those nested in it."""
-    yield config
-    for value in list(vars(config).values()):
+    return (each for _, each in nested(config))
+
+
+def nested(config: PretrainedConfig, place: str = "") -> Iterator[tuple[str, PretrainedConfig]]:
+    """Yield a configuration and those nested in it, with their places: `outer.inner`, of itself an empty string."""
+    yield place, config
+    for key, value in list(vars(config).items()):
         if isinstance(value, PretrainedConfig):
-            yield from configs(value)
+            yield from nested(value, f"{place}.{key}".lstrip("."))
 
 
 def declared(config: PretrainedConfig) -> dict[str, Any]:

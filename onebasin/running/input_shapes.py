@@ -3,12 +3,12 @@
 
 A shape is a kind and its axes, and an argument may have several, separated by bars:
 
-    "past_values": "normal batch steps | normal batch context variables"
+    "past_values": "normal batch context+lags | normal batch context variables"
 
-An axis is a size (`batch`, `length`, `channels`), a number, or a product (`side*side`). Sizes come from the model's
-configuration; `name=8` is the setting of that name, or 8 if there is none, and `width` any of the widths that are asked
-for. A kind is a method of `Inputs`; a size instead means whole numbers below it. `size?` before a shape means: only if
-this size is not 0.
+An axis is a size (`batch`, `length`, `channels`), a number, or a sum or product (`side*side`). Sizes come from the
+model's configuration; `name=8` is the setting of that name, or 8 if there is none, and `width` any of the widths that
+are asked for. A kind is a method of `Inputs`; a size instead means whole numbers below it. `size?` before a shape
+means: only if this size is not 0.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ SHAPES: Mapping[str, str] = {
     "feature_attention_mask": "ones batch positions",
     "audio_mel": "normal batch positions bins",
     "audio_mel_mask": "nowhere batch positions",
-    "past_values": "normal batch steps | normal batch context variables",
-    "past_time_features": "normal batch steps num_time_features=0",
-    "past_observed_mask": "everywhere batch steps",
+    "past_values": "normal batch context+lags | normal batch context variables",
+    "past_time_features": "normal batch context+lags num_time_features=0",
+    "past_observed_mask": "everywhere batch context+lags",
     "future_values": "normal batch prediction_length=2",
     "future_time_features": "normal batch prediction_length=2 num_time_features=0",
     "inputs": "text batch length | normal batch length d_model=24",
@@ -162,14 +162,13 @@ class Inputs:
         size: Any = next(filter(None, image), free)
         height, wide = (size, size) if isinstance(size, int) else tuple(size)[-2:]
         cell = known["channels"] * known["depth"] * known["patch"] ** 2
-        context = self._stated("", "context_length", length)
         known |= {
             "batch": BATCH, "length": length, "height": height, "wide": wide, "cell": cell,
             "side": 2 * known["spread"],  # patches
             "merged": cell * known["spread"] ** 2 if known["spread"] > 1 else 0,  # several patches in one row
             "bins": known["bins of one frame"] * known["stacked"], "positions": 2 * known["window"],
-            "context": context, "steps": context + max([0, *numbers(vars(config).get("lags_sequence"))]),
-            "books+1": known["books"] + 1,
+            "context": self._stated("", "context_length", length),
+            "lags": max([0, *numbers(vars(config).get("lags_sequence"))]),
             "parallel": vars(decoder).get("num_channels") or 0,  # tokens at one position
             "packed": packed, "sequences": sequences, "rows": sequences and not packed,
             "spectrogram": hasattr(sound, "spec_size"),
@@ -183,13 +182,15 @@ class Inputs:
             if not all(self.size(condition.strip()) for condition in conditions):
                 continue
             kind, *axes = rest.split()
-            make = getattr(self, kind, None) or partial(self.below, kind)
+            make = getattr(self, kind, None) or partial(self.below, self.size(kind))
             for width in self.widths if "width" in axes else (0,):
                 found.append(partial(make, *(width if axis == "width" else self.size(axis) for axis in axes)))
         return found
 
     def size(self, axis: str) -> int:
         """Return the size of an axis, see the notation above."""
+        if "+" in axis:
+            return sum(map(self.size, axis.split("+")))
         if "*" in axis:
             return prod(map(self.size, axis.split("*")))
         if "=" in axis:
@@ -209,8 +210,8 @@ class Inputs:
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64)
 
-    def below(self, size: str, *shape: int) -> Tensor:
-        return torch.randint(max(self.size(size), 1), shape, generator=self.generator)
+    def below(self, size: int, *shape: int) -> Tensor:
+        return torch.randint(max(size, 1), shape, generator=self.generator)
 
     def ones(self, *shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.long)
@@ -254,7 +255,7 @@ class Inputs:
     def boxes(self, *shape: int) -> Tensor:
         """Return the left, upper, right and lower ends of boxes."""
         half = self.sizes["extent"] // 2
-        corner, size = (torch.randint(max(half, 1), (*shape, 2), generator=self.generator) for _ in range(2))
+        corner, size = (self.below(half, *shape, 2) for _ in range(2))
         return torch.cat([corner, corner + size], -1)
 
     def places(self, batch: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import wraps
 from math import prod
 from pathlib import Path
@@ -21,7 +20,7 @@ from onebasin.models.folder import Folder
 from onebasin.models.lazy_tensors import LazyTensors
 from onebasin.symmetry.tables.locate import some_of
 
-from .classes import class_for, class_of, config_of, kind_of, quietly, runnable
+from .classes import class_for, class_of, config_of, kind_of, quietly, runnable, without_memory
 from .expert_layout import one_by_one_where_needed
 from .lazy_weights import await_weights, placed, stand_ins
 
@@ -124,8 +123,7 @@ def _largest_in(value: Any) -> int:
 
 def _shapes(cls: Any, config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of the tensors of a class, which is built without allocating memory."""
-    with torch.device("meta"), quietly():
-        return {key: tuple(tensor.shape) for key, tensor in cls(deepcopy(config)).state_dict().items()}
+    return {key: tuple(tensor.shape) for key, tensor in without_memory(cls, config).state_dict().items()}
 
 
 def _contradiction(folder: str, name: str, held: Collection[int], cls: Any, needed: Collection[int]) -> ModelError:

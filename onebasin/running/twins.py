@@ -27,7 +27,7 @@ from transformers.models.auto import modeling_auto
 from onebasin.models import ModelError
 from onebasin.models.errors import one_line
 
-from .classes import quietly, seeded
+from .classes import quietly, seeded, without_memory
 from .configuration import configs, default_config, kind_of_number, settings
 from .expert_layout import one_by_one
 from .float64 import OnlyFloat64
@@ -247,8 +247,7 @@ def random_model(config: PretrainedConfig, cls: Any, seed: int = 0) -> PreTraine
         seed: Of the parameters; the global random state is not changed.
     """
     config = deepcopy(config)
-    with torch.device("meta"), quietly():
-        count = sum(p.numel() for p in cls(deepcopy(config)).parameters())
+    count = sum(p.numel() for p in without_memory(cls, config).parameters())
     if count > LARGEST:
         raise ValueError(f"{cls.__name__} would have {count:,} parameters")
     with seeded(seed), quietly():

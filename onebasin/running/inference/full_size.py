@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from onebasin.running import twins
-from onebasin.running.classes import quietly
+from onebasin.running.classes import without_memory
 from onebasin.symmetry import OtherTensors, TableError, read_table, resolve
 
 from .tracing import as_stored, untied
@@ -24,8 +24,8 @@ def stored(config: PretrainedConfig | str, cls: str) -> Stored | None:
     """
     try:
         whole, kind = twins.of_class(config, cls)
-        with torch.device("meta"), quietly():
-            model = kind(whole)
+        model = without_memory(kind, whole)
+        with torch.device("meta"):  # for what the names of a file are computed with
             tied = untied(model)
             state = {name: one for name, one in model.state_dict().items() if name not in tied}
             shapes = {name: tuple(one.shape) for name, one in as_stored(model, state).items()}

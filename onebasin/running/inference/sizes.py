@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from torch import nn
-from transformers import PretrainedConfig
+from transformers import PreTrainedModel
+
+from onebasin.running.configuration import nested
 
 # Name of a space -> pattern of the keys that may state its size.
 NAMED = {
@@ -43,7 +44,8 @@ def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, A
     word = re.sub(r"\d+$", "", name)
     wanted = NAMED.get(word, r".")
     changing = len(set(sizes)) > 1
-    by_chance = not changing and len(sizes) > 1 and word not in NAMED  # a kernel has as many numbers as there are heads
+    alike = not changing and len(sizes) > 1
+    by_chance = alike and word not in NAMED  # a kernel has as many numbers as there are heads
     ranked = [key for key, values in whole.items()
               if values == sizes and not by_chance and (changing or re.search(wanted, key))]  # fmt: skip
     ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
@@ -67,7 +69,7 @@ def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, A
                 found.append(f"{a} * {ratio.numerator}" if ratio > 1 else f"{a} / {ratio.denominator}")
     words = {"head": "head", "group": "head|group", "vo": WIDTHS, "qk": WIDTHS, "rope": WIDTHS}.get(word, ".")
     found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]), len(text)))
-    if not changing and len(sizes) > 1:
+    if alike:
         found = [text for text in found[:1] if re.search("head", text)]
     return found[0] if found else None
 
@@ -89,10 +91,10 @@ def _shares_of(
                     yield f"even {body} * {share}"
 
 
-def scope_of(model: nn.Module, parameters: Iterable[str]) -> str:
+def scope_of(model: PreTrainedModel, parameters: Iterable[str]) -> str:
     """Return the place of the configuration that the innermost modules with these parameters have, `outer.inner`; an
     empty string if it is that of the whole model, or if they have several."""
-    places = {id(config): place for place, config in _nested(model.config)}
+    places = {id(config): place for place, config in nested(model.config)}
     found = set[str]()
     for parameter in parameters:
         held = [getattr(model.get_submodule(path), "config", None) for path in _ancestors(parameter)]
@@ -105,14 +107,6 @@ def _ancestors(parameter: str) -> Iterator[str]:
     while parameter:
         parameter = parameter.rpartition(".")[0]
         yield parameter
-
-
-def _nested(config: object, place: str = "") -> Iterator[tuple[str, object]]:
-    """Yield a configuration and those nested in it, with their places."""
-    yield place, config
-    for key, value in vars(config).items():
-        if isinstance(value, PretrainedConfig):
-            yield from _nested(value, f"{place}.{key}".lstrip("."))
 
 
 def list_of_layers(kinds: Sequence[str], config: Mapping[str, Any]) -> tuple[str, list[str]] | None:
