@@ -39,6 +39,7 @@ RULES = {
     "experts": r"(^|_)(experts|expert_num)$",
     "chosen": r"(experts_per_tok(en)?|moe_top_?k|moe_k)$",
     "chosen groups": r"topk_group$",
+    "head groups": r"(^|_)n_?groups$",
     "groups": r"(^n_group|_groups?|group_num)$",
     "distances": r"((?<!hash_)bucket|relative|max_distance|codevectors)",
     "queries": r"num_queries$",

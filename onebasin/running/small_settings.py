@@ -142,6 +142,8 @@ class SmallSettings:
         if kind == "layers" and any(isinstance(self.own.get(key), list | tuple) and len(self.own[key]) == n
                                     for key in STAGED):  # fmt: skip
             return n
+        if kind == "head groups":
+            return self.head_groups(n)
         if kind == "layers":
             return len(depths[n]) if n in depths else min(n, self.scale.layers)
         if kind in ("patch", "window", "image", "upscaling") and (found := self.pixels(kind, n)) is not None:
@@ -191,6 +193,13 @@ class SmallSettings:
                 if n * heads == times * hidden and hidden in plan.sizes and heads:
                     return times * plan.sizes[hidden] // self.heads.get(heads, heads)
         return plan.inner.get(n, n)
+
+    def head_groups(self, n: int) -> int:
+        """Return how many groups share the keys of a state-space layer: a divisor of its heads, which are the most, and
+        in some twin not as many as key and value heads."""
+        most = max((count for _, count in self.counts), default=n)
+        heads = self.heads.get(most, most)
+        return min(n, max(g for g in range(1, max(2, 2 * self.scale.heads - 1)) if heads % g == 0))
 
     def all_heads(self, key: str, n: int) -> int | None:
         """Return what the width of all heads together becomes, None if it is another width."""

@@ -12,10 +12,24 @@ from onebasin.symmetry import resolve
 
 
 # Text and images have as many heads in twins (audioflamingo3: sound); minicpm_ocr: two heads share keys and values
-# there alone; evolla: only every so many layers have adapters; gemma3n_text: the last 15 layers have no keys.
-@pytest.mark.parametrize("kind", ["audioflamingo3", "cohere2_vision", "minicpm_ocr", "evolla", "gemma3n_text"])
+# there alone; evolla: only every so many layers have adapters; gemma3n_text: the last 15 layers have no keys;
+# nemotron_h and mamba2: groups of state-space heads were 2 in every twin.
+@pytest.mark.parametrize(
+    "kind",
+    ["audioflamingo3", "cohere2_vision", "minicpm_ocr", "evolla", "gemma3n_text", "nemotron_h", "mamba2"],
+)
 def test_a_table_fits_a_model_of_full_size(kind: str) -> None:
     config = CONFIG_MAPPING[kind]()
     itself = stored(config, type(twins.build(config)[0]).__name__)
     assert itself is not None
     assert resolve(inference.infer(config).table, *itself).tensors
+
+
+def test_groups_of_state_space_heads_are_found_by_name() -> None:
+    """With a number of groups that nothing else in the configuration has."""
+    config = CONFIG_MAPPING["nemotron_h"](n_groups=4)
+    itself = stored(config, type(twins.build(config)[0]).__name__)
+    assert itself is not None
+    table = inference.infer(config).table
+    assert ["n_groups"] in table.sizes.values()
+    assert resolve(table, *itself).tensors

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from onebasin.running.configuration import nested
+from onebasin.running.configuration import kind_of_number, nested
 
 # Name of a space -> pattern of the keys that may state its size.
 NAMED = {
@@ -49,7 +49,7 @@ def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, A
     ranked = [key for key, values in whole.items()
               if values == sizes and not by_chance and (changing or re.search(wanted, key))]  # fmt: skip
     ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
-                                 "." in key))  # fmt: skip
+                                 kind_of_number(key.split(".")[-1]) != "head groups", "." in key))  # fmt: skip
     shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []
     if ranked and (not shared or re.search(wanted, ranked[0])):
         return ranked[0]
