@@ -197,9 +197,10 @@ class SmallSettings:
     def head_groups(self, n: int) -> int:
         """Return how many groups share the keys of a state-space layer: a divisor of its heads, which are the most, and
         in some twin not as many as key and value heads."""
-        most = max((count for _, count in self.counts), default=n)
-        heads = self.heads.get(most, most)
-        return min(n, max(g for g in range(1, max(2, 2 * self.scale.heads - 1)) if heads % g == 0))
+        count = max((count for _, count in self.counts), default=n)
+        heads = self.heads.get(count, count)
+        most = min(n, max(1, 2 * self.scale.heads - 2))
+        return max(g for g in range(1, most + 1) if heads % g == 0)
 
     def all_heads(self, key: str, n: int) -> int | None:
         """Return what the width of all heads together becomes, None if it is another width."""
