@@ -163,10 +163,7 @@ def starts(
         else:
             pair = [loaded_model(model, **eager) for model in (models[centre], models[i])]
             groups = groups_of(models[i], opt)
-            averaged = opt.match_with != "learned"
-            measured = match_activations(
-                models[i].signature, pair[0], pair[1], batches, groups, averaged=averaged, tell=tell
-            )
+            measured = match_activations(models[i].signature, pair[0], pair[1], batches, groups, tell=tell)
             found[i] = with_rest(measured, models[i], models[centre], groups, opt, tell)
     return found, next((one.objective for one in matched.values()), []), matched
 

@@ -6,8 +6,7 @@ input of the layer that reads it, else at the output of the layer that writes it
 source are summed over batches, and each space's group turns them into an element:
 
     a stream    sum over its norms of their outputs' cross-moments
-    neurons     what a pair loses in the average, by its activations and the rows that read it (`neurons`); before
-                learning, correlations of the inputs of the nonlinearity
+    neurons     correlations of the inputs of the nonlinearity
     heads       assignment by the cosine of the heads' outputs into the stream plus that of their attention maps
     in heads    cross-moments of queries and keys; of the heads' values, and of the matrices that read them
 
@@ -16,7 +15,6 @@ Li et al., 2015 (matching by correlations); Singh and Jaggi, 2020.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from itertools import chain
@@ -35,7 +33,6 @@ from onebasin.symmetry.groups.elements import Element, Monomial
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size
 from onebasin.symmetry.tables.signature import MOVES
 
-from .neurons import losses
 from .sites import Site
 
 
@@ -46,7 +43,6 @@ def match_activations(
     batches: Iterable[Batch],
     groups: Mapping[str, Group],
     *,
-    averaged: bool = True,
     tell: Tell | None = None,
 ) -> Alignment:
     """Match the model `source` to `anchor` over the spaces in `groups`, by their activations.
@@ -61,8 +57,6 @@ def match_activations(
         source: The model to align.
         batches: Inputs; padding is left out if there is an attention_mask.
         groups: Root space -> the group that acts on it.
-        averaged: Whether the models are then averaged or fitted. Learning turns their streams first, and so the rows
-            that read neurons; it ends lower from neurons that are compared by the inputs of the nonlinearity alone.
         tell: Called with a sentence for every batch.
 
     Raises:
@@ -74,7 +68,7 @@ def match_activations(
     first = next(batches, None)
     if first is None:
         raise ValueError("activation matching needs calibration data")
-    meter = _Meter(signature, anchor, source, first, averaged)
+    meter = _Meter(signature, anchor, source, first)
     for number, batch in enumerate(chain([first], batches), 1):
         if tell:
             tell(f"measuring activations: batch {number}")
@@ -82,36 +76,27 @@ def match_activations(
     over = {root: signature.spaces[root].batch for root in groups}
     heads = dict.fromkeys(key for root in signature.members for key in signature.spaces[root].batch)
     found: dict[str, Element] = {}
-    single = [root for root in groups if root not in heads and not over[root]]
-
-    def match(roots: Iterable[str]) -> None:
-        aligned = Alignment(dict(found), over)
-        for root in roots:
-            moments = meter.space(root, groups[root], aligned)
+    for root, group in groups.items():  # streams first: heads are compared in them
+        if root not in heads and not over[root]:
+            moments = meter.space(root, group)
             if moments is not None:
-                found[root] = groups[root].nearest(moments)
-
-    match(root for root in single if root not in meter.neurons)  # streams, in which heads and neurons are compared
+                found[root] = group.nearest(moments)
     # A stream in bands (wav2vec 2.0) is also a stream, so it comes before the heads of attention.
     for key in sorted(heads, key=lambda key: signature.spaces[key].part == "attention"):
         inner = {root: group for root, group in groups.items() if over[root] == (key,) and root not in heads}
         if not signature.spaces[key].batch and (key in groups or inner):
             found.update(meter.heads(key, groups.get(key), inner, Alignment(dict(found), over)))
-    match(root for root in single if root in meter.neurons)
     return Alignment(found, {root: over[root] for root in found})
 
 
 class _Meter:
     """The sites of all spaces, with their second moments."""
 
-    def __init__(
-        self, signature: Signature, anchor: LoadedModel, source: LoadedModel, example: Batch, averaged: bool = True
-    ) -> None:
-        self.averaged = averaged
+    def __init__(self, signature: Signature, anchor: LoadedModel, source: LoadedModel, example: Batch) -> None:
         self.signature, self.anchor, self.source = signature, anchor, source
         self.outputs: dict[str, tuple[Axis, list[Site]]] = {}  # module -> sites along the axis of its output
         self.inputs: dict[str, tuple[Axis, list[Site]]] = {}
-        self.readers: dict[str, list[tuple[str, Site]]] = {}  # neurons or a space inside heads -> (what reads it, site)
+        self.readers: dict[str, list[tuple[str, Site]]] = {}  # space inside heads -> (what reads it, site)
         self.norms: dict[str, list[Site]] = {}  # root -> sites of the norms that read it
         self.written: dict[str, list[Site]] = {}  # root -> sites of layers that write it
         self.maps: dict[str, list[Tensor]] = {}  # space of heads -> cross (h, h), squared norms (h,) twice, of maps
@@ -149,17 +134,12 @@ class _Meter:
                 for root in self._roots(site):
                     self.written.setdefault(root, []).append(site)
             sites = self._cut(into)
-            read = [site for site in sites if self._inner(site) or self._neurons(site)]
+            read = [site for site in sites if self._inner(site)]
             if read:
                 self.inputs[call.module] = into, sites
             for site in read:
-                site.gram = self._inner(site)
+                site.gram = True
                 self.readers.setdefault(self._roots(site)[-1], []).append((call.weight, site))
-        self.neurons = {root for root in self.readers if not signature.spaces[root].batch}
-        for name, (_, sites) in list(self.outputs.items()):
-            roots = {root for site in sites for root in self._roots(site)}
-            if roots and roots <= self.neurons:  # they are measured where they are read
-                del self.outputs[name]
         for name in routed([anchor, source], small, {*self.inputs, *self.outputs}):
             self.inputs.pop(name, None)
             self.outputs.pop(name, None)
@@ -167,13 +147,6 @@ class _Meter:
     def _inner(self, site: Site) -> bool:
         """Whether this is a block of heads, with the space inside them last."""
         return len(site.leaves) > 1 and bool(self.signature.spaces[self._roots(site)[-1]].batch)
-
-    def _neurons(self, site: Site) -> bool:
-        """Whether this is a block of neurons, which are permuted and not rotated."""
-        if not self.averaged or len(site.leaves) != 1 or not (roots := self._roots(site)) or roots[0] in self.norms:
-            return False
-        space, moves = self.signature.spaces[roots[0]], MOVES[self.signature.kinds[roots[0]]]
-        return space.part == "ffn" and not space.batch and "permute" in moves and not moves & {"rotate", "ones"}
 
     def _roots(self, site: Site) -> list[str]:
         return [self.signature.root[leaf.space] for leaf in site.leaves if not leaf.constant]
@@ -229,15 +202,8 @@ class _Meter:
 
     # --- elements -----------------------------------------------------------------------------------------------
 
-    def space(self, root: str, group: Group, aligned: Alignment) -> Moments | None:
-        """Return the moments of a space that is not inside heads.
-
-        aligned: the elements of streams.
-        """
-        read = self.readers[root] if root in self.neurons else []
-        lost = [self._losses(root, *one, aligned) for one in read if one[1].cross is not None]
-        if lost:
-            return sum(lost[1:], lost[0])
+    def space(self, root: str, group: Group) -> Moments | None:
+        """Return the moments of a space that is not inside heads."""
         sites = self.norms.get(root) or self.written.get(root, [])
         sites = [site for site in sites if site.cross is not None and len(site.leaves) == 1]
         if not sites:
@@ -249,12 +215,6 @@ class _Meter:
             scale = torch.stack(site.square).sum(-1).prod().sqrt().clamp_min(1e-30)
             parts.append(site.cross / scale if rotation else site.correlation())
         return as_moments(torch.stack(parts).sum(0))
-
-    def _losses(self, root: str, role: str, site: Site, aligned: Alignment) -> Moments:
-        """Return the moments of neurons by what pairs of them lose in a layer that reads them."""
-        assert site.cross is not None
-        a, s = (self._by_head(role, root, tensor)[0] for tensor in self._aligned(role, aligned))
-        return losses(site.cross, site.square, a, s)
 
     def heads(
         self, key: str, group: Group | None, inner: Mapping[str, Group], aligned: Alignment
@@ -366,18 +326,16 @@ class _Meter:
         return self.anchor.parameter[role].detach(), source
 
     def _by_head(self, role: str, root: str, tensor: Tensor) -> Tensor:
-        """Return a matrix that reads the space as (heads, n, outputs), with query heads if they are in the axis. All
-        neurons are in one head."""
+        """Return a matrix that reads the space as (heads, n, outputs), with query heads if they are in the axis."""
         entry = self.signature.tensors[role]
         for view, leaves in blocks(tensor, entry.axes, self.signature.sizes):
             roots = [self.signature.root.get(leaf.space, "") for leaf in leaves]
             if root in roots:
                 place = roots.index(root)
-                batch = self.signature.spaces[root].batch
-                outer = range(roots.index(batch[0]) if batch else place, place)
+                outer = range(roots.index(self.signature.spaces[root].batch[0]), place)
                 rest = [dim for dim in range(len(roots)) if dim not in outer and dim != place]
-                heads = view.permute(*outer, place, *rest)  # a vector has one output
-                return heads.reshape(math.prod(heads.shape[: len(outer)]), view.shape[place], -1)
+                heads = view.permute(*outer, place, *rest)[..., None]  # a vector has one output
+                return heads.flatten(len(outer) + 1).flatten(0, len(outer) - 1)
         raise AssertionError(role)
 
 
