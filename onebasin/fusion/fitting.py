@@ -22,6 +22,7 @@ from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch, Call, samples
 from onebasin.symmetry.tables.axes import leaves
 
+from .compression import Compression
 from .paused_forward import Seen, Walk
 from .ridge import Moments, Sums, best_solution, cross, gram, solution
 
@@ -34,7 +35,8 @@ class Fitting:
 
     room: bytes of memory for what the paused passes hold; the rest is in a temporary file in `folder`. chosen: module
     -> its ridge: the only one, or the one with the least squared error on `held_out` (None where no change is best).
-    repeated: modules that are called several times in one pass. made: module -> its change since the average, where
+    compression: which of the teachers' outputs are asked of the student (default: their mean). repeated: modules that
+    are called several times in one pass. made: module -> its change since the average, where
     there is something to repeat.
     """
 
@@ -46,6 +48,7 @@ class Fitting:
     batches: Sequence[Batch]
     held_out: Sequence[Batch] = ()
     spread: bool = False
+    compression: Compression | None = None
     tell: Tell | None = None
     room: int = ROOM
     folder: str | None = None
@@ -54,7 +57,10 @@ class Fitting:
         self.every = [*self.batches, *self.held_out]
         self.masks = [batch.get("attention_mask") for batch in self.every]
         self.times = Counter(call.module for call in self.calls)
-        self.spreading = {call.module for call in self.calls if self.spread and _inside(call, self.student)}
+        kept = {call.module for call in self.calls
+                if self.compression and self.compression.covers(call.axes(self.student)[1])}  # fmt: skip
+        self.spreading = {call.module for call in self.calls
+                          if self.spread and call.module not in kept and _inside(call, self.student)}  # fmt: skip
         self.repeated = {module for module, times in self.times.items() if times > 1}
         self.layers = {call.module: _Layer(self.student, call) for call in self.calls}
         self.made: dict[str, Tensor] = {}
@@ -140,9 +146,12 @@ class Fitting:
         found = deque[Tensor]()
         for call in block:
             theirs = [walk.advance(b, call).asked(self.times[call.module]) for walk in teachers]
-            mean = self.weights[0] * theirs[0]
-            for weight, value in zip(self.weights[1:], theirs[1:], strict=True):
-                mean.add_(value, alpha=weight)
+            if self.compression:
+                mean = self.compression.outputs(call.axes(self.student)[1], theirs)
+            else:
+                mean = self.weights[0] * theirs[0]
+                for weight, value in zip(self.weights[1:], theirs[1:], strict=True):
+                    mean.add_(value, alpha=weight)
             if b < len(self.batches):
                 for own, value in zip(moments.get(call.module, ()), (*theirs, mean), strict=False):
                     own.add(samples(value, self.masks[b]))

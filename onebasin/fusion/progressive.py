@@ -19,6 +19,9 @@ feed-forward layer are compared instead, coordinate by coordinate, with mu + s (
 samples, and s the mean of the models' standard deviations divided by that of the mean output; it is 1 for equal models.
 (REPAIR, Jordan et al., 2023, restores the same statistics after averaging.)
 
+With `select`, the models are not averaged but compressed to the best of their neurons, heads and directions of the
+stream (`compression`). W is then that compression, and sum_j w_j Y_j becomes sum_j T_j Y_j.
+
 A layer that is called K times in one pass (ALBERT) has one W for all calls, and its earlier calls see later changes.
 Every call then corrects a K-th of the error that it inherits, and the passes are repeated with these layers as they are
 by then: the errors of all their calls together give the next change, which is halved until predictions on held-out data
@@ -34,7 +37,7 @@ RegMean (Jin et al., 2023, Eq. 2) solves the same kind of problem with the input
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -43,10 +46,12 @@ from torch import Tensor
 from onebasin.data.calibration import Data, recut
 from onebasin.data.teaching import Teachers, divergence, forward_of, mean_loss, split_held_out
 from onebasin.engine import Means, Tell
+from onebasin.models import ModelError
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import Batch, examples, examples_in, linear_calls, routed
 from onebasin.settings import Count, setting
 
+from .compression import Compression, compress
 from .fitting import Fitting
 from .method import Merged, Method, Sources
 from .tensors import averaged
@@ -81,9 +86,9 @@ class ProgressiveMerge(Method):
     """The average, with its linear layers then fitted to calibration data one after another.
 
     spread: whether targets inside attention and feed-forward layers keep the models' spread, as above. ridge: one
-    value, or several, of which each layer takes the best on held-out data. settle: whether to repeat the passes where
-    layers are called several times, which takes up to seven times as long. bags: how many parts of the data are fitted
-    to one by one, as above.
+    value, or several, of which each layer takes the best on held-out data. select: whether to compress the models
+    instead of averaging them. settle: whether to repeat the passes where layers are called several times, which takes
+    up to seven times as long. bags: how many parts of the data are fitted to one by one, as above.
     """
 
     fitted: ClassVar[bool] = True
@@ -91,6 +96,9 @@ class ProgressiveMerge(Method):
     spread: bool = setting(False, "Let queries, keys and neurons vary as much as the models' do.")
     ridge: float | Sequence[float] = RIDGES
     settle: bool = True
+    select: bool = setting(
+        False, "Keep the best neurons, heads and directions of all models, instead of the mean of pairs."
+    )
     bags: Count = setting(1, "Fit to so many parts of the data one by one, and take the mean of the fits.")
 
     @property
@@ -156,12 +164,15 @@ def merge_progressively(
     parts = list(zip(bagged(fit, how.bags), bagged(held, how.bags) if held else [[]] * how.bags, strict=True))
     ridges_of: dict[str, list[float | None]] = {call.module: [] for call in fitted}
     total: dict[str, Tensor] = {}
+    compression = compress(teachers, calls, fit, weights) if how.select else None
+    start = partial(_compressed, sources, means, compression) if compression else mean
     for number, (some, choosing) in enumerate(parts, 1):
-        if number > 1:
-            student.fill(mean)
+        if number > 1 or compression:
+            student.fill(start)
         fitting = Fitting(
-            teachers, student, weights, ridges, fitted, some, choosing, how.spread, tell, folder=means.units
-        )
+            teachers, student, weights, ridges, fitted, some, choosing, how.spread, compression, tell,
+            folder=means.units,
+        )  # fmt: skip
         fitting.walk()
         if fitting.repeated and how.settle:
             _settle(fitting, partial(loss_on, choosing or some))
@@ -183,6 +194,19 @@ def merge_progressively(
         for role in sources.signature.tensors
     }
     return Progressive(tensors, better, ridges_of, losses)
+
+
+def _compressed(sources: Sources, means: Means, compression: Compression, role: str) -> Tensor:
+    """Return a tensor of the compressed model."""
+    entry = sources.signature.tensors[role]
+    if role not in sources.shared:
+        tensor = sources.models[sources.template].read(role, means.dtype, means.device)
+        alone = [float(j == sources.template) for j in range(len(sources.models))]
+        return replace(compression, weights=alone).share(sources.template, entry.axes, tensor, entry.diagonal)
+    tensors = [model.read(role, means.dtype, means.device) for model in sources.models]
+    if any(tensor.shape != tensors[0].shape for tensor in tensors):
+        raise ModelError(f"'{entry.name}' differs in shape, and can only be averaged")
+    return compression.joined(entry.axes, tensors, entry.diagonal)
 
 
 def bagged(batches: Sequence[Batch], bags: int) -> list[Sequence[Batch]]:

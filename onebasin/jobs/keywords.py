@@ -82,6 +82,7 @@ class MergeKeywords(OptionKeywords, OutputKeywords, total=False):
     normalize: bool
     shrink: float
     spread: bool
+    select: bool
     bags: int
 
 

@@ -57,12 +57,17 @@ def test_matching(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "how"), [*((name, {}) for name in onebasin.METHODS), ("progressive", {"spread": True})]
+    ("method", "how"),
+    [
+        *((name, {}) for name in onebasin.METHODS),
+        ("progressive", {"spread": True}),
+        ("progressive", {"select": True, "match": "full"}),
+    ],
 )
 def test_merging(method: str, how: dict[str, Any], tmp_path: Path) -> None:
     models = folders(tmp_path, "LlamaForCausalLM")
     judged = method == "average"  # the others would be judged alike
-    alike(partial(onebasin.merge, models, method=method, match="none", verdict=judged, **how, **SELF), tmp_path)
+    alike(partial(onebasin.merge, models, method=method, verdict=judged, **{"match": "none", **how, **SELF}), tmp_path)
 
 
 def test_merging_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,10 @@ def pair(case: str, folder: Path, count: int = 4) -> tuple[list[Folder], list[di
 
 
 def merge(
-    models: list[Folder], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, spread: bool = False
+    models: list[Folder], batches: list[dict[str, Tensor]], weights: list[float], ridge: float, **how: bool
 ) -> Progressive:
     return merge_progressively(
-        Sources(models, weights), batches, how=ProgressiveMerge(spread=spread, ridge=ridge), means=FLOAT64
+        Sources(models, weights), batches, how=ProgressiveMerge(ridge=ridge, **how), means=FLOAT64
     )
 
 
@@ -87,7 +87,7 @@ def test_every_layer_solves_its_equations_in_the_finished_model(case: str, sprea
     """
     models, batches = pair(case, tmp_path)
     ridge, weights = 0.05, [0.3, 0.7]
-    merged = merge(models, batches, weights, ridge, spread)
+    merged = merge(models, batches, weights, ridge, spread=spread)
     student = loaded_model(models[0], dtype=torch.float64)
     calls = linear_calls(student, batches[0])
     by_name = {entry.name: role for role, entry in student.signature.tensors.items()}
