@@ -129,9 +129,15 @@ def test_models_of_every_kind_merge_without_data(case: str, tmp_path: Path) -> N
     assert found["kinship"]["kind"] == APART
     learned = {"learned from activations"} if case.startswith("ViT") else set()
     tried = {name.split(",")[0] for name in found["search"]["candidates"]}
-    even = {"activations with even norms"} if case in ("BertForMaskedLM", "BertForSequenceClassification") else set()
+    selected = any(", select" in name for name in found["search"]["candidates"])
     blind = case == "BertForMaskedLM"  # no tokenizer: guesses choose nothing
-    assert tried == (set() if blind else {"weights", "activations", "unmatched"}) | learned | even
+    assert selected == (not blind)
+    even = {"BertForMaskedLM": ["activations"], "BertForSequenceClassification": ["activations", "weights"]}.get(
+        case, []
+    )
+    assert tried == (set() if blind else {"weights", "activations", "unmatched"}) | learned | {
+        f"{way} with even norms" for way in even
+    }
     assert found["verdict"]["agreement"] != [None, None]
 
 
@@ -253,7 +259,7 @@ def test_without_time_to_learn_imagined_pictures_neither_match_nor_spread(
     assert "progressive" in found["search"]["chosen"]
     assert all(len(ridges) == BAGS for ridges in found["ridges"].values())
     earlier = Earlier.of(tmp_path / "out", None)
-    assert earlier is not None and earlier.method == ProgressiveMerge(bags=BAGS)
+    assert earlier is not None and earlier.method == ProgressiveMerge(bags=BAGS, select=", select" in earlier.chosen)
 
 
 @pytest.mark.usefixtures("three_sweeps")

@@ -2,11 +2,11 @@
 """The search for the best way to merge: candidates are tried in order of cost until time is up, and judged on held-out
 data.
 
-    closed forms     the average of models matched by activations (also with even norms, which lets the streams of
-                     post-norm models rotate), by weights, and not matched; each also merged progressively, and the best
-                     of them once more with `spread`. If the inputs are guesses and norms can be even, only the
-                     average with these. On imagined images without time to learn, only matched by weights or not,
-                     without `spread`
+    closed forms     the best units of models matched by weights (`select`); then the average of models matched by
+                     activations (also with even norms, which lets the streams of post-norm models rotate), by weights,
+                     and not matched; each also merged progressively, and the best of them once more with `spread`.
+                     If the inputs are guesses and norms can be even, only the average with these. On imagined images
+                     without time to learn, only matched by weights or not, without `spread`
     learning         matching learned at level `invertible` from the best start, on images that the models imagine:
                      distillation on these makes a model worse on real images, while exact copies of the models stay
                      as good as they are

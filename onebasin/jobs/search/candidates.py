@@ -81,23 +81,28 @@ def distilled(setup: Setup, best: Candidate, seconds: float) -> Candidate:
     return candidate(setup, f"{best.name}{again}", best.aligned, best.method, found.tensors, **facts)
 
 
-def closed(setup: Setup, way: str, aligned: Aligned, spread: bool = False) -> Candidate:
+def selected(setup: Setup, way: str) -> Candidate:
+    """Return the progressive merge of what is best in models, matched by weights."""
+    return fitted(setup, way, matched(setup, way), select=True)
+
+
+def closed(setup: Setup, way: str, aligned: Aligned) -> Candidate:
     """Return the average of aligned models, or their progressive merge if that is better and can be made."""
     if not setup.blind:
         with suppress(ModelError):  # its layers cannot be followed
-            return fitted(setup, way, aligned, spread)
+            return fitted(setup, way, aligned)
     mean = averaged(sources(setup, aligned), setup.opt)
     tensors = {role: mean(role) for role in aligned.models[setup.template].signature.tensors}
     return candidate(setup, f"{way}, {AVERAGE}", aligned, Average(), tensors)
 
 
-def fitted(setup: Setup, way: str, aligned: Aligned, spread: bool) -> Candidate:
+def fitted(setup: Setup, way: str, aligned: Aligned, **switches: bool) -> Candidate:
     """Return the progressive merge of aligned models, or their average if that is better."""
-    method = ProgressiveMerge(spread=spread, bags=setup.bags)
+    method = ProgressiveMerge(bags=setup.bags, **switches)
     how = replace(method, settle=False)
     found = merge_progressively(sources(setup, aligned), *setup.split, how, setup.opt, setup.tell)
     facts = {"ridges": found.ridges, "held_out_losses": found.losses}
-    name = f"{way}, {FITTED if found.fitted else AVERAGE}" + (", spread" if spread and found.fitted else "")
+    name = ", ".join([way, FITTED, *switches] if found.fitted else [way, AVERAGE])
     return candidate(setup, name, aligned, method if found.fitted else Average(), found.tensors, **facts)
 
 

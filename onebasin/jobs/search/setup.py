@@ -16,6 +16,7 @@ from onebasin.data.calibration import Data, is_for, noised, recut
 from onebasin.data.made import LENGTH, SEVERAL, STEPS, SURE, guessed, made, writes
 from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
 from onebasin.engine import Tell, available_memory, bfloat16_is_faster
+from onebasin.fusion.compression import operations
 from onebasin.jobs.frame import Frame, with_even_norms
 from onebasin.jobs.options import Options
 from onebasin.jobs.verdict import GUESSED, IMAGINED, Run, judge, proves_nothing, sources_agree
@@ -103,6 +104,11 @@ class Setup:
         if self.only_fits:
             return 3 / 4 * budget
         return min(max(CLOSED_SHARE * budget, CLOSED), budget / 2)
+
+    @property
+    def selecting(self) -> float:
+        """Return how many seconds the choice of neurons and heads takes on a machine of `SPEED`."""
+        return operations(self.models[0].signature, len(self.models)) / SPEED
 
     @property
     def only_fits(self) -> bool:

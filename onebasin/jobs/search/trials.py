@@ -19,7 +19,7 @@ from onebasin.models.kinship import APART
 from onebasin.running.classes import runnable
 from onebasin.running.trace import Batch
 
-from .candidates import UNMATCHED, closed, closed_form, distilled, learned, matched, resumed
+from .candidates import UNMATCHED, closed_form, distilled, fitted, learned, matched, resumed, selected
 from .chosen import Candidate, Chosen
 from .curve import LAMBDAS, line
 from .setup import EVEN, LEARNING, LEVEL, Setup, comparable, one_shape, too_large
@@ -100,8 +100,8 @@ class Trials:
         return self.setup.kin.kind == APART and max(distances, default=1.0) >= COPIES
 
     def consider_closed(self, name: str, make: Callable[[], Candidate], needed: float) -> None:
-        """Try a closed form, unless there are others and no time for one that takes so many seconds."""
-        if self.found and not self.setup.has_time(needed, sum(self.seconds.values())):
+        """Try a closed form, unless there is no time for one that takes so many seconds (0 if that is not known)."""
+        if needed and not self.setup.has_time(needed, sum(self.seconds.values())):
             self.notes.append(f"no time for a candidate: {name}")
         else:
             self.consider(name, make)
@@ -118,12 +118,15 @@ class Trials:
         self.seconds[one.name] = time.perf_counter() - begun
 
     def try_closed_forms(self) -> None:
-        """Try the average and progressive merging, each after every matching by a closed form.
+        """Try the best units of all models, then the average and progressive merging after every closed-form matching.
 
         Activations on a few imagined images neither match nor choose well, and the spread of outputs on these is not
         that on real ones (measured: docs/merge.md).
         """
         setup, ways = self.setup, ["weights", UNMATCHED]
+        if setup.kin.kind == APART and not setup.blind:
+            way = f"weights{EVEN if setup.even is not None else ''}"
+            self.consider_closed(f"{way}, select", partial(selected, setup, way), setup.selecting)
         if not setup.only_fits:
             ways.insert(0, "activations")
             if setup.even is not None:
@@ -135,8 +138,12 @@ class Trials:
             if way in ("activations", "weights") and self.found and not self.apart:
                 self.notes.append("matching finds that the models are one function, written differently")
                 break
-        if self.found and not setup.only_fits and isinstance((first := self.best).method, ProgressiveMerge):
-            spread = partial(closed, setup, first.way, first.aligned, spread=True)
+        if not self.found or setup.only_fits:
+            return
+        if (
+            isinstance((first := self.best).method, ProgressiveMerge) and not first.method.select
+        ):  # which keeps it anyway
+            spread = partial(fitted, setup, first.way, first.aligned, spread=True)
             self.consider_closed(f"{first.way}, spread", spread, self.seconds[first.name])
 
     def improve(self) -> None:
