@@ -46,7 +46,7 @@ from torch import Tensor
 from onebasin.data.calibration import Data, recut
 from onebasin.data.teaching import Teachers, divergence, forward_of, mean_loss, split_held_out
 from onebasin.engine import Means, Tell
-from onebasin.models import ModelError
+from onebasin.models.pairing import corner
 from onebasin.running.loaded import loaded_model
 from onebasin.running.trace import Batch, examples, examples_in, linear_calls, routed
 from onebasin.settings import Count, setting
@@ -197,15 +197,18 @@ def merge_progressively(
 
 
 def _compressed(sources: Sources, means: Means, compression: Compression, role: str) -> Tensor:
-    """Return a tensor of the compressed model."""
+    """Return a tensor of the compressed model. Rows that a model lacks (positions) are taken to be the template's."""
     entry = sources.signature.tensors[role]
     if role not in sources.shared:
         tensor = sources.models[sources.template].read(role, means.dtype, means.device)
         alone = [float(j == sources.template) for j in range(len(sources.models))]
         return replace(compression, weights=alone).share(sources.template, entry.axes, tensor, entry.diagonal)
     tensors = [model.read(role, means.dtype, means.device) for model in sources.models]
-    if any(tensor.shape != tensors[0].shape for tensor in tensors):
-        raise ModelError(f"'{entry.name}' differs in shape, and can only be averaged")
+    base, common = tensors[sources.template], corner(tensor.shape for tensor in tensors)
+    for j, tensor in enumerate(tensors):
+        if tensor.shape != base.shape:
+            tensors[j] = base.clone()
+            tensors[j][common] = tensor[common]
     return compression.joined(entry.axes, tensors, entry.diagonal)
 
 

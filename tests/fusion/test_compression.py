@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from pairs import folder
 from test_progressive import CASE, CASES, merge, outputs, pair
 from torch import Tensor
 from zoo import inputs
 
 from onebasin.fusion.compression import kept_units, projection
-from onebasin.models import Canonical
+from onebasin.models import Canonical, Folder
 
 
 def moments(n: int, seed: int) -> Tensor:
@@ -105,3 +106,18 @@ def test_all_weight_on_one_model_keeps_it(case: str, end: int, tmp_path: Path) -
     ours, theirs = outputs(forms[0], fresh, merged.tensors), outputs(forms[end], fresh)
     for name, value in theirs.items():
         assert torch.allclose(ours[name], value, atol=1e-10 * float(value.abs().max())), name
+
+
+def test_positions_that_a_model_lacks_are_those_of_the_other(tmp_path: Path) -> None:
+    """With all weight on the longer one, its function stays at all of them."""
+    longer, shorter = (
+        Canonical(
+            Folder(folder(tmp_path / str(n), "GPT2LMHeadModel", seed, apart=0.2, dtype=torch.float64, n_positions=n))
+        )
+        for seed, n in enumerate((16, 12))
+    )
+    batches = [inputs(CASES["GPT2LMHeadModel"]().double(), seed) for seed in range(3)]
+    merged = merge([longer, shorter], batches, [1.0, 0.0], 1e-3, select=True)
+    rows = {"input_ids": torch.arange(16).unsqueeze(0)}
+    ours, theirs = outputs(longer, rows, merged.tensors), outputs(longer, rows)
+    assert torch.allclose(ours["logits"], theirs["logits"], atol=1e-10)
