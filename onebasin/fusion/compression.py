@@ -38,7 +38,7 @@ from onebasin.symmetry import Signature
 from onebasin.symmetry.groups.elements import Acts, Linear, act_on
 from onebasin.symmetry.tables.axes import Axis, Leaf, blocks
 
-from .side_by_side import Site, axis_roots, kinds_of_spaces, measured
+from .side_by_side import Site, consists_of, kinds_of_spaces, measured
 
 DAMP, FLOOR = 1e-6, 1e-8  # of each unit's second moment, and of their mean: what data of few samples leave open
 PRIOR, APART = 1e-6, 1e-3  # of a stream's mean second moment: added in all directions; its share in which models differ
@@ -118,7 +118,7 @@ class Compression:
     def covers(self, axis: Axis) -> bool:
         """Whether every unit along an axis is one that was kept."""
         kept = {root for root, maps in self.maps.items() if isinstance(maps[0], Kept)}
-        return all(kept.intersection(roots) for roots, _ in axis_roots(self.signature, axis))
+        return consists_of(kept, axis, self.signature)
 
 
 @torch.no_grad()
@@ -193,7 +193,7 @@ def _projected(found: Compression, models: Sequence[LoadedModel], site: Site, un
         for call, index in calls:
             c = torch.cat(_readers(found, models, call, index))  # (m n, outputs)
             gram = c @ c.mT
-            if all(units.intersection(roots) for roots, _ in axis_roots(signature, call.axes(models[0])[1])):
+            if consists_of(units, call.axes(models[0])[1], signature):
                 gram *= torch.kron(torch.eye(m), torch.ones(n, n)).to(c)  # its outputs, too, are those of each model
             wanted += gram / (gram * own).sum().clamp_min(torch.finfo(c.dtype).tiny)  # layers count equally
     moment, wanted = wide.mT @ moment @ wide, wide.mT @ wanted @ wide
@@ -240,7 +240,7 @@ def _kept(found: Compression, models: Sequence[LoadedModel], site: Site) -> Sequ
     readers = [torch.cat(_readers(found, models, *one)) for calls in site.calls for one in calls]
     keep = kept_units(moment, torch.cat(readers, 1), n, m * n)
     g = len(moment) // (m * n)
-    rows = (keep.unsqueeze(1) * g + torch.arange(g)).flatten()
+    rows = _dimensions(keep, g)
     decoder = torch.linalg.solve(moment[rows][:, rows], moment[rows])  # D^T, (n g, m n g)
     return [Kept(keep % n, keep // n == j, own, site.roots) for j, own in enumerate(decoder.split(n * g, 1))]
 
@@ -258,15 +258,20 @@ def kept_units(moment: Tensor, readers: Tensor, count: int, of: int) -> Tensor:
     wanted, left = moment @ readers, torch.arange(of)
     while len(left) > count:
         drop = min(len(left) - count, max(1, len(left) // ROUND))
-        rows = (left.unsqueeze(1) * g + torch.arange(g)).flatten()
+        rows = _dimensions(left, g)
         inverse = torch.linalg.inv(moment[rows][:, rows])
         weights = (inverse @ wanted[rows]).unflatten(0, (-1, g))  # (units, g, outputs)
         some = _losses(inverse, weights).topk(min(2 * drop, len(left)), largest=False).indices
-        places = (some.unsqueeze(1) * g + torch.arange(g)).flatten()
+        places = _dimensions(some, g)
         stays = torch.ones(len(left), dtype=torch.bool)
         stays[some[_eliminated(inverse[places][:, places], weights[some], drop)]] = False
         left = left[stays]
     return left
+
+
+def _dimensions(units: Tensor, g: int) -> Tensor:
+    """Return the g dimensions of each unit, in order, (units * g,)."""
+    return (units.unsqueeze(1) * g + torch.arange(g)).flatten()
 
 
 def _losses(inverse: Tensor, weights: Tensor) -> Tensor:

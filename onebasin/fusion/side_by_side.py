@@ -58,6 +58,11 @@ def axis_roots(signature: Signature, axis: Axis) -> list[Place]:
     ]
 
 
+def consists_of(spaces: set[str], axis: Axis, signature: Signature) -> bool:
+    """Whether every block of an axis is of one of these spaces, perhaps with others inside."""
+    return all(spaces.intersection(roots) for roots, _ in axis_roots(signature, axis))
+
+
 def measured(
     models: Sequence[LoadedModel], calls: Sequence[Call], batches: Sequence[Batch], streams: set[str], units: set[str]
 ) -> dict[str, Site]:
