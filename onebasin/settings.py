@@ -151,7 +151,7 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that are not None, as values for JSON."""
         found = {name: getattr(self, name) for name in self.names()}
-        return {name: _plain(value) for name, value in found.items() if value is not None}
+        return {name: plain(value) for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,11 @@ class ExampleKeywords(TypedDict, total=False):
     by_length: bool
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value with every path in it as a string."""
     if isinstance(value, Path):
         return str(value)
-    return [_plain(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return [plain(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def take(kind: type[S], given: dict[str, Any]) -> S:

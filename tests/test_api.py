@@ -162,6 +162,14 @@ def test_a_module_that_is_no_model_is_refused_in_one_sentence() -> None:
         onebasin.distance(torch.nn.Linear(2, 2), model())  # type: ignore[arg-type]
 
 
+def test_models_in_the_wrong_place_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    one = folder(tmp_path)
+    with pytest.raises(ValueError, match="a list is not a model; give a folder"):
+        onebasin.distance([one], one)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"must be in a list: \[A, B\]"):
+        onebasin.merge(one)  # type: ignore[arg-type]
+
+
 def test_state_dicts_and_files(tmp_path: Path) -> None:
     """A dictionary of tensors with the table that names their axes is a model, and so is a weight file."""
     a, b = folder(tmp_path / "a"), folder(tmp_path / "b", seed=1)

@@ -44,6 +44,14 @@ def test_learned_matching_is_exact_and_ends_in_an_ordinary_folder(tmp_path, star
     assert onebasin.verify(models[1], tmp_path / "out").same
 
 
+def test_data_are_named_by_a_string_or_a_path(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    named = Calibration(data=str(rows))
+    assert Calibration(data=rows) == named and Calibration(data=[rows, "self"]).datasets == [str(rows), "self"]
+    assert json.dumps(Calibration(data=rows).to_dict())
+
+
 def test_one_model_given_twice_is_itself(tmp_path):
     first, _ = folders(tmp_path)
     onebasin.merge([first, first], tmp_path / "out", method="progressive", match="none", data="self", samples=64)

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from onebasin.engine import Means, Tell
 from onebasin.models import Model, numel
 from onebasin.running.trace import Batch, examples, examples_in
-from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, setting
+from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, plain, setting
 
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
@@ -49,7 +49,7 @@ class Calibration(Reading, Seeded):
 
     section: ClassVar[str] = "Data"
 
-    data: str | Sequence[str] | None = setting(
+    data: str | Path | Sequence[str | Path] | None = setting(
         None,
         "Calibration data: self (made by the models), or any that onebasin evaluate takes; labels are not needed. "
         "Several, separated by commas, share the samples, or belong to one model each (fisher, regmean).",
@@ -60,6 +60,7 @@ class Calibration(Reading, Seeded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "data", plain(self.data))
         for name in self.datasets:
             file = split_off(name)[0]
             if name != "self" and not name.startswith("builtin:") and kind(file) != "hub" and not os.path.exists(file):
@@ -68,7 +69,7 @@ class Calibration(Reading, Seeded):
     @property
     def datasets(self) -> list[str]:
         """Return the names of all datasets."""
-        return [self.data] if isinstance(self.data, str) else list(self.data or ())
+        return [str(self.data)] if isinstance(self.data, str | Path) else [str(name) for name in self.data or ()]
 
     @property
     def self_made(self) -> bool:
@@ -134,7 +135,7 @@ class Data:
 
     def of(self, model: Model, number: int = 0, count: int = 1, labels: bool = False) -> Data:
         """Return the data of one of `count` models: its own if each has a dataset, otherwise the common data."""
-        own = replace(self.given, data=own_data(self.given.data, count)[number])
+        own = replace(self.given, data=own_data(self.given.datasets, count)[number])
         return Data([model], own, self.means, self.tell, labels)
 
 
@@ -199,11 +200,11 @@ def noised(batches: Sequence[Batch], given: Calibration, share: float | None = N
     return [*noisy(fit, given.noise, given.seed)], [*noisy(held, given.noise, given.seed + 1)]
 
 
-def own_data(data: str | Sequence[str] | None, count: int) -> list[str | None]:
-    """Return the data of each model: its own, or the same for all. Raises ValueError for any other number of
+def own_data(data: Sequence[str], count: int) -> list[str | None]:
+    """Return the data of each model: its own, or the same for all, or none. Raises ValueError for any other number of
     datasets."""
-    if data is None or isinstance(data, str):
-        return [data] * count
+    if not data:
+        return [None] * count
     if len(data) not in (1, count):
         raise ValueError(f"{count} models are measured on one dataset, or on one of their own each, not on {len(data)}")
     return [*data] if len(data) == count else [data[0]] * count

@@ -46,6 +46,8 @@ def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
     if isinstance(model, StateDict):
         model.write(folder)
         return folder, model.name
+    if not isinstance(model, (str, Path)):
+        raise ValueError(f"a {type(model).__name__} is not a model; give a folder, a PreTrainedModel or a StateDict")
     base, plus, lora = str(model).partition("+")
     if plus and not isinstance(model, Path) and not Path(str(model)).exists():
         with closing(Folder(base)) as whole:
@@ -64,10 +66,17 @@ def placed(model: ModelSource, folder: Path) -> tuple[str | Path, str]:
     return path if isinstance(model, Path) else str(model), str(model)
 
 
+def refuse_one(models: Sequence[ModelSource]) -> None:
+    """Raise ValueError for a model in the place of a list of models."""
+    if isinstance(models, (str, Path, nn.Module, StateDict, Folder)):
+        raise ValueError("the models must be in a list: [A, B]")
+
+
 @contextmanager
 def opened(models: Sequence[ModelSource], family: str | None) -> Iterator[list[Folder]]:
     """Open every model, and close all of them afterwards. Models that are not folders are first saved to a temporary
-    one."""
+    one. Raises ValueError where one is no model."""
+    refuse_one(models)
     with tempfile.TemporaryDirectory() as temporary:
         checkpoints: list[Folder] = []
         try:

@@ -41,7 +41,7 @@ class OptionKeywords(TypedDict, total=False):
     mask_id: int | None
     mask_share: float
     maskable: list[int] | None
-    data: str | Sequence[str] | None
+    data: str | Path | Sequence[str | Path] | None
     samples: int
     task: str | None
     noise: float

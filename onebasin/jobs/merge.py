@@ -30,7 +30,7 @@ from onebasin.symmetry.coupling import Softened
 
 from .aligning import Aligned, align_all, softened
 from .apply import alignments_of
-from .folders import one_vocabulary, opened, refuse_places, together, unit_folder, workplace
+from .folders import one_vocabulary, opened, refuse_one, refuse_places, together, unit_folder, workplace
 from .frame import Frame, in_one_frame
 from .options import (
     LEVEL_NAMES,
@@ -142,6 +142,7 @@ def merge(
     opt = replace(opt, symmetry="paper" if level == "none" else level)
     centre = None if anchor == "auto" else int(anchor)
     page = place_of(output, report)
+    refuse_one(models)
     plan = Plan(way, searches, seconds, level, shares_of(weights, len(models)), centre, heads_from, soft)
     if tokenizer_source is not None and way.fitted:
         raise ValueError("--tokenizer-source: models of different vocabularies can be averaged, not fitted")
