@@ -42,7 +42,7 @@ from .side_by_side import Site, consists_of, kinds_of_spaces, measured
 
 DAMP, FLOOR = 1e-6, 1e-8  # of each unit's second moment, and of their mean: what data of few samples leave open
 PRIOR, APART = 1e-6, 1e-3  # of a stream's mean second moment: added in all directions; its share in which models differ
-ROUND = 8  # of the units that are left, one in so many goes before the weights of the others are computed again
+ROUND = 16  # of the units that are left, one in so many goes before those that lose least are found again
 
 
 @dataclass(frozen=True)
@@ -145,15 +145,17 @@ def compress(
 
 def operations(signature: Signature, models: int) -> float:
     """Return about how many floating-point operations `compress` takes for what does not depend on the data: inverting
-    the second moments of neurons and heads in every round, 2 n^3 each."""
+    the second moments of neurons and heads, n^3, removing units from the inverse, 2 n^2 for each dimension, and a
+    decoder from n / models dimensions to n."""
     _, units = kinds_of_spaces(signature)
     inside = {root: 1 for root in units}  # dimensions of each unit
     for root in signature.members:
         for outer in signature.spaces[root].batch[:1]:
             if outer in inside:
                 inside[outer] = max(inside[outer], signature.sizes[root])
-    rounds = 1 / (1 - (1 - 1 / ROUND) ** 3)
-    return rounds * sum(2.0 * (models * signature.sizes[root] * inside[root]) ** 3 for root in units)
+    rounds = 2 / ROUND / (1 - (1 - 1 / ROUND) ** 3)
+    each = 1 + rounds + 2 / models**2
+    return sum(each * (models * signature.sizes[root] * inside[root]) ** 3 for root in units)
 
 
 def _is_even(model: LoadedModel, root: str) -> bool:
@@ -254,19 +256,32 @@ def kept_units(moment: Tensor, readers: Tensor, count: int, of: int) -> Tensor:
         count: How many units are kept.
         of: How many there are.
     """
-    g = len(moment) // of
-    wanted, left = moment @ readers, torch.arange(of)
+    g, left = len(moment) // of, torch.arange(of)
+    inverse, weights = torch.cholesky_inverse(torch.linalg.cholesky(moment)), readers.view(of, g, -1)
     while len(left) > count:
         drop = min(len(left) - count, max(1, len(left) // ROUND))
-        rows = _dimensions(left, g)
-        inverse = torch.linalg.inv(moment[rows][:, rows])
-        weights = (inverse @ wanted[rows]).unflatten(0, (-1, g))  # (units, g, outputs)
         some = _losses(inverse, weights).topk(min(2 * drop, len(left)), largest=False).indices
         places = _dimensions(some, g)
+        gone = some[_eliminated(inverse[places][:, places], weights[some], drop)]
         stays = torch.ones(len(left), dtype=torch.bool)
-        stays[some[_eliminated(inverse[places][:, places], weights[some], drop)]] = False
+        stays[gone] = False
+        inverse, weights = _without(inverse, weights, gone, stays.nonzero().flatten())
         left = left[stays]
     return left
+
+
+def _without(inverse: Tensor, weights: Tensor, gone: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inverse of the second moments of the units that are left, and their weights once they make up for the
+    units that are gone: B_LL - B_LG B_GG^-1 B_GL, and w_L - B_LG B_GG^-1 w_G.
+
+    inverse: B, (units * g, units * g). weights: (units, g, outputs).
+    """
+    g = weights.shape[1]
+    out, stay = _dimensions(gone, g), _dimensions(left, g)
+    rows = inverse[stay]
+    back = torch.linalg.solve(inverse[out][:, out], rows[:, out].mT).mT  # (left, gone)
+    weights = weights[left] - (back @ weights[gone].flatten(0, 1)).view(len(left), g, -1)
+    return torch.addmm(rows[:, stay], back, rows[:, out].mT, alpha=-1), weights
 
 
 def _dimensions(units: Tensor, g: int) -> Tensor:
@@ -286,7 +301,7 @@ def _losses(inverse: Tensor, weights: Tensor) -> Tensor:
 def _eliminated(inverse: Tensor, weights: Tensor, count: int) -> list[int]:
     """Return the units that go, one after another, each being the one whose removal loses least by then.
 
-    inverse: (units * g, units * g). weights: (units, g, outputs).
+    inverse: (units * g, units * g). weights: (units, g, outputs). Both are changed.
     """
     g = weights.shape[1]
     gone: list[int] = []
@@ -297,7 +312,7 @@ def _eliminated(inverse: Tensor, weights: Tensor, count: int) -> list[int]:
         gone.append(k)
         rows = slice(k * g, k * g + g)
         column = torch.linalg.solve(inverse[rows, rows], inverse[rows]).mT  # (units * g, g)
-        weights = weights - (column @ weights[k]).view_as(weights)
-        inverse = inverse - column @ inverse[rows]
+        weights -= (column @ weights[k]).view_as(weights)
+        inverse.addmm_(column, inverse[rows].clone(), alpha=-1)
         inverse[rows, rows] = torch.eye(g).to(inverse)  # not looked at again
     return gone
