@@ -37,12 +37,12 @@ def basis(axis: Axis, tensor: Tensor, dim: int) -> Linear:
     return Linear(axis, eye.view(-1, *shape).expand(-1, *tensor.shape))
 
 
-def once(images: Tensor) -> Tensor:
-    """Return images without expanded dimensions: they have one entry there."""
-    for dim in range(1, images.dim()):
-        if images.stride(dim) == 0 and images.shape[dim] > 1:
-            images = images.narrow(dim, 0, 1)
-    return images
+def once(tensor: Tensor, first: int = 1) -> Tensor:
+    """Return a tensor without expanded dimensions, from the `first` on: they have one entry there."""
+    for dim in range(first, tensor.dim()):
+        if tensor.stride(dim) == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def settle(linear: Linear, dims: list[int], tensor: Tensor, why: str) -> list[Axis | None]:

@@ -27,8 +27,8 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         return
     places = coordinates(where, source.shape)
     depends = [
-        {j for j in range(out.dim()) if out.shape[j] > 1 and bool((each != each.narrow(j, 0, 1)).any())}
-        for each in places
+        {j for j in range(out.dim()) if each.shape[j] > 1 and bool((each != each.narrow(j, 0, 1)).any())}
+        for each in (once(each, 0) for each in places)
     ]
     axes: list[Axis | None] = [None] * out.dim()
     linear: Linear | None = None
@@ -134,11 +134,12 @@ def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
 
 
 def coordinates(where: Tensor, shape: torch.Size) -> list[Tensor]:
-    """Return the coordinates of the entries with these numbers in a tensor, one for each dimension."""
-    places: list[Tensor] = []
+    """Return the coordinates of the entries with these numbers in a tensor, one for each dimension. Expanded dimensions
+    remain expanded."""
+    rest, places = once(where, 0), list[Tensor]()
     for size in reversed(shape):
-        places.insert(0, where % size)
-        where = where // size
+        places.insert(0, (rest % size).expand(where.shape))
+        rest = rest // size
     return places
 
 
