@@ -200,6 +200,19 @@ def test_distillation_has_the_data_that_closed_forms_leave() -> None:
     assert sum(map(len, (batch["input_ids"] for batch in held))) == 8  # the rest at the end of a file is no such batch
 
 
+@pytest.mark.parametrize(("case", "more"), [("GPT2LMHeadModel", 40), ("BertForSequenceClassification", 0)])
+def test_causal_models_write_more_for_distillation(
+    case: str, more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onebasin.jobs.search.setup.WRITTEN", 40)
+    opt = Options(samples=24)
+    given = [onebasin.Folder(folder) for folder in models_of(case, tmp_path)]
+    frame = in_one_frame(given, 0, "full", opt, None, verify=False)
+    setup = Setup(frame, 0, [1.0, 1.0], Kinship(0.0, APART), opt, None, 0.0, None)
+    fitted = [len(batch["input_ids"]) for some in setup.split for batch in some]
+    assert sum(fitted) == 24 and sum(len(batch["input_ids"]) for batch in setup.spare) == more
+
+
 def test_matches_with_even_norms_are_kept_apart_from_exact_ones(tmp_path: Path) -> None:
     given = [onebasin.Folder(folder) for folder in models_of("BertForSequenceClassification", tmp_path)]
     opt = Options(symmetry="full", units=str(tmp_path / "units"))

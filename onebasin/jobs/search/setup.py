@@ -40,7 +40,8 @@ JUDGED = 48, 256  # images to judge on, at least and at most
 JUDGING = 1 / 8  # their share of the time for closed forms
 BAGS = 4  # fits to few imagined images, of which the mean is taken
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
-TAUGHT = 4096  # examples of given data for distillation
+TAUGHT, WRITTEN = 4096, 1024  # examples of given data for distillation; at most so many texts are written for it
+MORE, MORE_IMAGINED = 60.0, 180.0  # seconds of distillation, or of learning on images, if a closed form works
 EVEN = " with even norms"  # end of the way of matching in a candidate's name
 LEVEL = "full"
 CLOSE = 1e-3  # relative decrease per sweep of matching by weights; what further sweeps gain is lost in the merge
@@ -137,7 +138,7 @@ class Setup:
         """The data to fit candidates on and to choose by."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
-            opt = replace(opt, data=opt.data or "self", samples=self.few if opt.self_made else TAUGHT)
+            opt = replace(opt, data=opt.data or "self", samples=self.few + self.more if opt.self_made else TAUGHT)
         return Data(self.models, opt, opt, self.tell, opt.labels)
 
     @cached_property
@@ -147,6 +148,15 @@ class Setup:
         if self.earlier is not None:
             return self.earlier.few
         return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
+
+    @property
+    def more(self) -> int:
+        """How many texts causal models write for distillation alone: those that it reads once in the time it has, on a
+        machine of `SPEED`."""
+        if not writes(self.stock[0].model):
+            return 0
+        _, seconds = self.example
+        return min(WRITTEN, round(MORE / (STEP * seconds))) if seconds else WRITTEN
 
     @cached_property
     def example(self) -> tuple[str | None, float]:
@@ -176,7 +186,7 @@ class Setup:
 
     @cached_property
     def spare(self) -> Sequence[Batch]:
-        """Given data that closed forms do not use, for distillation."""
+        """Data that closed forms do not use, for distillation."""
         return self.data.batches[self._most :]
 
     @cached_property
