@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
@@ -130,6 +130,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in self.names():  # a path is given as well as its name
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     @classmethod
     def of(cls: type[S], given: Mapping[str, Any]) -> S:
@@ -151,7 +153,7 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that are not None, as values for JSON."""
         found = {name: getattr(self, name) for name in self.names()}
-        return {name: plain(value) for name, value in found.items() if value is not None}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -242,10 +244,10 @@ class ExampleKeywords(TypedDict, total=False):
 
 
 def plain(value: Any) -> Any:
-    """Return a value with every path in it as a string."""
+    """Return a value with every path in it, also in a list, as a string."""
     if isinstance(value, Path):
         return str(value)
-    return [plain(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return type(value)(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def take(kind: type[S], given: dict[str, Any]) -> S:

@@ -15,6 +15,7 @@ import onebasin
 from onebasin.data.calibration import Calibration, calibration, noised
 from onebasin.data.teaching import split_held_out
 from onebasin.engine import Means
+from onebasin.jobs.options import Options
 
 pytestmark = pytest.mark.usefixtures("three_sweeps")
 
@@ -49,7 +50,8 @@ def test_data_are_named_by_a_string_or_a_path(tmp_path):
     rows.write_text("{}\n")
     named = Calibration(data=str(rows))
     assert Calibration(data=rows) == named and Calibration(data=[rows, "self"]).datasets == [str(rows), "self"]
-    assert json.dumps(Calibration(data=rows).to_dict())
+    assert json.dumps(Calibration(data=rows, vocabulary=rows).to_dict())
+    assert Options(family=rows) == Options(family=str(rows))
 
 
 def test_one_model_given_twice_is_itself(tmp_path):

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from onebasin.engine import Means, Tell
 from onebasin.models import Model, numel
 from onebasin.running.trace import Batch, examples, examples_in
-from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, plain, setting
+from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded, Strength, checked, setting
 
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
@@ -60,7 +60,6 @@ class Calibration(Reading, Seeded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "data", plain(self.data))
         for name in self.datasets:
             file = split_off(name)[0]
             if name != "self" and not name.startswith("builtin:") and kind(file) != "hub" and not os.path.exists(file):

@@ -191,10 +191,10 @@ def test_a_search_loads_its_models_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_distillation_has_the_data_that_closed_forms_leave() -> None:
     batches = [{"input_ids": torch.full((4 if number < 19 else 1, 3), number)} for number in range(20)]
     frame = Frame([], [], 0, Common([], []), "none")
-    setup = Setup(frame, 0, [], Kinship(0.0, APART), Options(samples=32), None, 0.0, None)
+    setup = Setup(frame, 0, [], Kinship(0.0, APART), Options(samples=32, data="builtin:digits"), None, 0.0, None)
     setup.__dict__["data"] = SimpleNamespace(batches=batches)
     fit, held = setup.split
-    numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, held, setup.spare)]
+    numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, held, setup.spare(60.0))]
     assert list(map(len, numbers)) == [6, 2, 12]  # a quarter of eight batches, which are 32 examples, is held out
     assert [number for some in numbers for number in some] == list(range(20))
     assert sum(map(len, (batch["input_ids"] for batch in held))) == 8  # the rest at the end of a file is no such batch
@@ -210,7 +210,7 @@ def test_causal_models_write_more_for_distillation(
     frame = in_one_frame(given, 0, "full", opt, None, verify=False)
     setup = Setup(frame, 0, [1.0, 1.0], Kinship(0.0, APART), opt, None, 0.0, None)
     fitted = [len(batch["input_ids"]) for some in setup.split for batch in some]
-    assert sum(fitted) == 24 and sum(len(batch["input_ids"]) for batch in setup.spare) == more
+    assert sum(fitted) == 24 and sum(len(batch["input_ids"]) for batch in setup.spare(60.0)) == more
 
 
 def test_matches_with_even_norms_are_kept_apart_from_exact_ones(tmp_path: Path) -> None:

@@ -69,9 +69,10 @@ def learned(setup: Setup, start: str, seconds: float) -> Candidate:
 def distilled(setup: Setup, best: Candidate, seconds: float) -> Candidate:
     """Return the best candidate so far after some steps of distillation."""
     (fit, held), tell = setup.split, setup.tell
-    batches = shortened(recut([*fit, *setup.spare], DISTILLED, by_length=True))
+    batches = shortened(recut([*fit, *setup.spare(seconds)], DISTILLED, by_length=True))
     steps = MOST_STEPS if setup.budget is not None else ROUNDS * len(batches)
-    how = Refining(weights=[*setup.shares], seed=setup.opt.seed, steps=steps, seconds=seconds, mixed=setup.mixed)
+    how = Refining(weights=[*setup.shares], seed=setup.opt.seed, steps=steps, mixed=setup.mixed,
+                   seconds=min(seconds, setup.left))  # fmt: skip
     found = refine(
         Held(best.frame.models[setup.template], best.tensors), setup.stock, batches, how, setup.opt, held_out=held,
         progress=tell and (lambda text, loss: tell(f"distilling: {text}, loss {loss:.4g}")),

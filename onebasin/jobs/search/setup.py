@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import floor, log2
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ USUAL = 280.0  # seconds without a budget; writing and judging take the rest of 
 CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
 LEARNING, FEWEST_STEPS = 3 / 4, 200  # share of the remaining time for learned matching, if it makes so many steps
 PASSES, STEP = 8, 3  # passes of each model over the data: for all closed forms, and for a step towards an image
-SPEED = 2e10  # FLOP per second of two slow processor cores
+SLOW = 2e10  # FLOP per second of two slow processor cores
+TIMED = 0.25  # seconds on these of the pass by which a machine is timed
 CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the verdict
 FEWEST = 32  # examples are made, whatever they cost
 JUDGED = 48, 256  # images to judge on, at least and at most
@@ -41,7 +43,6 @@ JUDGING = 1 / 8  # their share of the time for closed forms
 BAGS = 4  # fits to few imagined images, of which the mean is taken
 SYNTHETIC = {"pixel_values": 4, "input_ids": 2}  # inputs made per requested sample, where they are cheap
 TAUGHT, WRITTEN = 4096, 1024  # examples of given data for distillation; at most so many texts are written for it
-MORE, MORE_IMAGINED = 60.0, 180.0  # seconds of distillation, or of learning on images, if a closed form works
 EVEN = " with even norms"  # end of the way of matching in a candidate's name
 LEVEL = "full"
 CLOSE = 1e-3  # relative decrease per sweep of matching by weights; what further sweeps gain is lost in the merge
@@ -108,8 +109,8 @@ class Setup:
 
     @property
     def selecting(self) -> float:
-        """Return how many seconds the choice of neurons and heads takes on a machine of `SPEED`."""
-        return operations(self.models[0].signature, len(self.models)) / SPEED
+        """Return how many seconds the choice of neurons and heads takes."""
+        return operations(self.models[0].signature, len(self.models)) / self.speed
 
     @property
     def only_fits(self) -> bool:
@@ -128,8 +129,8 @@ class Setup:
         return BAGS if self.only_fits else 1
 
     def learns(self, seconds: float) -> bool:
-        """Return whether learned matching makes enough steps in some seconds, on a machine of `SPEED`. After a few, the
-        average is worse than before."""
+        """Return whether learned matching makes enough steps in some seconds. After a few, the average is worse than
+        before."""
         step = 2 * SEVERAL * self.example[1]
         return seconds >= FEWEST_STEPS * step
 
@@ -138,7 +139,7 @@ class Setup:
         """The data to fit candidates on and to choose by."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
-            opt = replace(opt, data=opt.data or "self", samples=self.few + self.more if opt.self_made else TAUGHT)
+            opt = replace(opt, data=opt.data or "self", samples=self.few if opt.self_made else TAUGHT)
         return Data(self.models, opt, opt, self.tell, opt.labels)
 
     @cached_property
@@ -149,19 +150,17 @@ class Setup:
             return self.earlier.few
         return self.affordable() if self.opt.samples == Options().samples else self.opt.samples
 
-    @property
-    def more(self) -> int:
-        """How many texts causal models write for distillation alone: those that it reads once in the time it has, on a
-        machine of `SPEED`."""
-        if not writes(self.stock[0].model):
-            return 0
-        _, seconds = self.example
-        return min(WRITTEN, round(MORE / (STEP * seconds))) if seconds else WRITTEN
-
     @cached_property
     def example(self) -> tuple[str | None, float]:
         """The cheap kind of input that an example has, if any, and the seconds of one pass of all models and the merged
-        one over it, on a machine of `SPEED`."""
+        one over it."""
+        example, needed = self.measured
+        kind = next((name for name in SYNTHETIC if name in example), None)
+        return kind, (len(self.models) + 1) * needed / self.speed
+
+    @cached_property
+    def measured(self) -> tuple[Batch, int]:
+        """An example, and the FLOP of a model's pass over it."""
         stock = self.stock[self.centre]
         if self.opt.self_made:
             length, seed = self.opt.context or LENGTH, self.opt.seed
@@ -171,12 +170,27 @@ class Setup:
             example = rows[len(rows) // 2]
         with FlopCounterMode(display=False) as counter:
             run(stock, example)
-        kind = next((name for name in SYNTHETIC if name in example), None)
-        return kind, (len(self.models) + 1) * counter.get_total_flops() / SPEED
+        return example, counter.get_total_flops()
+
+    @cached_property
+    def speed(self) -> float:
+        """FLOP per second that this machine makes in a pass over several examples: `SLOW` times a power of two, so that
+        the same machine usually counts on the same."""
+        example, needed = self.measured
+        count = round(min(SEVERAL, max(1, SLOW * TIMED / max(needed, 1))))
+        batch = {name: torch.cat([value] * count) for name, value in example.items()}
+        begun = time.perf_counter()
+        try:
+            output = run(self.stock[self.centre], batch)
+            next(iter(predictions(output).values())).sum().item()  # another device computes until it is asked
+        except Exception:  # a class that takes a single example
+            return SLOW
+        doublings = log2(count * needed / (time.perf_counter() - begun) / SLOW) if needed else 0
+        return SLOW * 2.0 ** max(0, floor(doublings))
 
     def affordable(self) -> int:
         """Return how many examples to use: those requested and as many as are held out, more if they are cheap; fewer
-        if a machine of `SPEED` could not try all closed forms on them in their share of the time."""
+        if all closed forms could not be tried on them in their share of the time."""
         kind, seconds = self.example
         imagining = STEP * STEPS if self.imagines else 0
         wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
@@ -184,10 +198,14 @@ class Setup:
         affordable = self.closed_seconds / seconds if seconds else wanted
         return round(min(wanted, max(affordable, FEWEST)))
 
-    @cached_property
-    def spare(self) -> Sequence[Batch]:
-        """Data that closed forms do not use, for distillation."""
-        return self.data.batches[self._most :]
+    def spare(self, seconds: float) -> Sequence[Batch]:
+        """Return data that closed forms do not use, for some seconds of distillation. Causal models write them: as many
+        texts as are read once in this time."""
+        if not self.opt.self_made or not writes(self.stock[0].model):
+            return self.data.batches[self._most :]
+        _, each = self.example
+        count = min(WRITTEN, round(seconds / (STEP * each))) if each else WRITTEN
+        return made(self.models, count, self.opt, seed=self.opt.seed + 2, means=self.opt) if count else []
 
     @cached_property
     def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:

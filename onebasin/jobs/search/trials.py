@@ -22,8 +22,9 @@ from onebasin.running.trace import Batch
 from .candidates import UNMATCHED, closed_form, distilled, fitted, learned, matched, resumed, selected
 from .chosen import Candidate, Chosen
 from .curve import LAMBDAS, line
-from .setup import EVEN, LEARNING, LEVEL, MORE, MORE_IMAGINED, Setup, comparable, one_shape, too_large
+from .setup import EVEN, LEARNING, LEVEL, Setup, comparable, one_shape, too_large
 
+MORE, MORE_IMAGINED = 60.0, 180.0  # seconds of distillation, or of learning on images, if a closed form works
 SHORTEST = 5.0  # seconds; a shorter descent is not worth starting
 COPIES = 1e-4  # relative distance below which matched models are the same function
 
