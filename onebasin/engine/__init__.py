@@ -12,7 +12,7 @@ from .cluster import on_ray
 from .descent import MOST_STEPS, Descent, Pace
 from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import KEPT, available_memory, peak_memory
-from .parallel import behind, in_order, meanwhile
+from .parallel import behind, fastest_threads, in_order, meanwhile
 from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
 from .spill import Spill
 from .store import Cache, Store, kept
@@ -38,6 +38,7 @@ __all__ = [
     "behind",
     "bfloat16_is_faster",
     "clearly",
+    "fastest_threads",
     "in_order",
     "kept",
     "meanwhile",

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TypeVar
 
 import torch
@@ -119,6 +120,26 @@ def _schedule(thread: int, policy: str) -> None:
 def _mark() -> None:
     _inside.unit = True
     torch.set_num_threads(1)  # this setting is per thread
+
+
+@contextmanager
+def fastest_threads(work: Callable[[], object]) -> Iterator[None]:
+    """Compute on one core while the block runs, if that does some work faster than all threads together.
+
+    Beside other programs, threads that share an operation wait for the slowest, and may take three times as long as
+    one.
+    """
+
+    def seconds() -> float:
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+
+    together = seconds() if torch.get_num_threads() > 1 else 0.0
+    with one_core_each():
+        alone = seconds() if together else 0.0
+    with one_core_each() if alone < together else nullcontext():
+        yield
 
 
 @contextmanager

@@ -42,6 +42,16 @@ class Sources:
         """Return the signature of the result."""
         return self.models[self.template].signature
 
+    def has(self, role: str) -> bool:
+        """Return whether all models have a tensor of the result, or what it is tied to."""
+        return role in self.shared or self.signature.tensors[role].alias in self.shared
+
+    def read(self, role: str, means: Means) -> list[Tensor]:
+        """Return a tensor of every model: the one under this name, or the one that the result's is tied to."""
+        alias = str(self.signature.tensors[role].alias)
+        names = (role if role in model.signature.tensors else alias for model in self.models)
+        return [model.read(name, means.dtype, means.device) for model, name in zip(self.models, names, strict=True)]
+
 
 @dataclass(frozen=True)
 class Merged:

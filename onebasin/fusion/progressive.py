@@ -199,11 +199,11 @@ def merge_progressively(
 def _compressed(sources: Sources, means: Means, compression: Compression, role: str) -> Tensor:
     """Return a tensor of the compressed model. Rows that a model lacks (positions) are taken to be the template's."""
     entry = sources.signature.tensors[role]
-    if role not in sources.shared:
+    if not sources.has(role):
         tensor = sources.models[sources.template].read(role, means.dtype, means.device)
         alone = [float(j == sources.template) for j in range(len(sources.models))]
         return replace(compression, weights=alone).share(sources.template, entry.axes, tensor, entry.diagonal)
-    tensors = [model.read(role, means.dtype, means.device) for model in sources.models]
+    tensors = sources.read(role, means)
     base, common = tensors[sources.template], corner(tensor.shape for tensor in tensors)
     for j, tensor in enumerate(tensors):
         if tensor.shape != base.shape:

@@ -44,14 +44,6 @@ def merged_tensors(
     means = means or Means(workers=1)
     signature, template = sources.signature, sources.template
 
-    def read(role: str) -> list[Tensor]:
-        """The tensor of every model, in the template's place for it."""
-        found = []
-        for model in sources.models:
-            own = role if role in model.signature.tensors else str(signature.tensors[role].alias)
-            found.append(model.read(own, means.dtype, means.device))
-        return found
-
     def merged(role: str, tensors: list[Tensor]) -> Tensor:
         base = tensors[template]
         common = corner(tensor.shape for tensor in tensors)
@@ -63,8 +55,8 @@ def merged_tensors(
         return whole
 
     def single(role: str) -> Tensor:
-        if role in sources.shared or signature.tensors[role].alias in sources.shared:
-            return merged(role, read(role))
+        if sources.has(role):
+            return merged(role, sources.read(role, means))
         return sources.models[template].read(role, means.dtype, means.device)
 
     together = {role: roles for roles in (joint.groups if joint else ()) for role in roles}
@@ -72,7 +64,7 @@ def merged_tensors(
     def make(roles: Sequence[str]) -> dict[str, Tensor]:
         if joint is None or roles[0] not in together:
             return {role: single(role) for role in roles}
-        every = {role: read(role) for role in roles}
+        every = {role: sources.read(role, means) for role in roles}
         mean = {role: merged(role, tensors) for role, tensors in every.items()}
         joint.finish(every, mean)
         return mean

@@ -8,8 +8,9 @@ import threading
 import time
 
 import pytest
+import torch
 
-from onebasin.engine import meanwhile
+from onebasin.engine import fastest_threads, meanwhile
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="a policy of Linux")
@@ -56,3 +57,15 @@ def test_what_it_raises_reaches_who_waits() -> None:
 
     with meanwhile(work) as result, pytest.raises(ValueError, match="no"):
         result()
+
+
+@pytest.mark.parametrize(("alone", "together", "chosen"), [(0.02, 0.1, 1), (0.1, 0.02, 2)])
+def test_threads_that_hinder_each_other_do_not_compute(alone: float, together: float, chosen: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with fastest_threads(lambda: time.sleep(alone if torch.get_num_threads() == 1 else together)):
+            assert torch.get_num_threads() == chosen
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

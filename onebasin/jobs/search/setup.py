@@ -176,17 +176,29 @@ class Setup:
     def speed(self) -> float:
         """FLOP per second that this machine makes in a pass over several examples: `SLOW` times a power of two, so that
         the same machine usually counts on the same."""
+        _, needed = self.measured
+        begun = time.perf_counter()
+        self.work()
+        seconds = time.perf_counter() - begun
+        doublings = log2(examples_in(self.several) * needed / seconds / SLOW) if needed else 0
+        return SLOW * 2.0 ** max(0, floor(doublings))
+
+    @cached_property
+    def several(self) -> Batch:
+        """Copies of an example, by which a machine is timed; one, if the class takes no more."""
         example, needed = self.measured
         count = round(min(SEVERAL, max(1, SLOW * TIMED / max(needed, 1))))
         batch = {name: torch.cat([value] * count) for name, value in example.items()}
-        begun = time.perf_counter()
         try:
-            output = run(self.stock[self.centre], batch)
-            next(iter(predictions(output).values())).sum().item()  # another device computes until it is asked
-        except Exception:  # a class that takes a single example
-            return SLOW
-        doublings = log2(count * needed / (time.perf_counter() - begun) / SLOW) if needed else 0
-        return SLOW * 2.0 ** max(0, floor(doublings))
+            run(self.stock[self.centre], batch)
+        except Exception:  # each class refuses inputs in its own way
+            return example
+        return batch
+
+    def work(self) -> None:
+        """Run a model over several examples, and wait for what comes out."""
+        output = predictions(run(self.stock[self.centre], self.several))
+        next(iter(output.values())).sum().item()  # another device computes until it is asked
 
     def affordable(self) -> int:
         """Return how many examples to use: those requested and as many as are held out, more if they are cheap; fewer

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from onebasin.engine import fastest_threads
 from onebasin.fusion.average import Average
 from onebasin.fusion.circuits import Circuit
 from onebasin.fusion.method import Merged
@@ -39,19 +41,26 @@ def choose(setup: Setup) -> Chosen:
     """
     if too_large(setup.models, setup.opt):
         return by_weights(setup, "the models are too large for this machine's memory to try anything on data")
-    try:
-        for model in setup.models:
-            runnable(model.origin)
-        if not comparable(setup.stock, setup.split[1][0]):
-            raise ValueError("the models predict nothing that can be compared: their heads have no output in common")
-        too_easy = setup.too_easy()
-    except Exception as error:  # each model class fails in its own way on inputs that it does not accept
-        if setup.opt.data:
-            raise
-        return by_weights(setup, f"nothing could be tried on inputs that the models make ({one_line(error)})")
-    if too_easy:
-        return by_weights(setup, "the models agree on nearly all pictures that they imagine, so nothing was fitted to "
-                                  "these; give --data FILE", setup.judging)  # fmt: skip
+    with ExitStack() as stack:
+        try:
+            for model in setup.models:
+                runnable(model.origin)
+            stack.enter_context(fastest_threads(setup.work))
+            if not comparable(setup.stock, setup.split[1][0]):
+                raise ValueError("the models predict nothing that is comparable: their heads have no output in common")
+            too_easy = setup.too_easy()
+        except Exception as error:  # each model class fails in its own way on inputs that it does not accept
+            if setup.opt.data:
+                raise
+            return by_weights(setup, f"nothing could be tried on inputs that the models make ({one_line(error)})")
+        if too_easy:
+            return by_weights(setup, "the models agree on nearly all pictures that they imagine, so nothing was fitted "
+                                      "to these; give --data FILE", setup.judging)  # fmt: skip
+        return searched(setup)
+
+
+def searched(setup: Setup) -> Chosen:
+    """Return the best of what there is time for."""
     trials = Trials(setup)
     try:
         if setup.earlier is not None:
