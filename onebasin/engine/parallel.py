@@ -18,6 +18,7 @@ from .memory import return_freed
 
 T = TypeVar("T")
 R = TypeVar("R")
+TIMES, CLEARLY = 2, 0.8  # that work is done, to see how fast it goes; the share of time that is clearly less
 _inside = threading.local()  # marks threads that run a unit: nested calls run in line
 
 
@@ -124,7 +125,7 @@ def _mark() -> None:
 
 @contextmanager
 def fastest_threads(work: Callable[[], object]) -> Iterator[None]:
-    """Compute on one core while the block runs, if that does some work faster than all threads together.
+    """Compute on one core while the block runs, if that does some work clearly faster than all threads together.
 
     Beside other programs, threads that share an operation wait for the slowest, and may take three times as long as
     one.
@@ -132,13 +133,14 @@ def fastest_threads(work: Callable[[], object]) -> Iterator[None]:
 
     def seconds() -> float:
         begun = time.perf_counter()
-        work()
+        for _ in range(TIMES):
+            work()
         return time.perf_counter() - begun
 
     together = seconds() if torch.get_num_threads() > 1 else 0.0
     with one_core_each():
         alone = seconds() if together else 0.0
-    with one_core_each() if alone < together else nullcontext():
+    with one_core_each() if alone < CLEARLY * together else nullcontext():
         yield
 
 
