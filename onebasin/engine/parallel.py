@@ -137,6 +137,7 @@ def fastest_threads(work: Callable[[], object]) -> Iterator[None]:
             work()
         return time.perf_counter() - begun
 
+    work()  # the first time takes longer
     together = seconds() if torch.get_num_threads() > 1 else 0.0
     with one_core_each():
         alone = seconds() if together else 0.0

@@ -63,8 +63,14 @@ def test_what_it_raises_reaches_who_waits() -> None:
 def test_threads_that_hinder_each_other_do_not_compute(alone: float, together: float, chosen: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    calls: list[int] = []
+
+    def work() -> None:
+        calls.append(torch.get_num_threads())
+        time.sleep(0.3 if len(calls) == 1 else alone if calls[-1] == 1 else together)
+
     try:
-        with fastest_threads(lambda: time.sleep(alone if torch.get_num_threads() == 1 else together)):
+        with fastest_threads(work):
             assert torch.get_num_threads() == chosen
         assert torch.get_num_threads() == 2
     finally:
