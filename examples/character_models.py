@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train small language models on one text from different seeds: Llamas, whose keys and values are shared, or GPT-2s.
+"""Train small language models on one text from different seeds: Llamas, GPT-2s, or others.
 
     python examples/character_models.py TEXT[.gz] -o llamas
     python examples/character_models.py TEXT[.gz] -o gpt2s --family gpt2 --width 256 --layers 6 --bfloat16
@@ -7,8 +7,9 @@
 Character level: the distinct characters of the whole text, sorted, are the vocabulary (`chars.json` in each folder).
 The first 90 % of the text train, the last 10 % are `onebasin`'s validation split. The same command continues a run that
 was stopped, to the same weights: each model in training keeps its state beside its folder (`model-0.training.pt`).
-Seeds whose folders are there already are left alone. What comes out are ordinary `LlamaForCausalLM` or
-`GPT2LMHeadModel` folders for every command, for example
+Seeds whose folders are there already are left alone. The family is gpt2, or any type of causal model whose
+configuration takes Llama's names for its sizes (qwen3, gemma2, olmo2, gpt_neox, ...). What comes out are ordinary
+folders for every command, for example
 
     onebasin barrier llamas/model-0 llamas/model-1 -o line --match full --task causal-lm --data TEXT \\
         --vocabulary llamas/model-0/chars.json --context 64 --limit 256
@@ -25,7 +26,7 @@ import resumable
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from onebasin.data import evaluate, load_task
 from onebasin.data.files import read_text
@@ -36,20 +37,23 @@ BATCH = 32
 LEARNING_RATE = 2e-3
 
 
-def llama(characters: int, width: int, layers: int) -> PreTrainedModel:
-    """4 query heads for 2 key and value heads, SwiGLU, a head of its own."""
-    return LlamaForCausalLM(
-        LlamaConfig(
+def like_llama(family: str, characters: int, width: int, layers: int) -> PreTrainedModel:
+    """4 query heads, where the type shares them for 2 key and value heads, a head of its own."""
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            family,
             vocab_size=characters,
             hidden_size=width,
             intermediate_size=11 * width // 4,
             num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
+            head_dim=width // 4,
             max_position_embeddings=CONTEXT,
             tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=None,
+            pad_token_id=None,
         )
     )
 
@@ -69,9 +73,6 @@ def gpt2(characters: int, width: int, layers: int) -> PreTrainedModel:
             **dropout,
         )
     )
-
-
-FAMILIES = {"llama": llama, "gpt2": gpt2}
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,9 @@ def train(ids: Tensor, characters: int, how: Training, kept: Path, every: int = 
         return cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
     def new_model() -> PreTrainedModel:
-        return FAMILIES[how.family](characters, how.width, how.layers)
+        if how.family == "gpt2":
+            return gpt2(characters, how.width, how.layers)
+        return like_llama(how.family, characters, how.width, how.layers)
 
     return resumable.train(new_model, loss_of, kept, asdict(how), LEARNING_RATE, every)
 
@@ -104,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("text", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("llamas"))
-    parser.add_argument("--family", choices=FAMILIES, default="llama")
+    parser.add_argument("--family", default="llama", help="a type of causal model, such as gpt2 or qwen3")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])

@@ -229,7 +229,7 @@ def test_matches_with_even_norms_are_kept_apart_from_exact_ones(tmp_path: Path) 
 def test_long_texts_are_distilled_a_few_at_a_time() -> None:
     texts = [{"input_ids": torch.arange(32 * length).view(32, length)} for length in (100, 256, 512, 2000)]
     cut = [shortened([text]) for text in texts]
-    assert [[len(one["input_ids"]) for one in some] for some in cut] == [[32], [16] * 2, [4] * 8, [1] * 32]
+    assert [[len(one["input_ids"]) for one in some] for some in cut] == [[16] * 2, [8] * 4, [4] * 8, [1] * 32]
     for text, some in zip(texts, cut, strict=True):
         assert torch.equal(torch.cat([one["input_ids"] for one in some]), text["input_ids"])
 

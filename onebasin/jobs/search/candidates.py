@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import sqrt
+from math import ceil
 from typing import Any
 
 import torch
@@ -22,15 +22,14 @@ from onebasin.fusion.refine import Refining, refine
 from onebasin.fusion.tensors import averaged
 from onebasin.jobs.aligning import Aligned, align_all
 from onebasin.models import Held, ModelError
-from onebasin.running.trace import Batch
+from onebasin.running.trace import Batch, examples_in
 
 from .chosen import Candidate, Earlier, way_of
 from .setup import EVEN, LEVEL, Setup
 
 LEARNED_LEVEL = "invertible"
 LEARNED_LR = 0.02  # measured: docs/merge.md
-DISTILLED, MAPS = 32, 2**20  # examples per step of distillation; fewer, if their attention maps have more entries
-NEAR, NEAR_LR, FAR_LR = 0.05, 1e-3, 2e-3  # the rate of distillation from this divergence or less, and the largest
+DISTILLED, TOKENS = 32, 2048  # examples per step of distillation, and tokens, if texts are longer
 ROUNDS = 20  # epochs of distillation without a budget
 UNMATCHED, LEARNED = "unmatched", "learned from "  # a candidate's name begins with its way of matching ...
 DISTILLING = "distilled"  # ... and ends with this if it is distilled
@@ -69,16 +68,11 @@ def learned(setup: Setup, start: str, seconds: float) -> Candidate:
 
 
 def distilled(setup: Setup, best: Candidate, seconds: float) -> Candidate:
-    """Return the best candidate so far after some steps of distillation.
-
-    A step has the length of the learning rate, and the way to go is about the root of the divergence (measured:
-    docs/merge.md).
-    """
+    """Return the best candidate so far after some steps of distillation."""
     (fit, held), tell = setup.split, setup.tell
     batches = shortened(recut([*fit, *setup.spare(seconds)], DISTILLED, by_length=True))
     steps = MOST_STEPS if setup.budget is not None else ROUNDS * len(batches)
-    rate = min(FAR_LR, NEAR_LR * sqrt(max(1.0, best.loss / NEAR)))
-    how = Refining(weights=[*setup.shares], seed=setup.opt.seed, steps=steps, lr=rate, mixed=setup.mixed,
+    how = Refining(weights=[*setup.shares], seed=setup.opt.seed, steps=steps, mixed=setup.mixed,
                    seconds=min(seconds, setup.left))  # fmt: skip
     found = refine(
         Held(best.frame.models[setup.template], best.tensors), setup.stock, batches, how, setup.opt, held_out=held,
@@ -134,9 +128,9 @@ def candidate(
 
 
 def shortened(batches: Sequence[Batch]) -> list[Batch]:
-    """Return batches with fewer examples of long texts, so that an attention map of all has at most `MAPS` entries."""
+    """Return batches with fewer examples of long texts, so that each has at most `TOKENS`, or one example."""
     found = list[Batch]()
     for batch in batches:
-        length = batch["input_ids"].shape[-1] if "input_ids" in batch else 1
-        found += recut([batch], max(1, min(DISTILLED, MAPS // length**2)))
+        count, length = examples_in(batch), batch["input_ids"].shape[-1] if "input_ids" in batch else 1
+        found += recut([batch], ceil(count / ceil(count * length / TOKENS)))
     return found
