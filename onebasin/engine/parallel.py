@@ -18,7 +18,7 @@ from .memory import return_freed
 
 T = TypeVar("T")
 R = TypeVar("R")
-TIMES, CLEARLY = 2, 0.8  # that work is done, to see how fast it goes; the share of time that is clearly less
+TIMES, CLEARLY = 2, 0.8  # how often work is done to time it; less than this share of time is clearly faster
 _inside = threading.local()  # marks threads that run a unit: nested calls run in line
 
 
