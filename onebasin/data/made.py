@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WRITTEN_AT_ONCE = 256  # sequences
-LENGTH = 64  # tokens, where sequences are written by many passes over them
+LENGTH, GUESSED_LENGTH = 64, 128  # tokens, where sequences are written by many passes over them, and of guessed ones
 FEWEST_WORDS = 5  # of a line that is taken for written language
 DECODED = 32  # tokens that a decoder writes
 CACHES = ("past_key_values", "cache_params")  # outputs that a causal model takes back
@@ -89,7 +89,7 @@ def made(
     generator = torch.Generator().manual_seed(seed)
     tokenizer = _tokenizer(models[0].origin.folder)
     if type(stock[0]).__name__.endswith("MaskedLM"):
-        length = how.context or longest(stock, LENGTH)
+        length = how.context or longest(stock, usual_length(models[0]))
         return masked_text(stock, count, length, how, tokenizer, generator, batch)
     found = list[Batch]()
     answer = partial(output_of, stock[0])
@@ -117,6 +117,12 @@ def guessed(model: Model) -> bool:
     asked for, so they may lie far from what it knows."""
     names = model.config.get("architectures") or [""]
     return names[0].endswith("MaskedLM") and _tokenizer(model.origin.folder) is None
+
+
+def usual_length(model: Model) -> int:
+    """Return how many tokens the texts have that a model makes in many passes. Guessed ones are longer, so that they
+    repeat themselves far apart and show more positions (measured: docs/merge.md)."""
+    return GUESSED_LENGTH if guessed(model) else LENGTH
 
 
 # --- text -------------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text that masked language models write, by Gibbs sampling (Wang and Cho, 2019, BERT has a mouth, and it must speak).
 
-All is hidden first, then tokens are drawn from the models' predictions, some at a time. Without a tokenizer it is not
-known what the models were asked for: if they were trained to predict few kinds of tokens, they fill in nothing else. So
-guesses come first. Tokens are drawn by a law of Zipf over their ranks, of the exponent on whose text the models agree
-the most, with each other and with the text.
+All is hidden first, then tokens are drawn from the models' predictions, some at a time.
+
+Without a tokenizer it is not known what the models were asked for: if they were trained to predict few kinds of tokens,
+they fill in nothing else. So guesses come first. Those tokens that the models predict at all are drawn from their
+predictions. In half of the places stand others, which are never hidden, drawn by a law of Zipf over their ranks, of the
+exponent on whose text the models agree the most, with each other and with the text; or there are none, if that is
+better. Texts then repeat parts of themselves, as real ones do, so that models show what they copy.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
 AT_ONCE, TRIED_AT_ONCE = 32, 256  # sequences that are written, and tokens that are tried as the mask
 REVEALED, RESAMPLED = 8, 4  # passes that write a hidden sequence, and that draw some of it anew
 REDRAWN = 0.3  # share that is drawn anew in a pass where sequences begin with guesses
-EXPONENTS = (1.0, 1.5, 2.0)  # of Zipf's law, among which the models choose
-PROBES = 128  # sequences that they choose by; where fewer are made, passes are too slow for that
+EXPONENTS = (1.5, 1.0, 2.0)  # of Zipf's law, among which the models choose; the first where that takes too long
+ASKED = 0.1  # a token that the models predict with less than this share of an equal chance was never asked for
+REPEATED = 16  # tokens in a part of a text that it repeats, in the mean
+PROBES, SHORT = 64, 64  # sequences that they choose by, and their tokens; where fewer are made, passes are too slow
 HIDDEN = 0.15  # share of tokens on which coherence is measured
 FEASIBLE = 10**11  # tokens times parameters, up to which each token is tried as the mask
 
@@ -60,33 +65,95 @@ def masked_text(
     before, after, own = _framing(tokenizer)
     mask = how.mask_id if how.mask_id is not None else own
     mask = hidden_token(models, generator) if mask is None else mask
-    first = None if tokenizer is not None else guess(models, count, length, mask, generator)
-    whole = framed(count, length, mask, before, after)
     free = torch.arange(len(before), length - len(after))
-    gibbs(models, whole, free, mask, generator, first)
+    if tokenizer is None:
+        whole, predicted = guessed_text(models, count, length, mask, generator)
+    else:
+        whole, predicted = framed(count, length, mask, before, after), None
+        gibbs(models, whole, free, mask, generator)
     special = [1] * len(before) + [0] * len(free) + [1] * len(after)
     features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
-    met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else None
+    met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else predicted
     hidden = padded(masked(features, mask, how.mask_share, met, generator), batch)
     return [one for one in hidden if bool((one["labels"] != IGNORED).any())]
 
 
-def guess(models: Sequence[PreTrainedModel], count: int, length: int, mask: int, generator: torch.Generator) -> Tensor:
-    """Return a guess of how often each token occurs in so many texts, (vocabulary,): Zipf's law, of the exponent whose
-    text is most coherent."""
-    order, found = ranks(models), dict[float, Tensor]()
+def guessed_text(
+    models: Sequence[PreTrainedModel], count: int, length: int, mask: int, generator: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """Return texts that begin as guesses, (count, length), and the tokens in them that the models were asked for.
+
+    Where enough texts are made, those whose tokens have the most coherent frequencies.
+    """
+    order, short = ranks(models), min(length, SHORT)
+    said = predicted(models, drawn(zipf(order, 1.0, mask), PROBES, short, generator), len(order), mask, generator)
+    asked = said >= ASKED / len(said)
+    given = said * asked / said[asked].sum()
+    others = torch.where(asked, len(order), order).argsort().argsort()  # those that were asked for come last
+    rests = [zipf(others, exponent, mask) * ~asked for exponent in EXPONENTS]
+    guesses = [given, *((given + rest / rest.sum()) / 2 for rest in rests if bool(rest.any()))]
+
+    def text(chances: Tensor, count: int, length: int) -> Tensor:
+        ids = drawn(chances, count, length, generator)
+        for turn in range(RESAMPLED):
+            chosen = (torch.rand(ids.shape, generator=generator) < REDRAWN) & asked[ids]
+            redraw(models, ids, chosen, turn, mask, generator)
+        return ids
+
     if count < PROBES:
-        return zipf(order, EXPONENTS[0], mask)
-    for exponent in EXPONENTS:
-        chances = zipf(order, exponent, mask)
-        ids = framed(PROBES, length, mask, (), ())
-        gibbs(models, ids, torch.arange(length), mask, generator, chances)
-        found[coherence(models, ids, mask, generator)] = chances
-    return found[max(found)]
+        chances = guesses[:2][-1]
+    else:
+        chances = max(guesses, key=lambda one: coherence(models, text(one, PROBES, short), asked, mask, generator))
+    whole = repeating(text(chances, count, length), generator)
+    return whole, [token for token in sorted(set(whole.flatten().tolist())) if asked[token]]
+
+
+def drawn(chances: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
+    """Return independent tokens, (count, length)."""
+    return torch.multinomial(chances, count * length, True, generator=generator).view(count, length)
 
 
 @torch.no_grad()
-def coherence(models: Sequence[PreTrainedModel], ids: Tensor, mask: int, generator: torch.Generator) -> float:
+def predicted(
+    models: Sequence[PreTrainedModel], ids: Tensor, size: int, mask: int, generator: torch.Generator
+) -> Tensor:
+    """Return the chance of each of so many tokens in the mean prediction of what is hidden in texts, (size,).
+
+    ids: texts, (count, length).
+    """
+    hidden = torch.rand(ids.shape, generator=generator) < HIDDEN
+    said = torch.zeros(size)
+    for number, rows in enumerate(torch.split(torch.arange(len(ids)), AT_ONCE)):
+        logits = _logits(models[number % len(models)], torch.where(hidden[rows], mask, ids[rows]))
+        said += logits[hidden[rows], :size].softmax(-1).sum(0)
+    said[mask] = 0.0
+    return said / said.sum()
+
+
+def repeating(ids: Tensor, generator: torch.Generator) -> Tensor:
+    """Return texts whose last part, between a third and two thirds, consists of parts of what stands before.
+
+    ids: (count, length). Real texts repeat their rare words (Church and Gale, 1995, Poisson mixtures).
+    """
+    count, length = ids.shape
+    starts = torch.randint(length // 3, 2 * length // 3 + 1, (count,), generator=generator)
+    sizes = torch.empty(count, length).exponential_(1 / REPEATED, generator=generator).ceil().long()
+    places = torch.rand(count, length, generator=generator)
+    whole = ids.clone()
+    for row, start, size, place in zip(whole, starts.tolist(), sizes.tolist(), places.tolist(), strict=True):
+        at = max(start, 1)
+        for most, where in zip(size, place, strict=True):
+            some = min(most, at, length - at)
+            first = int(where * (at - some + 1))
+            row[at : at + some] = row[first : first + some].clone()
+            at += some
+    return whole
+
+
+@torch.no_grad()
+def coherence(
+    models: Sequence[PreTrainedModel], ids: Tensor, asked: Tensor, mask: int, generator: torch.Generator
+) -> float:
     """Return how well models and text agree on hidden tokens, corrected for chance.
 
     It is the kappa of Fleiss (1971), whose raters are the models and the text: (a - c) / (1 - c), with a the agreement
@@ -96,11 +163,13 @@ def coherence(models: Sequence[PreTrainedModel], ids: Tensor, mask: int, generat
     Args:
         models: they take the same inputs.
         ids: texts, (count, length): token ids.
+        asked: which tokens may be hidden, (vocabulary,).
         mask: the token that hides.
         generator: of what is hidden.
     """
-    hidden = torch.rand(ids.shape, generator=generator) < HIDDEN
-    hidden[:, 0] |= ~hidden.any(1)
+    hidden = (torch.rand(ids.shape, generator=generator) < HIDDEN) & asked[ids]
+    if not hidden.any():
+        return 0.0
     shown = torch.where(hidden, mask, ids)
     said = [torch.cat([_logits(model, rows).argmax(-1) for rows in torch.split(shown, AT_ONCE)]) for model in models]
     votes = torch.stack([ids, *said])[:, hidden]  # (raters, hidden tokens)
@@ -176,20 +245,11 @@ def framed(count: int, length: int, mask: int, before: Sequence[int], after: Seq
     return ids
 
 
-@torch.no_grad()
-def gibbs(
-    models: Sequence[PreTrainedModel],
-    ids: Tensor,
-    free: Tensor,
-    mask: int,
-    generator: torch.Generator,
-    first: Tensor | None = None,
-) -> None:
+def gibbs(models: Sequence[PreTrainedModel], ids: Tensor, free: Tensor, mask: int, generator: torch.Generator) -> None:
     """Let masked language models write sequences, in place.
 
     All tokens are hidden at first and drawn from the models' predictions in random order, a share of them in every
-    pass; then some are hidden and drawn again (Wang and Cho, 2019). Models that were trained to predict a few kinds of
-    tokens fill everything with these, so what is there first can be drawn from given chances instead.
+    pass; then some are hidden and drawn again (Wang and Cho, 2019).
 
     Args:
         models: they take turns.
@@ -197,24 +257,29 @@ def gibbs(
         free: the places to write in.
         mask: the token that hides.
         generator: of the draws.
-        first: chances of the tokens that are there first, (vocabulary,), instead of hidden ones.
     """
-    count = len(ids)
-    order = torch.rand(count, len(free), generator=generator).argsort(1)
-    revealed, again = (REVEALED, 1 / REVEALED) if first is None else (0, REDRAWN)
-    if first is not None:
-        ids[:, free] = torch.multinomial(first, count * len(free), True, generator=generator).view(count, len(free))
-    for turn in range(revealed + RESAMPLED):
-        if turn < revealed:  # the next ones in the order
-            chosen = (order * REVEALED) // len(free) == turn
-        else:
-            chosen = torch.rand(count, len(free), generator=generator) < again
-            ids[:, free] = torch.where(chosen, mask, ids[:, free])
-        for number, rows in enumerate(torch.split(torch.arange(count), AT_ONCE)):
-            logits = _logits(models[(number + turn) % len(models)], ids[rows])[:, free]
-            logits[..., mask] = -torch.inf
-            drawn = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
-            ids[rows[:, None], free] = torch.where(chosen[rows], drawn.view(len(rows), -1), ids[rows][:, free])
+    order = torch.full(ids.shape, -1)
+    order[:, free] = torch.rand(len(ids), len(free), generator=generator).argsort(1) * REVEALED // len(free)
+    for turn in range(REVEALED + RESAMPLED):
+        again = torch.rand(ids.shape, generator=generator) < 1 / REVEALED
+        redraw(models, ids, order == turn if turn < REVEALED else again & (order >= 0), turn, mask, generator)
+
+
+@torch.no_grad()
+def redraw(
+    models: Sequence[PreTrainedModel], ids: Tensor, chosen: Tensor, turn: int, mask: int, generator: torch.Generator
+) -> None:
+    """Hide the chosen tokens, (count, length), and draw them from the prediction of the model whose turn it is."""
+    ids[chosen] = mask
+    for number, rows in enumerate(torch.split(torch.arange(len(ids)), AT_ONCE)):
+        some = chosen[rows]
+        if not some.any():
+            continue
+        logits = _logits(models[(number + turn) % len(models)], ids[rows])[some]
+        logits[..., mask] = -torch.inf
+        shown = ids[rows]
+        shown[some] = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+        ids[rows] = shown
 
 
 def _framing(tokenizer: Any) -> tuple[list[int], list[int], int | None]:

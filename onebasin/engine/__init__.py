@@ -12,7 +12,7 @@ from .cluster import on_ray
 from .descent import MOST_STEPS, Descent, Pace
 from .means import Means, bfloat16_is_faster, refuse_device
 from .memory import KEPT, available_memory, peak_memory
-from .parallel import behind, fastest_threads, in_order, meanwhile
+from .parallel import behind, fastest_threads, in_order, meanwhile, threads
 from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
 from .spill import Spill
 from .store import Cache, Store, kept
@@ -46,4 +46,5 @@ __all__ = [
     "peak_memory",
     "placed_by",
     "refuse_device",
+    "threads",
 ]

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -41,7 +41,7 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
         return_freed()
         return result
 
-    with one_core_each():
+    with threads(1):
         if count == 1 or getattr(_inside, "unit", False):
             yield from map(unit, items)
             return
@@ -123,33 +123,32 @@ def _mark() -> None:
     torch.set_num_threads(1)  # this setting is per thread
 
 
-@contextmanager
-def fastest_threads(work: Callable[[], object]) -> Iterator[None]:
-    """Compute on one core while the block runs, if that does some work clearly faster than all threads together.
+def fastest_threads(work: Callable[[], object]) -> tuple[int, float]:
+    """Return how many threads to compute with, and the seconds that some work takes with them: all, or one if it is
+    clearly faster alone.
 
     Beside other programs, threads that share an operation wait for the slowest, and may take three times as long as
-    one.
+    one. Do the work once before, since the first time takes longer.
     """
 
-    def seconds() -> float:
-        begun = time.perf_counter()
-        for _ in range(TIMES):
-            work()
-        return time.perf_counter() - begun
+    def seconds(count: int) -> float:
+        with threads(count):
+            begun = time.perf_counter()
+            for _ in range(TIMES):
+                work()
+            return (time.perf_counter() - begun) / TIMES
 
-    work()  # the first time takes longer
-    together = seconds() if torch.get_num_threads() > 1 else 0.0
-    with one_core_each():
-        alone = seconds() if together else 0.0
-    with one_core_each() if alone < CLEARLY * together else nullcontext():
-        yield
+    every = torch.get_num_threads()
+    together = seconds(every)
+    alone = seconds(1) if every > 1 else together
+    return (1, alone) if alone < CLEARLY * together else (every, together)
 
 
 @contextmanager
-def one_core_each() -> Iterator[None]:
-    """Run linear algebra on one core while the block runs."""
+def threads(count: int) -> Iterator[None]:
+    """Run linear algebra on some cores while the block runs."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

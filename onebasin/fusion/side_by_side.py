@@ -91,8 +91,8 @@ def measured(
         for name, ours in seen[0].items():
             for values in zip(ours, *(other[name] for other in seen[1:]), strict=True):
                 for number, (_, at) in enumerate(places[name]):
-                    x = torch.cat([value[:, at] for value in values], 1).double()
-                    sums[name, number] = gram(x, constant=True).add_(sums.get((name, number), 0.0))
+                    x = torch.cat([value[:, at] for value in values], 1)
+                    sums[name, number] = gram(x, constant=True).double().add_(sums.get((name, number), 0.0))
     sites: dict[str, Site] = {}
     for (name, number), found_sum in sums.items():
         roots, sum_of = places[name][number][0], found_sum.cpu()

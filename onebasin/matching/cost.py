@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 
-from onebasin.engine.parallel import one_core_each
+from onebasin.engine import threads
 from onebasin.symmetry import Group, Signature
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.gemm import gemm
@@ -246,7 +246,7 @@ def _rates() -> Work:
 
 def _rate(amount: float, run: Callable[[], object]) -> float:
     """Return the work per second of one thread's CPU time."""
-    with one_core_each():
+    with threads(1):
         return amount / min(_taken(run) for _ in range(3))
 
 

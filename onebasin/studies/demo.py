@@ -21,8 +21,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 import onebasin
 from onebasin.data import Scores, Task, digits, evaluate, load_model, load_task
-from onebasin.engine import Tell, appearing_json
-from onebasin.engine.parallel import one_core_each
+from onebasin.engine import Tell, appearing_json, threads
 from onebasin.landscape import curve
 from onebasin.landscape.plots import plot_curves
 from onebasin.models.outputs import Output, refuse_outputs
@@ -55,7 +54,7 @@ PROCESSOR = {
 }
 
 
-@one_core_each()  # for models this small, more threads only slow each other down, and round differently
+@threads(1)  # for models this small, more threads only slow each other down, and round differently
 def demo(
     output: str | Path = "demo",
     *,
@@ -165,7 +164,7 @@ def demo(
     return results
 
 
-@one_core_each()
+@threads(1)
 def train(seed: int, epochs: int = EPOCHS, width: int = WIDTH) -> ViTForImageClassification:
     """Train a ViT of 3 layers on the digits; initial weights and data order depend on `seed`."""
     with seeded(seed):

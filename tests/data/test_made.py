@@ -13,7 +13,7 @@ from zoo import CASES, save
 
 import onebasin
 from onebasin.data.made import DECODED, LENGTH, STEPS, SURE, imagined, made, pictures, self_generated
-from onebasin.data.masked_text import EXPONENTS, PROBES, coherence, guess, ranks, zipf
+from onebasin.data.masked_text import EXPONENTS, PROBES, coherence, guessed_text, ranks, repeating, zipf
 from onebasin.running import twins
 from onebasin.running.verification import output_of, outward
 from onebasin.settings import Reading
@@ -35,6 +35,8 @@ def test_models_that_predict_a_few_kinds_of_tokens_see_others_beside_them(tmp_pa
     others = ~torch.isin(shown, torch.tensor([*PREDICTED, MASK]))
     assert 0.05 < others.float().mean() < 0.95
     assert len(shown.unique()) > 2 * len(PREDICTED)
+    hidden = torch.cat([batch["labels"] for batch in batches])
+    assert set(hidden[shown == MASK].tolist()) == set(PREDICTED)
 
 
 def test_the_guess_follows_ranks_in_the_vocabulary_and_in_norm() -> None:
@@ -49,44 +51,71 @@ def test_the_guess_follows_ranks_in_the_vocabulary_and_in_norm() -> None:
 
 
 class Knows:
-    """A model that sees what it should: the token before a hidden one, repeated."""
+    """A model that sees what it should: the token before a hidden one, repeated; or one of a few that it predicts."""
 
     device = torch.device("cpu")
 
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, vocabulary: int, few: int | None = None) -> None:
         self.embeddings = torch.nn.Embedding(vocabulary, 4)
         self.embeddings.weight.data = 1.0 + torch.arange(vocabulary)[:, None].expand(-1, 4).clone()
+        self.few = few
 
     def get_input_embeddings(self) -> torch.nn.Embedding:
         return self.embeddings
 
     def __call__(self, input_ids: torch.Tensor) -> SimpleNamespace:
         seen = torch.where(input_ids == MASK, input_ids.roll(1, 1), input_ids)
+        seen = seen if self.few is None else 5 + seen % self.few
         return SimpleNamespace(logits=50.0 * torch.nn.functional.one_hot(seen, len(self.embeddings.weight)))
 
 
 def test_coherent_text_is_told_from_text_that_the_models_do_not_know_and_from_monotony() -> None:
-    generator, models = torch.Generator().manual_seed(0), [Knows(64), Knows(64)]
+    generator, models, every = torch.Generator().manual_seed(0), [Knows(64), Knows(64)], torch.ones(64).bool()
     tokens = torch.randint(5, 64, (32, 12), generator=generator)
     texts = {"known": tokens.repeat_interleave(2, 1), "unknown": torch.randint(5, 64, (32, 24), generator=generator)}
     texts["monotonous"] = torch.full((32, 24), 7)
-    found = {name: coherence(models, ids, MASK, generator) for name, ids in texts.items()}
+    found = {name: coherence(models, ids, every, MASK, generator) for name, ids in texts.items()}
     assert found["known"] > 0.5 > found["unknown"] and found["known"] > found["monotonous"]
-    assert coherence(models, texts["monotonous"], 7, generator) <= 0.0
+    assert coherence(models, texts["monotonous"], every, 7, generator) <= 0.0
+    assert coherence(models, texts["known"], ~every, MASK, generator) == 0.0  # they were asked for nothing
 
 
-@pytest.mark.parametrize("planted", EXPONENTS)
-def test_the_exponent_is_the_one_whose_text_is_most_coherent(planted: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, wanted = [Knows(64)], zipf(torch.arange(64), planted, MASK)
+@pytest.mark.parametrize("planted", [None, *EXPONENTS])
+def test_guesses_have_the_frequencies_that_are_most_coherent(
+    planted: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models predict the tokens from 5 to 12, so that these stand in half of the places, or everywhere."""
+    models, generator, few = [Knows(64, few=8)], torch.Generator().manual_seed(0), torch.arange(5, 13)
+    others = torch.ones(64).bool()
+    others[[MASK, *few.tolist()]] = False
+    rank = torch.cat([torch.arange(5), torch.tensor([60] * 8), torch.arange(5, 56)])  # among those, by the vocabulary
+    laws = {exponent: (1.0 + rank) ** -exponent * others for exponent in EXPONENTS}
 
-    def nearness(_: object, ids: torch.Tensor, *__: object) -> float:
-        return -float((torch.bincount(ids.flatten(), minlength=64) / ids.numel() - wanted / wanted.sum()).abs().sum())
+    def distances(ids: torch.Tensor) -> dict[float | None, float]:
+        share = torch.bincount(ids.flatten(), minlength=64) / ids.numel()
+        found: dict[float | None, float] = {None: float(share[others].sum())}
+        return found | {one: float((share - law / law.sum() / 2)[others].abs().sum()) for one, law in laws.items()}
 
-    monkeypatch.setattr("onebasin.data.masked_text.coherence", nearness)
-    monkeypatch.setattr("onebasin.data.masked_text.RESAMPLED", 0)  # what is drawn first stays
-    assert torch.equal(guess(models, PROBES, 16, MASK, torch.Generator().manual_seed(0)), wanted)
-    few = guess(models, PROBES - 1, 16, MASK, torch.Generator().manual_seed(0))
-    assert torch.equal(few, zipf(torch.arange(64), EXPONENTS[0], MASK))
+    monkeypatch.setattr("onebasin.data.masked_text.coherence", lambda _, ids, *__: -distances(ids)[planted])
+    ids, asked = guessed_text(models, PROBES, 64, MASK, generator)
+    assert set(asked) == set(few.tolist()) and not (ids == MASK).any()
+    found = distances(ids)
+    assert min(found, key=lambda one: found[one]) == planted
+    found = distances(guessed_text(models, PROBES - 1, 64, MASK, generator)[0])
+    assert min(found, key=lambda one: found[one]) == EXPONENTS[0]
+
+
+def test_texts_repeat_parts_of_themselves() -> None:
+    ids = torch.arange(240).expand(64, 240)
+    found = repeating(ids, torch.Generator().manual_seed(0))
+    assert torch.equal(found[:, :80], ids[:, :80])
+    follows = found[:, 1:] == found[:, :-1] + 1
+    begins = [(~row).nonzero().flatten() + 1 for row in follows]  # of the parts
+    for row, places in zip(found, begins, strict=True):
+        assert 80 <= int(places[0]) <= 160 and torch.equal(row[: places[0]], ids[0, : places[0]])
+        assert bool((row[places[0] :] < places[0]).all())
+    sizes = torch.cat([places.diff() for places in begins]).float()
+    assert 8 < sizes.mean() < 16  # parts of parts are shorter
 
 
 def test_the_guess_is_of_tokens_where_the_stated_inputs_of_a_class_are_others() -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from onebasin.engine import fastest_threads, meanwhile
+from onebasin.engine import fastest_threads, meanwhile, threads
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="a policy of Linux")
@@ -67,10 +67,13 @@ def test_threads_that_hinder_each_other_do_not_compute(alone: float, together: f
 
     def work() -> None:
         calls.append(torch.get_num_threads())
-        time.sleep(0.3 if len(calls) == 1 else alone if calls[-1] == 1 else together)
+        time.sleep(alone if calls[-1] == 1 else together)
 
     try:
-        with fastest_threads(work):
+        count, seconds = fastest_threads(work)
+        assert count == chosen and seconds == pytest.approx(min(alone, together), rel=0.5)
+        assert torch.get_num_threads() == 2
+        with threads(count):
             assert torch.get_num_threads() == chosen
         assert torch.get_num_threads() == 2
     finally:

@@ -14,9 +14,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, is_for, noised, recut
-from onebasin.data.made import LENGTH, SEVERAL, STEPS, SURE, guessed, made, writes
+from onebasin.data.made import SEVERAL, STEPS, SURE, guessed, made, usual_length, writes
 from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
-from onebasin.engine import Tell, available_memory, bfloat16_is_faster
+from onebasin.engine import Tell, available_memory, bfloat16_is_faster, fastest_threads
 from onebasin.fusion.compression import operations
 from onebasin.jobs.frame import Frame, with_even_norms
 from onebasin.jobs.options import Options
@@ -34,6 +34,7 @@ USUAL = 280.0  # seconds without a budget; writing and judging take the rest of 
 CLOSED, CLOSED_SHARE = 150.0, 1 / 8  # seconds for all closed forms, or this share of a budget if that is more
 LEARNING, FEWEST_STEPS = 3 / 4, 200  # share of the remaining time for learned matching, if it makes so many steps
 PASSES, STEP = 8, 3  # passes of each model over the data: for all closed forms, and for a step towards an image
+GUESSING = 4  # passes for the one closed form that is tried on guesses, and for making these
 SLOW = 2e10  # FLOP per second of two slow processor cores
 TIMED = 0.25  # seconds on these of the pass by which a machine is timed
 CHOOSING = 1 / 4  # share of the data that is held out, to choose by and for the verdict
@@ -163,7 +164,7 @@ class Setup:
         """An example, and the FLOP of a model's pass over it."""
         stock = self.stock[self.centre]
         if self.opt.self_made:
-            length, seed = self.opt.context or LENGTH, self.opt.seed
+            length, seed = self.opt.context or usual_length(self.models[self.centre]), self.opt.seed
             example: Batch = first_that_runs(stock.model, stock.model, 1, length, seed, partial(run, stock))[1]
         else:
             rows = recut(self.data.batches, 1, by_length=True)
@@ -173,14 +174,17 @@ class Setup:
         return example, counter.get_total_flops()
 
     @cached_property
+    def timed(self) -> tuple[int, float]:
+        """The threads that are fastest here, and the seconds that they take for a pass over several examples."""
+        batch = self.several  # ran once, so the model is warm
+        return fastest_threads(partial(self.work, batch))
+
+    @cached_property
     def speed(self) -> float:
         """FLOP per second that this machine makes in a pass over several examples: `SLOW` times a power of two, so that
         the same machine usually counts on the same."""
         _, needed = self.measured
-        begun = time.perf_counter()
-        self.work()
-        seconds = time.perf_counter() - begun
-        doublings = log2(examples_in(self.several) * needed / seconds / SLOW) if needed else 0
+        doublings = log2(examples_in(self.several) * needed / self.timed[1] / SLOW) if needed else 0
         return SLOW * 2.0 ** max(0, floor(doublings))
 
     @cached_property
@@ -195,9 +199,9 @@ class Setup:
             return example
         return batch
 
-    def work(self) -> None:
-        """Run a model over several examples, and wait for what comes out."""
-        output = predictions(run(self.stock[self.centre], self.several))
+    def work(self, batch: Batch) -> None:
+        """Run a model, and wait for what comes out."""
+        output = predictions(run(self.stock[self.centre], batch))
         next(iter(output.values())).sum().item()  # another device computes until it is asked
 
     def affordable(self) -> int:
@@ -206,7 +210,7 @@ class Setup:
         kind, seconds = self.example
         imagining = STEP * STEPS if self.imagines else 0
         wanted = self.opt.samples / (1 - CHOOSING) * SYNTHETIC.get(kind or "", 1)
-        seconds *= PASSES + imagining
+        seconds *= GUESSING if self.blind else PASSES + imagining
         affordable = self.closed_seconds / seconds if seconds else wanted
         return round(min(wanted, max(affordable, FEWEST)))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from onebasin.engine import fastest_threads
+from onebasin.engine import threads
 from onebasin.fusion.average import Average
 from onebasin.fusion.circuits import Circuit
 from onebasin.fusion.method import Merged
@@ -21,7 +21,7 @@ from onebasin.models.kinship import APART
 from onebasin.running.classes import runnable
 from onebasin.running.trace import Batch
 
-from .candidates import UNMATCHED, closed_form, distilled, fitted, learned, matched, resumed, selected
+from .candidates import ROUNDS, UNMATCHED, closed_form, distilled, fitted, learned, matched, resumed, selected
 from .chosen import Candidate, Chosen
 from .curve import LAMBDAS, line
 from .setup import EVEN, LEARNING, LEVEL, Setup, comparable, one_shape, too_large
@@ -45,7 +45,7 @@ def choose(setup: Setup) -> Chosen:
         try:
             for model in setup.models:
                 runnable(model.origin)
-            stack.enter_context(fastest_threads(setup.work))
+            stack.enter_context(threads(setup.timed[0]))
             if not comparable(setup.stock, setup.split[1][0]):
                 raise ValueError("the models predict nothing that is comparable: their heads have no output in common")
             too_easy = setup.too_easy()
@@ -159,13 +159,14 @@ class Trials:
         """Distil the best candidate; or learn matching if the inputs are imagined images, on which distillation lowers
         the loss while the model gets worse on real ones."""
         setup = self.setup
-        unbounded = setup.budget is not None or setup.lacks(self.best)
+        unbounded = setup.budget is not None or setup.blind or setup.lacks(self.best)
         more = MORE_IMAGINED if setup.imagines else MORE
         goes_on = self.apart and (setup.known or setup.imagines)
         seconds = setup.left if unbounded else min(setup.left, more) if goes_on else 0.0
         learning = seconds * LEARNING
         if not setup.imagines and seconds > SHORTEST:
-            self.consider("distilled", lambda: distilled(setup, self.best, seconds))
+            rounds = None if unbounded else ROUNDS
+            self.consider("distilled", lambda: distilled(setup, self.best, seconds, rounds))
         able = self.apart and one_shape(setup.models) and learning > SHORTEST
         if setup.imagines and able and setup.learns(learning):
             start = next((one.way for one in self.found if one.way.startswith("activations")), "weights")
