@@ -30,7 +30,7 @@ from .setup import EVEN, LEVEL, Setup
 LEARNED_LEVEL = "invertible"
 LEARNED_LR = 0.02  # measured: docs/merge.md
 DISTILLED, TOKENS = 32, 2048  # examples per step of distillation, and tokens, if texts are longer
-ROUNDS = 20  # epochs of distillation, where the best closed form works
+ROUNDS = 20  # epochs of distillation without a budget
 UNMATCHED, LEARNED = "unmatched", "learned from "  # a candidate's name begins with its way of matching ...
 DISTILLING = "distilled"  # ... and ends with this if it is distilled
 
@@ -67,11 +67,11 @@ def learned(setup: Setup, start: str, seconds: float) -> Candidate:
     return closed(setup, f"{LEARNED}{start}", aligned)
 
 
-def distilled(setup: Setup, best: Candidate, seconds: float, rounds: int | None = None) -> Candidate:
-    """Return the best candidate so far after some steps of distillation, or at most so many epochs."""
+def distilled(setup: Setup, best: Candidate, seconds: float) -> Candidate:
+    """Return the best candidate so far after some steps of distillation."""
     (fit, held), tell = setup.split, setup.tell
     batches = shortened(recut([*fit, *setup.spare(seconds)], DISTILLED, by_length=True))
-    steps = MOST_STEPS if rounds is None else rounds * len(batches)
+    steps = MOST_STEPS if setup.budget is not None else ROUNDS * len(batches)
     how = Refining(weights=[*setup.shares], seed=setup.opt.seed, steps=steps, mixed=setup.mixed,
                    seconds=min(seconds, setup.left))  # fmt: skip
     found = refine(

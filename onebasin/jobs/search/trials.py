@@ -21,7 +21,7 @@ from onebasin.models.kinship import APART
 from onebasin.running.classes import runnable
 from onebasin.running.trace import Batch
 
-from .candidates import ROUNDS, UNMATCHED, closed_form, distilled, fitted, learned, matched, resumed, selected
+from .candidates import UNMATCHED, closed_form, distilled, fitted, learned, matched, resumed, selected
 from .chosen import Candidate, Chosen
 from .curve import LAMBDAS, line
 from .setup import EVEN, LEARNING, LEVEL, Setup, comparable, one_shape, too_large
@@ -165,8 +165,7 @@ class Trials:
         seconds = setup.left if unbounded else min(setup.left, more) if goes_on else 0.0
         learning = seconds * LEARNING
         if not setup.imagines and seconds > SHORTEST:
-            rounds = None if unbounded else ROUNDS
-            self.consider("distilled", lambda: distilled(setup, self.best, seconds, rounds))
+            self.consider("distilled", lambda: distilled(setup, self.best, seconds))
         able = self.apart and one_shape(setup.models) and learning > SHORTEST
         if setup.imagines and able and setup.learns(learning):
             start = next((one.way for one in self.found if one.way.startswith("activations")), "weights")
