@@ -24,7 +24,7 @@ from onebasin.settings import Count, ExampleKeywords, Examples, Reading, Seeded,
 from .batches import IGNORED, Source, pixel_values
 from .digits import digits
 from .files import kind, read_rows, split_off
-from .made import SEVERAL, SURE, made, usual_length
+from .made import SEVERAL, SURE, guessed, made, usual_length
 from .models import configured
 from .tasks import Task, load_batches
 from .teaching import HELD_OUT, split_held_out
@@ -117,7 +117,7 @@ class Data:
         if self.given.self_made:
             if large:
                 return []
-            usual = usual_length(first)
+            usual = usual_length(guessed(first))
             length = min(usual, first.config.get("max_position_embeddings") or usual)
             context = self.given.context or (length if self.given.data is None else None)
             return made(self.models, JUDGED, replace(opt, context=context), seed=opt.seed, means=self.means, steps=SURE)

@@ -89,7 +89,7 @@ def made(
     generator = torch.Generator().manual_seed(seed)
     tokenizer = _tokenizer(models[0].origin.folder)
     if type(stock[0]).__name__.endswith("MaskedLM"):
-        length = how.context or longest(stock, usual_length(models[0]))
+        length = how.context or longest(stock, usual_length(tokenizer is None))
         return masked_text(stock, count, length, how, tokenizer, generator, batch)
     found = list[Batch]()
     answer = partial(output_of, stock[0])
@@ -119,10 +119,10 @@ def guessed(model: Model) -> bool:
     return names[0].endswith("MaskedLM") and _tokenizer(model.origin.folder) is None
 
 
-def usual_length(model: Model) -> int:
-    """Return how many tokens the texts have that a model makes in many passes. Guessed ones are longer, so that they
+def usual_length(guessed: bool) -> int:
+    """Return how many tokens the texts have that models make in many passes. Guessed ones are longer, so that they
     repeat themselves far apart and show more positions (measured: docs/merge.md)."""
-    return GUESSED_LENGTH if guessed(model) else LENGTH
+    return GUESSED_LENGTH if guessed else LENGTH
 
 
 # --- text -------------------------------------------------------------------------------------------------------

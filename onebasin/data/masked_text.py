@@ -12,7 +12,7 @@ better. Texts then repeat parts of themselves, as real ones do, so that models s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -67,13 +67,13 @@ def masked_text(
     mask = hidden_token(models, generator) if mask is None else mask
     free = torch.arange(len(before), length - len(after))
     if tokenizer is None:
-        whole, predicted = guessed_text(models, count, length, mask, generator)
+        whole, asked = guessed_text(models, count, length, mask, generator)
     else:
-        whole, predicted = framed(count, length, mask, before, after), None
+        whole, asked = framed(count, length, mask, before, after), None
         gibbs(models, whole, free, mask, generator)
     special = [1] * len(before) + [0] * len(free) + [1] * len(after)
     features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
-    met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else predicted
+    met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else asked
     hidden = padded(masked(features, mask, how.mask_share, met, generator), batch)
     return [one for one in hidden if bool((one["labels"] != IGNORED).any())]
 
@@ -81,7 +81,7 @@ def masked_text(
 def guessed_text(
     models: Sequence[PreTrainedModel], count: int, length: int, mask: int, generator: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Return texts that begin as guesses, (count, length), and the tokens in them that the models were asked for.
+    """Return texts that begin as guesses, (count, length), and the tokens that the models were asked for.
 
     Where enough texts are made, those whose tokens have the most coherent frequencies.
     """
@@ -101,11 +101,10 @@ def guessed_text(
         return ids
 
     if count < PROBES:
-        chances = guesses[:2][-1]
+        chances = guesses[min(1, len(guesses) - 1)]
     else:
         chances = max(guesses, key=lambda one: coherence(models, text(one, PROBES, short), asked, mask, generator))
-    whole = repeating(text(chances, count, length), generator)
-    return whole, [token for token in sorted(set(whole.flatten().tolist())) if asked[token]]
+    return repeating(text(chances, count, length), generator), asked.nonzero().flatten().tolist()
 
 
 def drawn(chances: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
@@ -123,9 +122,8 @@ def predicted(
     """
     hidden = torch.rand(ids.shape, generator=generator) < HIDDEN
     said = torch.zeros(size)
-    for number, rows in enumerate(torch.split(torch.arange(len(ids)), AT_ONCE)):
-        logits = _logits(models[number % len(models)], torch.where(hidden[rows], mask, ids[rows]))
-        said += logits[hidden[rows], :size].softmax(-1).sum(0)
+    for _, logits in _in_turns(models, torch.where(hidden, mask, ids), hidden):
+        said += logits[:, :size].softmax(-1).sum(0)
     said[mask] = 0.0
     return said / said.sum()
 
@@ -271,15 +269,19 @@ def redraw(
 ) -> None:
     """Hide the chosen tokens, (count, length), and draw them from the prediction of the model whose turn it is."""
     ids[chosen] = mask
+    for rows, logits in _in_turns(models, ids, chosen, turn):
+        logits[:, mask] = -torch.inf
+        tokens = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+        ids[rows] = ids[rows].masked_scatter(chosen[rows], tokens)
+
+
+def _in_turns(
+    models: Sequence[PreTrainedModel], ids: Tensor, places: Tensor, turn: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows of texts, and what the model whose turn it is says at some places of these, (places, vocabulary)."""
     for number, rows in enumerate(torch.split(torch.arange(len(ids)), AT_ONCE)):
-        some = chosen[rows]
-        if not some.any():
-            continue
-        logits = _logits(models[(number + turn) % len(models)], ids[rows])[some]
-        logits[..., mask] = -torch.inf
-        shown = ids[rows]
-        shown[some] = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
-        ids[rows] = shown
+        if places[rows].any():
+            yield rows, _logits(models[(number + turn) % len(models)], ids[rows])[places[rows]]
 
 
 def _framing(tokenizer: Any) -> tuple[list[int], list[int], int | None]:

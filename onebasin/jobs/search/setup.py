@@ -164,7 +164,7 @@ class Setup:
         """An example, and the FLOP of a model's pass over it."""
         stock = self.stock[self.centre]
         if self.opt.self_made:
-            length, seed = self.opt.context or usual_length(self.models[self.centre]), self.opt.seed
+            length, seed = self.opt.context or usual_length(self.judged_on == GUESSED), self.opt.seed
             example: Batch = first_that_runs(stock.model, stock.model, 1, length, seed, partial(run, stock))[1]
         else:
             rows = recut(self.data.batches, 1, by_length=True)
