@@ -24,7 +24,7 @@ def _wait_briefly() -> None:
     times as long. OpenMP reads this once, when torch is imported.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def _leave(*_: object) -> None:

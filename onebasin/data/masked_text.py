@@ -4,15 +4,16 @@
 All is hidden first, then tokens are drawn from the models' predictions, some at a time.
 
 Without a tokenizer it is not known what the models were asked for: if they were trained to predict few kinds of tokens,
-they fill in nothing else. So guesses come first. Those tokens that the models predict at all are drawn from their
-predictions. In half of the places stand others, which are never hidden, drawn by a law of Zipf over their ranks, of the
-exponent on whose text the models agree the most, with each other and with the text; or there are none, if that is
-better. Texts then repeat parts of themselves, as real ones do, so that models show what they copy.
+they fill in nothing else. So there are guesses, too. Those tokens that the models predict at all are drawn from their
+predictions. In half of the places stand others, which are never hidden, drawn by a law of Zipf over their ranks. Such
+texts repeat parts of themselves, as real ones do, so that models show what they copy. Of what the models write and of
+guesses with several exponents, that is taken on which they agree the most, with each other and with the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,9 @@ def masked_text(
 def guessed_text(
     models: Sequence[PreTrainedModel], count: int, length: int, mask: int, generator: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Return texts that begin as guesses, (count, length), and the tokens that the models were asked for.
+    """Return texts, (count, length), and the tokens that the models were asked for.
 
-    Where enough texts are made, those whose tokens have the most coherent frequencies.
+    Where enough texts are made, they are of the most coherent kind: written by the models, or guesses.
     """
     order, short = ranks(models), min(length, SHORT)
     said = predicted(models, drawn(zipf(order, 1.0, mask), PROBES, short, generator), len(order), mask, generator)
@@ -91,20 +92,26 @@ def guessed_text(
     given = said * asked / said[asked].sum()
     others = torch.where(asked, len(order), order).argsort().argsort()  # those that were asked for come last
     rests = [zipf(others, exponent, mask) * ~asked for exponent in EXPONENTS]
-    guesses = [given, *((given + rest / rest.sum()) / 2 for rest in rests if bool(rest.any()))]
 
-    def text(chances: Tensor, count: int, length: int) -> Tensor:
+    def written(count: int, length: int) -> Tensor:
+        ids = torch.full((count, length), mask)
+        gibbs(models, ids, torch.arange(length), mask, generator)
+        return ids
+
+    def guessed(chances: Tensor, count: int, length: int) -> Tensor:
         ids = drawn(chances, count, length, generator)
         for turn in range(RESAMPLED):
             chosen = (torch.rand(ids.shape, generator=generator) < REDRAWN) & asked[ids]
             redraw(models, ids, chosen, turn, mask, generator)
         return ids
 
+    guesses = [partial(guessed, (given + rest / rest.sum()) / 2) for rest in rests if bool(rest.any())]
     if count < PROBES:
-        chances = guesses[min(1, len(guesses) - 1)]
+        text = [*guesses, written][0]
     else:
-        chances = max(guesses, key=lambda one: coherence(models, text(one, PROBES, short), asked, mask, generator))
-    return repeating(text(chances, count, length), generator), asked.nonzero().flatten().tolist()
+        text = max(written, *guesses, key=lambda one: coherence(models, one(PROBES, short), asked, mask, generator))
+    ids = text(count, length)
+    return ids if text is written else repeating(ids, generator), asked.nonzero().flatten().tolist()
 
 
 def drawn(chances: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from onebasin.engine import threads
 from onebasin.models import ModelError
 from onebasin.models.errors import one_line
 from onebasin.running import twins
@@ -63,6 +64,7 @@ class Inferred:
         return cls(text, **{**facts, "style": STYLES[facts["style"]]})
 
 
+@threads(1)  # twins are tiny: more threads only wait for each other
 def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     """Infer the table of a model type, and prove it on tiny twins of two sizes.
 
