@@ -6,9 +6,9 @@
     onebasin evaluate merged --task masked-lm --data receptors/whole.jsonl --mask-id 1
     onebasin evaluate merged --task masked-lm --data receptors/loops.jsonl --mask-id 1
 
-They are those of tcrsep 1.3.1 (24 MB; MIT by its licence file, GPL-3 by its metadata), which pip fetches from the package
-index: BERTs of 6 layers and width 128 over amino acids, one trained on whole receptors, one on their third loop (CDR3)
-alone. They have no tokenizer.
+They are those of tcrsep 1.3.1 (24 MB; MIT by its licence file, GPL-3 by its metadata), which pip fetches from the
+package index: BERTs of 6 layers and width 128 over amino acids, one trained on whole receptors, one on their third loop
+(CDR3) alone. They have no tokenizer.
 
 The sequences are put together from the package's gene segments: every functional V gene of the beta chain with every J
 gene, and one to four amino acids drawn in between. `whole.jsonl` and `loops.jsonl` have 400 of each kind, and

@@ -12,7 +12,7 @@ guesses with several exponents, that is taken on which they agree the most, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -105,11 +105,12 @@ def guessed_text(
             redraw(models, ids, chosen, turn, mask, generator)
         return ids
 
-    guesses = [partial(guessed, (given + rest / rest.sum()) / 2) for rest in rests if bool(rest.any())]
+    texts: list[Callable[[int, int], Tensor]] = [written]
+    texts += [partial(guessed, (given + rest / rest.sum()) / 2) for rest in rests if bool(rest.any())]
     if count < PROBES:
-        text = [*guesses, written][0]
+        text = texts[min(1, len(texts) - 1)]
     else:
-        text = max(written, *guesses, key=lambda one: coherence(models, one(PROBES, short), asked, mask, generator))
+        text = max(texts, key=lambda one: coherence(models, one(PROBES, short), asked, mask, generator))
     ids = text(count, length)
     return ids if text is written else repeating(ids, generator), asked.nonzero().flatten().tolist()
 
