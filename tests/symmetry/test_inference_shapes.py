@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from onebasin.symmetry.inference.atoms import Axis, new
 from onebasin.symmetry.inference.rules import RULES, SILENT
+from onebasin.symmetry.inference.rules.places import coordinates
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
 from onebasin.symmetry.tables.signature import MOVES
 
@@ -167,3 +168,32 @@ def test_what_no_token_reaches_is_not_seen() -> None:
         for each, chosen in ((words, torch.ones(5).bool()), (sounds, torch.zeros(5).bool())):
             each(tokens[chosen])
     assert list(trace.seen) == ["words"]
+
+
+VIEWS = {
+    "turned": lambda where: where.permute(2, 0, 1),
+    "flat": lambda where: where.reshape(-1),
+    "turned and flat": lambda where: where.permute(0, 2, 1).reshape(4, -1),
+    "every other": lambda where: where[1::2, :, 1:],
+    "backwards": lambda where: where.flip(2),
+    "one": lambda where: where[2, 1],
+    "windows": lambda where: where.flatten().unfold(0, 5, 3),
+    "repeated": lambda where: where[:, None].expand(4, 2, 6, 10)[..., None, :],
+    "steps that carry": lambda where: where.flatten()[3::7],
+    "split": lambda where: where.view(4, 3, 2, 5, 2).transpose(1, 3),
+    "no view": lambda where: where.flatten()[torch.randperm(240, generator=torch.Generator().manual_seed(0))].view(
+        8, 30
+    ),
+    "nothing": lambda where: where[:0],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_the_coordinates_of_numbers_are_their_remainders(name: str) -> None:
+    """In steps or one by one."""
+    where = VIEWS[name](torch.arange(240).view(4, 6, 10))
+    for shape in ((4, 6, 10), (240,), (2, 1, 120), (3, 5, 4, 4)):
+        rest = where
+        for size, found in zip(reversed(shape), reversed(coordinates(where, torch.Size(shape))), strict=True):
+            assert torch.equal(found, rest % size)
+            rest = rest // size

@@ -136,16 +136,18 @@ def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
 def coordinates(where: Tensor, shape: torch.Size) -> list[Tensor]:
     """Return the coordinates of the entries with these numbers in a tensor, one for each dimension. Expanded dimensions
     remain expanded, and those along which a coordinate cannot change are."""
-    where = once(where, 0).expand(where.shape)
-    steps, block, places = _steps(where), 1, list[Tensor]()
+    entries = once(where, 0)
+    steps, block, places = _steps(entries), 1, list[Tensor]()
     for size in reversed(shape):
-        places.insert(0, (_varying(where, steps, block, size) // block % size).expand(where.shape))
+        places.insert(0, (_varying(entries, steps, block, size) // block % size).expand(where.shape))
         block *= size
     return places
 
 
 def _steps(where: Tensor) -> list[int] | None:
     """Return the difference of neighbours along every dimension, if it is the same for all of them: in every view."""
+    if not where.numel():
+        return None
     first = where[(0,) * where.dim()]
     lines = [where[(0,) * dim + (slice(None),) + (0,) * (where.dim() - dim - 1)] for dim in range(where.dim())]
     steps = [int(line[1] - line[0]) if len(line) > 1 else 0 for line in lines]
@@ -153,13 +155,13 @@ def _steps(where: Tensor) -> list[int] | None:
     for dim, step in enumerate(steps):
         if step:
             affine = affine + (step * torch.arange(where.shape[dim])).view(-1, *[1] * (where.dim() - dim - 1))
-    return steps if torch.equal(once(where, 0), affine.expand(once(where, 0).shape)) else None
+    return steps if torch.equal(where, affine.expand(where.shape)) else None
 
 
 def _varying(where: Tensor, steps: list[int] | None, block: int, size: int) -> Tensor:
     """Return the numbers at the beginning of all dimensions along which number // block % size stays the same."""
     if steps is None:
-        return once(where, 0)
+        return where
     high = [dim for dim, step in enumerate(steps) if step % (block * size) == 0]
     low = [dim for dim, step in enumerate(steps) if 0 < step < block]
     within = int(where[(0,) * where.dim()]) % block + sum(steps[dim] * (where.shape[dim] - 1) for dim in low)
