@@ -70,8 +70,7 @@ def masked_text(
     if tokenizer is None:
         whole, asked = guessed_text(models, count, length, mask, generator)
     else:
-        whole, asked = framed(count, length, mask, before, after), None
-        gibbs(models, whole, free, mask, generator)
+        whole, asked = gibbs(models, framed(count, length, mask, before, after), free, mask, generator), None
     special = [1] * len(before) + [0] * len(free) + [1] * len(after)
     features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
     met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else asked
@@ -94,9 +93,7 @@ def guessed_text(
     rests = [zipf(others, exponent, mask) * ~asked for exponent in EXPONENTS]
 
     def written(count: int, length: int) -> Tensor:
-        ids = torch.full((count, length), mask)
-        gibbs(models, ids, torch.arange(length), mask, generator)
-        return ids
+        return gibbs(models, framed(count, length, mask), torch.arange(length), mask, generator)
 
     def guessed(chances: Tensor, count: int, length: int) -> Tensor:
         ids = drawn(chances, count, length, generator)
@@ -108,7 +105,7 @@ def guessed_text(
     texts: list[Callable[[int, int], Tensor]] = [written]
     texts += [partial(guessed, (given + rest / rest.sum()) / 2) for rest in rests if bool(rest.any())]
     if count < PROBES:
-        text = texts[min(1, len(texts) - 1)]
+        text = texts[:2][-1]
     else:
         text = max(texts, key=lambda one: coherence(models, one(PROBES, short), asked, mask, generator))
     ids = text(count, length)
@@ -243,7 +240,7 @@ def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return logits
 
 
-def framed(count: int, length: int, mask: int, before: Sequence[int], after: Sequence[int]) -> Tensor:
+def framed(count: int, length: int, mask: int, before: Sequence[int] = (), after: Sequence[int] = ()) -> Tensor:
     """Return hidden sequences between tokens that stay, (count, length)."""
     ids = torch.full((count, length), mask)
     ids[:, : len(before)] = torch.tensor(before, dtype=torch.long)
@@ -251,8 +248,10 @@ def framed(count: int, length: int, mask: int, before: Sequence[int], after: Seq
     return ids
 
 
-def gibbs(models: Sequence[PreTrainedModel], ids: Tensor, free: Tensor, mask: int, generator: torch.Generator) -> None:
-    """Let masked language models write sequences, in place.
+def gibbs(
+    models: Sequence[PreTrainedModel], ids: Tensor, free: Tensor, mask: int, generator: torch.Generator
+) -> Tensor:
+    """Let masked language models write sequences, in place, and return these.
 
     All tokens are hidden at first and drawn from the models' predictions in random order, a share of them in every
     pass; then some are hidden and drawn again (Wang and Cho, 2019).
@@ -269,6 +268,7 @@ def gibbs(models: Sequence[PreTrainedModel], ids: Tensor, free: Tensor, mask: in
     for turn in range(REVEALED + RESAMPLED):
         again = torch.rand(ids.shape, generator=generator) < 1 / REVEALED
         redraw(models, ids, order == turn if turn < REVEALED else again & (order >= 0), turn, mask, generator)
+    return ids
 
 
 @torch.no_grad()
