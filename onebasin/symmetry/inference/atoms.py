@@ -67,13 +67,13 @@ class Axis:
             return self
         if link.atom.link is not None:
             self.atom.link = link = link.top  # a shorter path for the next time
-        return Axis(link.atom, link.dual != self.dual)
+        return ~link if self.dual else link
 
     @property
     def parts(self) -> tuple[Axis, ...]:
         top = self.top
         parts = _reduced(top.atom.parts) if top.atom.flat else top.atom.parts
-        return tuple(~part for part in parts) if top.dual else parts
+        return tuple([~part for part in parts]) if top.dual else parts
 
     @property
     def flat(self) -> bool:
@@ -99,15 +99,19 @@ class Axis:
     @property
     def leaves(self) -> Iterator[Axis]:
         """Yield the parts without structure of which it consists, left to right."""
-        top = self.top
-        if not top.atom.parts:
-            yield top
-        for part in top.parts:
-            yield from part.leaves
+        waiting = [self.top]
+        while waiting:
+            top = waiting.pop()
+            if not top.atom.parts:
+                yield top
+            else:
+                waiting += [part.top for part in reversed(top.parts)]
 
 
 def _reduced(parts: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Return the parts of a product without factors that take each other back."""
+    if sum(part.atom.size == 1 for part in parts) < 2:
+        return parts
     kept: list[Axis] = []
     for part in parts:
         inverse = [other.size == 1 and other.top == ~part.top for other in kept]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from .axes import leaves
@@ -16,6 +16,7 @@ from .table import Line, Table, spelled
 Place = tuple[str, Line, tuple[str, ...]]  # name on disk, line, indices
 
 
+@cache
 def regex(pattern: str) -> re.Pattern[str]:
     """Return a regex for a pattern such as `h.{}.{weight|gamma}`, with a group for every layer index."""
     out = ""
@@ -82,7 +83,12 @@ def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[st
 
 def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Place]:
     """Return role -> (name on disk, line, layer indices) for every tensor."""
-    matchers = [(regex(line.full), line) for line in table.lines if "bare" not in line.notes]
+    lines = [line for line in table.lines if "bare" not in line.notes]
+    patterns = [(number, regex(line.full), line) for number, line in enumerate(lines) if "{" in line.full]
+    plain: dict[str, list[tuple[int, Line]]] = {}
+    for number, line in enumerate(lines):
+        if "{" not in line.full:
+            plain.setdefault(line.full, []).append((number, line))
     ignored = [regex(pattern) for pattern in table.ignored]
     found: dict[str, Place] = {}
     unknown = []
@@ -90,16 +96,19 @@ def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) ->
         bare = name.removeprefix(prefix)
         if any(pattern.fullmatch(bare) for pattern in ignored):
             continue
+        inside = not prefix or bare != name  # outside the base model, only a head's
         fits = [
-            (line, match.groups())
-            for matcher, line in matchers
-            if (line.absolute or not prefix or bare != name)  # outside the base model, only a head's
-            and (match := matcher.fullmatch(name if line.absolute else bare))
+            (number, line, match.groups())
+            for number, matcher, line in patterns
+            if (line.absolute or inside) and (match := matcher.fullmatch(name if line.absolute else bare))
         ]
+        fits += [(number, line, ()) for number, line in plain.get(name, ()) if line.absolute]
+        fits += [(number, line, ()) for number, line in plain.get(bare, ()) if inside and not line.absolute]
         if not fits:
             unknown.append(name)
             continue
-        line, where = next((fit for fit in fits if not _lacks(*fit)), fits[0])
+        fits.sort(key=lambda fit: fit[0])
+        _, line, where = next((fit for fit in fits if not _lacks(*fit[1:])), fits[0])
         role = role_of(line.full, where)
         if role in found:
             raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")

@@ -43,7 +43,7 @@ def resolve(table: Table, shapes: Mapping[str, tuple[int, ...]], config: Mapping
 
     found |= {role_of(line.full, where): ("", line, where) for line in table.lines if "bare" in line.notes
               for where in (numbers[line.heading] if line.heading else [()])}  # fmt: skip
-    found = dict(sorted(found.items(), key=lambda item: _order(table, *item[1][1:])))
+    found = _in_order(table, found)
     stages = 1 + max((int(indices[0]) for _, _, indices in found.values() if indices), default=0)
     entries, placed = _entered(table, entries, found, numbers, shapes, stages)
     bare = {role: entry for role, entry in entries.items() if not entry.stored}
@@ -239,18 +239,27 @@ def _kept(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str
     return entries, rest
 
 
-def _order(table: Table, line: Line, indices: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return a key for the order of execution, which is that of the table: by blocks, then layers, then lines. Blocks
+def _in_order(table: Table, found: Mapping[str, Place]) -> dict[str, Place]:
+    """Sort tensors by the order of execution, which is that of the table: by blocks, then layers, then lines. Blocks
     with the same beginning of their names alternate, stage by stage."""
-    number = next(i for i, other in enumerate(table.lines) if other is line)
-    stem, start = line.heading.partition("{}")[0], number
-    while start and table.lines[start - 1].heading.partition("{}")[0] == stem:
-        start -= 1
-    section = number
-    while section and table.lines[section - 1].heading == line.heading:
-        section -= 1
-    where = tuple(map(int, indices))
-    return start, where[:1], section, where, number
+    ranks = dict[int, tuple[int, int, int]]()  # lines -> the places of the first such block, of the block, of the line
+    stem = heading = None
+    start = section = 0
+    for number, line in enumerate(table.lines):
+        if line.heading != heading:
+            section = number
+        if line.heading.partition("{}")[0] != stem:
+            start = number
+        stem, heading = line.heading.partition("{}")[0], line.heading
+        ranks[id(line)] = start, section, number
+
+    def key(item: tuple[str, Place]) -> tuple[Any, ...]:
+        _, (_, line, indices) = item
+        start, section, number = ranks[id(line)]
+        where = tuple(map(int, indices))
+        return start, where[:1], section, where, number
+
+    return dict(sorted(found.items(), key=key))
 
 
 def _absent(

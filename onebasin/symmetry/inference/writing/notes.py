@@ -20,7 +20,8 @@ def notes_on(draft: Draft, one: Found) -> Iterator[str]:
         yield f"tied {draft.bare(one.tied)}"
     if copies := _copies(draft, one):
         yield f"beside {' '.join(draft.bare(copy.name) for copy in copies)}"
-    matrix = next((other for other in draft.found if other.parameter == draft.trace.biases.get(one.parameter)), None)
+    biased = draft.trace.biases.get(one.parameter)
+    matrix = next((other for other in draft.found if other.parameter == biased), None) if biased else None
     if matrix is not None and _biases(one, matrix):
         yield f"biases {draft.bare(matrix.name)}"
     if (gain := draft.gains.get(one.parameter)) is not None:

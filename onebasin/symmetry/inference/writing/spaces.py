@@ -11,7 +11,7 @@ from ...tables.axes import leaves, parse
 from ...tables.signature import kind_of
 from ..atoms import Axis
 from .draft import Draft, Place, atoms_of
-from .layers import homes_of
+from .layers import Homes, homes_of
 from .settling import left_by
 
 ListOf = Callable[[Sequence[str]], tuple[str, Sequence[str]] | None]
@@ -22,6 +22,7 @@ def declarations(draft: Draft, list_of: ListOf) -> Iterator[str]:
     used = set(re.findall(r"[A-Za-z_]\w*", " ".join(line.axes for line in draft.lines)))
     targets = {id(n.target.top.atom) for n in draft.trace.norms if n.target is not None and draft.free[n.weight]
                and (draft.style.norms or n.kind != "layernorm") and n.target.moves}  # fmt: skip
+    homes = homes_of(draft)
     for place in draft.places:
         if place.name not in used or any(id(axis.atom) in targets for axis in place.atoms):
             continue
@@ -31,14 +32,13 @@ def declarations(draft: Draft, list_of: ListOf) -> Iterator[str]:
             properties = [*properties, "post-norm"]
         after = [place.part, *([f"per {', '.join(per)}"] if per else []), *properties]
         yield " ".join([place.name, _declared(draft, place), *after])
-        for kind, asked in _in_some_layers(draft, place, list_of):
+        for kind, asked in _in_some_layers(draft, place, homes, list_of):
             yield " ".join([place.name, kind, *after, f"; when {asked}"])
     yield from (f"{name} fixed{' per layer' if layer else ''}" for name, layer in draft.kept)
 
 
-def _in_some_layers(draft: Draft, place: Place, list_of: ListOf) -> Iterator[tuple[str, str]]:
+def _in_some_layers(draft: Draft, place: Place, homes: Homes, list_of: ListOf) -> Iterator[tuple[str, str]]:
     """Yield the other kinds of a space in some layers, with conditions on a list of the configuration."""
-    homes = homes_of(draft)
     layers: dict[int, list[Axis]] = defaultdict(list)
     for axis in place.atoms:
         if (home := homes.get(id(axis.atom))) is not None:
