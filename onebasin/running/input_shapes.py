@@ -136,7 +136,7 @@ class Inputs:
 
     def __init__(self, model: PreTrainedModel, generator: torch.Generator, widths: Collection[int], most: int) -> None:
         config: Any = model.config
-        self.generator, self.widths, self.every = generator, widths, list(configs(config))
+        self.generator, self.widths, self.most, self.every = generator, widths, most, list(configs(config))
         text = config.get_text_config(**({"encoder": True} if getattr(config, "is_encoder_decoder", False) else {}))
         decoder = config.get_text_config(decoder=True)
         text = getattr(config, "encoder_config", text) if text is decoder else text

@@ -49,7 +49,8 @@ class Way:
         Raises:
             StopIteration: They do not exist for it.
         """
-        made = _made(model, self.names, self.makers, seed, self.widths, self.length)
+        known = Inputs(model, torch.Generator(), self.widths, self.length)
+        made = _made(model, known, self.names, self.makers, seed)
         return next(islice(made, self.number, None))
 
 
@@ -81,33 +82,31 @@ def made_inputs(
     choices = [*([*each, *sound] for each in both), *both, sound, *([name] for name in sound), []]
     beside = [needed] * (first != needed)  # another input may replace the main one
     starts = [*([*each, *text] for each in (first, *beside)), first]
+    known = Inputs(model, torch.Generator(), frozenset(widths), length)
     for names in (*([*start, *more] for start in starts for more in choices), every):
-        for way, given in _ways(model, tuple(dict.fromkeys(names)), seed, frozenset(widths), length):
+        for way, given in _ways(model, known, tuple(dict.fromkeys(names)), seed):
             shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
             if shapes not in seen:
                 seen.add(shapes)
                 yield way, given
 
 
-def _ways(
-    model: PreTrainedModel, names: tuple[str, ...], seed: int, widths: frozenset[int], length: int
-) -> Iterator[tuple[Way, Given]]:
+def _ways(model: PreTrainedModel, known: Inputs, names: tuple[str, ...], seed: int) -> Iterator[tuple[Way, Given]]:
     """Yield inputs of these names, in all of the shapes that images and sounds may have."""
-    known = Inputs(model, torch.Generator(), widths, length)
     counts = {name: len(known.makers(name)) for name in names}
     names = tuple(name for name in names if counts[name])
     ranges = [range(counts[name]) for name in names]
     for places in islice(sorted(product(*ranges), key=lambda each: (sum(map(bool, each)), sum(each))), WAYS):
-        for number, given in enumerate(_made(model, names, places, seed, widths, length)):
-            yield Way(names, places, number, widths, length), given
+        for number, given in enumerate(_made(model, known, names, places, seed)):
+            yield Way(names, places, number, frozenset(known.widths), known.most), given
 
 
 def _made(
-    model: PreTrainedModel, names: Sequence[str], places: Sequence[int], seed: int, widths: Collection[int], length: int
+    model: PreTrainedModel, known: Inputs, names: Sequence[str], places: Sequence[int], seed: int
 ) -> Iterator[Given]:
     """Make inputs, each by the maker at its place; yield them with tokens for images and sounds in the text, and
     without."""
-    known = Inputs(model, torch.Generator().manual_seed(seed), widths, length)
+    known.generator.manual_seed(seed)
     given = {name: known.makers(name)[place]() for name, place in zip(names, places, strict=True)}
     if "input_ids" in given and (given.keys() & _TOKENS.keys()):
         yield from _placed(model, given)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LARGEST = 30_000_000  # most parameters of a twin, some of whose sizes may not be small
-SECONDS = 15.0  # to search for a twin that runs
+SECONDS = 30.0  # of computing, to search for a twin that runs
 KEPT = ("patch", "window", "positions", "distances", "heads", "groups", "layers", "in head", "neurons",
         "vocabulary", "width")  # fmt: skip
 
