@@ -29,6 +29,7 @@ RULES = {
     "bins": r"mel_bins$",
     "ratio": r"mlp_ratio$",
     "shared experts": r"shared_experts$",
+    "chunk": r"^(mamba_)?chunk_size$",
     "still": r"(feat_extract|kernel|stride|padding|dilation|scalar|"
              r"layer_norm|_fft|chunk|ngram|temperature|merge|pos_emb|seconds|per_token|layer_freq|max_window|feature_layer)",
     "layers": r"(^|_)(n_)?(layers?|depths?|blocks)$",
@@ -45,7 +46,8 @@ RULES = {
     "queries": r"num_queries$",
     "labels": r"_labels$",
     "image tokens": r"(mm_tokens_per_image|num_image_tokens|soft_tokens_per_image)$",
-    "positions": r"(position|n_ctx|max_seq_len|max_text_length|seq_length|max_pos|block_size|hash_buckets)",
+    "positions": r"(position|n_ctx|^max_length$|max_seq_len|max_text_length|seq_length|max_pos|block_size|"
+                 r"hash_buckets)",
     "image": r"(^|_)im(age|g)_size$",
     "patch": r"(^|_)patch_sizes?$",
     "window": r"window_sizes?$",

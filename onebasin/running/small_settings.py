@@ -33,7 +33,7 @@ WIDE = 16  # smaller widths are not changed
 FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # not multiples of the size of a head
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
          "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
-         "queries": 5, "frames": 4, "image tokens": 4, "labels": 7}  # fmt: skip
+         "queries": 5, "frames": 4, "image tokens": 4, "labels": 7, "chunk": 8}  # fmt: skip
 
 # Scalings of positions by tables of the size of a head, or by the length of the text. A class may need any other one.
 _SCALINGS = ("dynamic", "longrope", "su", "ntk")
