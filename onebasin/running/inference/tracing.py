@@ -52,7 +52,8 @@ def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
             for run in range(RUNS):  # several, since routing may reach different experts
                 before = len(trace.seen)
                 _run(model, inputs, trace)
-                if len(trace.seen) == before or not kinds(trace.seen) & kinds(held.keys() - trace.seen.keys()):
+                left = kinds(trace.seen) & kinds(held.keys() - trace.seen.keys())
+                if len(trace.seen) == before or not left or not trace.chosen:
                     break
                 shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}

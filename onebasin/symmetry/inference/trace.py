@@ -87,7 +87,8 @@ class Trace(TorchFunctionMode):
 
     silent: functions that do not change numbers, whose uses are not counted. norms: those with weights, in the order of
     execution; normed: their weights at every use, "" between two runs. seen: parameters in that order. occurrences:
-    axes that a tensor has together. apart: (axes, others) such that the first have no maps for each entry of the
+    axes that a tensor has together. chosen: whether anything was chosen by the model's own numbers, so that another run
+    may use other parameters. apart: (axes, others) such that the first have no maps for each entry of the
     others. rows: how often rows of these tables were looked up and summed. placed: a table of positions -> the vectors
     to which its rows were added, see `Label.side`. softmaxed: parameters of the entries over which a softmax runs.
     biases: a vector -> the matrix to whose product it is added first. together: a norm's weight -> that of an earlier
@@ -101,6 +102,7 @@ class Trace(TorchFunctionMode):
     normed: list[str] = field(default_factory=list)
     seen: dict[str, None] = field(default_factory=dict)
     occurrences: list[tuple[Axis, ...]] = field(default_factory=list)
+    chosen: bool = False
     apart: list[tuple[tuple[Axis, ...], tuple[Axis, ...]]] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     passes: list[tuple[Axis, str]] = field(default_factory=list)
@@ -135,6 +137,7 @@ class Trace(TorchFunctionMode):
             return out
         if not any(hasattr(tensor, KEY) for tensor in given):
             return func(*args, **kwargs)
+        self.chosen = self.chosen or name in READS or name in CHOOSE
         rule = self.rules.get(name)
         call = Call(name, func, args, kwargs)
         if rule is None or out_given is not None:
@@ -229,6 +232,10 @@ BLANK = frozenset({"empty", "new_empty", "empty_like"})
 ZEROS = frozenset({"zeros", "new_zeros", "zeros_like"})
 READS = frozenset(
     {"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__", "__setitem__"}
+)
+CHOOSE = frozenset(
+    {"topk", "sort", "argsort", "argmax", "argmin", "nonzero", "argwhere", "multinomial", "bernoulli"}
+    | {"eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__ne__", "__gt__", "__ge__", "__lt__", "__le__"}
 )
 
 
