@@ -20,6 +20,7 @@ from .placing import appearing_file, clearly
 
 MOST_STEPS = 10**5  # the limit where a run is bounded by time
 WARM_UP, LAST = 10, 0.05  # steps until the full learning rate; the share of it that is left at the end
+HARMED, EASED = 2.0, 0.3  # the share of the first held-out loss at which a careful run begins again, at what rate
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Pace:
         matrix_lr: Learning rate of matrices (default: `lr`).
         seconds: Time limit of a run. The learning rate then decays with the time or with the steps, whichever is nearer
             its end, and Ctrl-C ends the run early.
+        careful: Whether the run begins again from the start, at 0.3 of its rate, whenever the held-out loss is more
+            than twice that of the start and has never been below it: for starts that are good already.
     """
 
     steps: int
@@ -40,6 +43,7 @@ class Pace:
     looks: int
     matrix_lr: float | None = None
     seconds: float | None = None
+    careful: bool = False
 
 
 class Descent:
@@ -88,6 +92,7 @@ class Descent:
             self.optimizers.append(torch.optim.SGD(scores, lr=lr, momentum=0.9))
         self.best: list[Tensor] = []  # copies of `free` at the least held-out loss
         self.best_step, self.since = 0, 0
+        self.rate = 1.0  # share of the learning rates
         self.losses: dict[int, float] = {}
 
     def moves_scores(self, step: int) -> bool:
@@ -136,7 +141,7 @@ class Descent:
                 if gone > 1:
                     break
                 loss = loss_at(step)
-                self._move(loss, learning_rate(step, gone), self.moves_scores(step))
+                self._move(loss, self.rate * learning_rate(step, gone), self.moves_scores(step))
                 moved()
                 if progress:
                     total = pace.steps if pace.seconds is None else "as many as there is time for"
@@ -144,14 +149,16 @@ class Descent:
                 if self._due(step, gone, looked):
                     looked += 1
                     self._look(step, held_out_loss())
+                    if pace.careful and self.best_step == 0 and self.losses[step] > HARMED * self.losses[0]:
+                        self.rate *= EASED
+                        self._go_back()
+                        moved()
                     if checkpoint is not None:
                         self._save(Path(checkpoint), step)
         except KeyboardInterrupt:
             if pace.seconds is None:
                 raise
-        with torch.no_grad():
-            for numbers, best in zip(self.free, self.best, strict=True):
-                numbers.copy_(best)
+        self._go_back()
         moved()
 
     def _due(self, step: int, gone: float, looked: int) -> bool:
@@ -182,12 +189,18 @@ class Descent:
             self.best, self.best_step, self.since = [t.detach().clone() for t in self.free], step, 0
         self.losses[step] = loss
 
+    @torch.no_grad()
+    def _go_back(self) -> None:
+        for numbers, best in zip(self.free, self.best, strict=True):
+            numbers.copy_(best)
+
     def _save(self, path: Path, step: int) -> None:
         """Save the whole state in one file, which appears whole or not at all."""
         state = {
             "settings": self.settings, "step": step, "free": self.free,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "best": self.best, "best_step": self.best_step, "since": self.since, "losses": self.losses,
+            "rate": self.rate,
         }  # fmt: skip
         with clearly(path, "the checkpoint", kinds=(RuntimeError,)), appearing_file(path) as temporary:
             torch.save(state, temporary)
@@ -213,6 +226,7 @@ class Descent:
             optimizer.load_state_dict(saved)
         self.best = [saved.to(mine) for mine, saved in zip(self.free, state["best"], strict=True)]
         self.best_step, self.since, self.losses = state["best_step"], state["since"], state["losses"]
+        self.rate = state["rate"]
         step: int = state["step"]
         return step
 

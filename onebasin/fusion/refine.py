@@ -54,7 +54,8 @@ class Refined:
 
 @dataclass(frozen=True)
 class Refining(Seeded):
-    """How a merged model is distilled: matrices by Muon, all other tensors by Adam, with linear warm-up and decay.
+    """How a merged model is distilled: matrices by Muon, all other tensors by Adam, with linear warm-up and decay, and
+    again from the start at a lower rate where the first steps only harm.
 
     seconds: how long it takes at most.
     """
@@ -130,7 +131,7 @@ def refine(
         theirs = answers(batch) if hiding is None else answers.asked(batch)  # kept for batches that come again
         return divergence(forward(student.parameter, batch), theirs, shares, batch)
 
-    pace = Pace(how.steps, how.lr, LOOKS, seconds=how.seconds)
+    pace = Pace(how.steps, how.lr, LOOKS, seconds=how.seconds, careful=True)
     run = Descent(free, pace, matrices=_matrices(student), seed=how.seed, batches=len(fit),
                   weights=shares, mixed=how.mixed)  # fmt: skip
     run.descend(loss_at, held_out_loss, checkpoint=how.checkpoint, progress=progress)

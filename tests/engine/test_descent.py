@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -52,3 +54,28 @@ def test_every_matrix_of_a_stack_moves_as_it_would_alone() -> None:
     for one, other in zip(stack.detach(), alone, strict=True):
         assert torch.equal(one, other.detach())
     assert float(stack.detach()[0].norm()) > 2 * float(scalar.detach().abs())
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_a_careful_run_that_only_harms_begins_again_at_a_lower_rate(careful: bool, tmp_path: Path) -> None:
+    """And goes on from its checkpoint as it would have without interruption. A careless one keeps its start."""
+
+    def run(checkpoint: Path | None = None, stop: int | None = None) -> tuple[Descent, float]:
+        number = torch.ones((), requires_grad=True)
+        found = Descent([number], Pace(60, 1000.0, looks=6, careful=careful))
+
+        def loss(step: int) -> Tensor:
+            if step == stop:
+                raise KeyboardInterrupt
+            return number.square()
+
+        found.descend(loss, lambda: float(number.detach().square()), checkpoint=checkpoint)
+        return found, float(number.detach())
+
+    whole, end = run()
+    assert (whole.best_step > 0) == careful and (abs(end) < 1) == careful
+    if careful:
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "state", stop=35)
+        again, other = run(tmp_path / "state")
+        assert (again.best_step, other) == (whole.best_step, end)
