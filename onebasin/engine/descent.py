@@ -75,7 +75,8 @@ class Descent:
         **settings: Any,
     ) -> None:
         self.free, self.scores, self.pace, lr = free, scores, pace, pace.lr
-        self.settings = {"steps": pace.steps, "lr": lr, **settings, "shapes": [list(t.shape) for t in free]}
+        self.settings = {"steps": pace.steps, "lr": lr, "careful": pace.careful, **settings,
+                         "shapes": [list(t.shape) for t in free]}  # fmt: skip
         apart = set(map(id, [*scores, *matrices]))
         others = [t for t in free if id(t) not in apart]
         self.optimizers: list[torch.optim.Optimizer] = []
