@@ -55,6 +55,7 @@ SHAPES: Mapping[str, str] = {
     "lang_ids": "zeros batch",
     "langs": "zeros batch length",
     "pixel_values": f"{_only('packed', f'{_PATCHES} | {_STACKED}')} | {_only('rows', _FLAT)} | {_PLANE}",
+    "high_res_pixel_values": "normal batch channels high high",
     "pixel_values_videos": f"normal batch frames channels height wide | {_PATCHES}",
     "flattened_patches": "placed batch side*side patch_embed_hidden_size=cell",
     "image_grid_thw": "each 1 side side",
@@ -62,7 +63,7 @@ SHAPES: Mapping[str, str] = {
     "image_sizes": "each height wide",
     "target_sizes": "each side side",
     "spatial_shapes": "each side side",
-    "pixel_attention_mask": "sequences? ones batch side*side",
+    "pixel_attention_mask": "sequences? ones batch side*side | tiles? all batch 1",
     "pixel_position_ids": "places batch",
     "image_position_ids": "places batch",
     "merge_sizes": "each spread",
@@ -103,6 +104,7 @@ SHAPES: Mapping[str, str] = {
 # Size -> the part of the configuration to look in first, the settings that may state it, and what it is otherwise.
 _STATED: Mapping[str, tuple[str, str, int]] = {
     "channels": ("vision", "num_channels in_channels in_chans", 3),
+    "high": ("high", "image_size", SIDE),
     "patch": ("vision", "patch_size encoder_patch_size", 2),
     "spread": ("vision", "spatial_merge_size merge_size merge_kernel_size pooling_kernel_size", 1),
     "depth": ("vision", "temporal_patch_size", 1),
@@ -146,7 +148,8 @@ class Inputs:
         )
         sound: Any = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
         self.parts = {"text": text, "decoder": decoder, "vision": vision, "sound": sound,
-                      "qformer": getattr(config, "qformer_config", text)}  # fmt: skip
+                      "qformer": getattr(config, "qformer_config", text),
+                      "high": getattr(config, "high_res_vision_config", vision)}  # fmt: skip
         self.special = {n for each in self.every for key, value in settings(each) if kind_of_number(key) == "token"
                         for n in numbers(value)}  # fmt: skip
         self.smallest = min((n for each in self.every for key, value in settings(each)
@@ -156,6 +159,9 @@ class Inputs:
         known = self.sizes = {size: self._stated(*where) for size, where in _STATED.items()}
         accepted = inspect.signature(model.forward).parameters.keys()
         packed = not accepted.isdisjoint(("image_grid_thw", "grid_thw"))
+        towers = (getattr(each, "get_image_features", len) for each in (model, getattr(model, "model", None)))
+        tiles = any(each.name == "pixel_attention_mask" and each.default is each.empty
+                    for tower in towers for each in inspect.signature(tower).parameters.values())  # fmt: skip
         sequences = not accepted.isdisjoint(("spatial_shapes", "pixel_position_ids", "image_position_ids"))
         free = min(SIDE, 4 * known["spread"] * known["patch"]) if hasattr(vision, "patch_size") else SIDE
         image = (getattr(vision, name, None) for name in ("image_size", "img_size", "max_img_size"))
@@ -170,7 +176,7 @@ class Inputs:
             "context": self._stated("", "context_length", length),
             "lags": max([0, *numbers(vars(config).get("lags_sequence"))]),
             "parallel": vars(decoder).get("num_channels") or 0,  # tokens at one position
-            "packed": packed, "sequences": sequences, "rows": sequences and not packed,
+            "packed": packed, "sequences": sequences, "rows": sequences and not packed, "tiles": tiles,
             "spectrogram": hasattr(sound, "spec_size"),
         }  # fmt: skip
 
@@ -221,6 +227,9 @@ class Inputs:
 
     def everywhere(self, *shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.float64)
+
+    def all(self, *shape: int) -> Tensor:
+        return torch.ones(shape, dtype=torch.bool)
 
     def nowhere(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.bool)

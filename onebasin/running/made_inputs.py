@@ -24,8 +24,9 @@ Given = dict[str, Any]
 
 # Inputs that go with the main one if `forward` accepts them.
 _TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox")
-_IMAGE = ("pixel_values", "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
-          "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes")  # fmt: skip
+_IMAGE = ("pixel_values", "high_res_pixel_values", "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes",
+          "pixel_attention_mask", "pixel_position_ids", "image_position_ids", "target_sizes",
+          "merge_sizes")  # fmt: skip
 _SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens",
           "audio_feature_lengths")  # fmt: skip
 _INSTEAD = ("inputs_embeds", "hidden_states", "query_embeds")

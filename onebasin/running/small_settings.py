@@ -82,6 +82,8 @@ class SmallSettings:
         own, scale, plan = self.own, self.scale, self.plan
         found = {key: self.value(key, value) for key, value in own.items() if key != "_out_indices"}
         outward = "out_hidden_size" if "out_hidden_size" in own else "hidden_size" if "embed_dim" in own else ""
+        if is_number(own.get("output_dim")) and own["output_dim"] > self.hidden:  # not its classes
+            outward = "output_dim"
         if outward in own and plan.text in plan.sizes:  # the tower's output into the text; defaults may disagree
             found[outward] = plan.sizes[plan.text]
         width = next((found[key] for key in HIDDEN if is_number(found.get(key))), plan.unit)

@@ -20,6 +20,7 @@ from onebasin.models import ModelError
 from onebasin.running import small_settings, twins
 from onebasin.running.configuration import configs
 from onebasin.running.float64 import OnlyFloat64
+from onebasin.running.made_inputs import LENGTH
 from onebasin.running.shrinking import Scale
 
 DRAFTS = {"gemma4_assistant", "gemma4_unified_assistant"}  # they read the keys and values of another model
@@ -171,8 +172,10 @@ def test_every_parameter_reaches_an_output() -> None:
     assert not unused(*twins.build("qwen3_next"))
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen3_vl", "voxtral"])
+@pytest.mark.parametrize("kind", ["llava", "qwen3_vl", "voxtral", "granite_docling", "deepseek_vl_hybrid", "qwen3_asr"])
 def test_images_and_sounds_reach_the_output(kind: str) -> None:
+    """Also in tiles with a mask, beside images of a higher resolution, and from a tower whose defaults are wider than
+    the text."""
     model, inputs = twins.build(kind)
     (sense,) = twins.senses(model) & inputs.keys()
     first = twins.outputs(model, inputs)[0]
@@ -202,6 +205,12 @@ def test_what_goes_from_one_tower_to_another_is_as_wide_in_both() -> None:
 ])  # fmt: skip
 def test_axes_of_a_picture_that_turn_alike_do(parts: list[int], expected: list[int]) -> None:
     assert small_settings._shared_out(8, parts) == expected
+
+
+def test_chunks_and_spectrograms_are_short() -> None:
+    """A text is longer than a chunk, so that what goes from one to the next counts."""
+    assert twins.twin_config("mamba2").chunk_size < LENGTH
+    assert twins.twin_config("audio-spectrogram-transformer").max_length <= 40
 
 
 def test_a_film_is_short() -> None:
