@@ -63,7 +63,7 @@ SHAPES: Mapping[str, str] = {
     "image_sizes": "each height wide",
     "target_sizes": "each side side",
     "spatial_shapes": "each side side",
-    "pixel_attention_mask": "sequences? ones batch side*side | tiles? all batch 1",
+    "pixel_attention_mask": "sequences? ones batch side*side | tiles? true batch 1",
     "pixel_position_ids": "places batch",
     "image_position_ids": "places batch",
     "merge_sizes": "each spread",
@@ -130,15 +130,15 @@ class Inputs:
     """Random inputs for a model, by the names of its arguments.
 
     Args:
-        model: The model; of its class only the parameters of `forward` count.
-        generator: Draws the numbers.
+        model: The model; of its class only the parameters of `forward` and `get_image_features` count.
         widths: Sizes of a frame of sound or of a patch, besides those in the configuration.
         most: Tokens of a text, if the model accepts that many.
     """
 
-    def __init__(self, model: PreTrainedModel, generator: torch.Generator, widths: Collection[int], most: int) -> None:
+    def __init__(self, model: PreTrainedModel, widths: Collection[int], most: int) -> None:
         config: Any = model.config
-        self.generator, self.widths, self.most, self.every = generator, widths, most, list(configs(config))
+        self.generator, self.widths, self.most = torch.Generator(), frozenset(widths), most
+        self.every = list(configs(config))
         text = config.get_text_config(**({"encoder": True} if getattr(config, "is_encoder_decoder", False) else {}))
         decoder = config.get_text_config(decoder=True)
         text = getattr(config, "encoder_config", text) if text is decoder else text
@@ -228,7 +228,7 @@ class Inputs:
     def everywhere(self, *shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.float64)
 
-    def all(self, *shape: int) -> Tensor:
+    def true(self, *shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.bool)
 
     def nowhere(self, *shape: int) -> Tensor:

@@ -50,7 +50,7 @@ class Way:
         Raises:
             StopIteration: They do not exist for it.
         """
-        known = Inputs(model, torch.Generator(), self.widths, self.length)
+        known = Inputs(model, self.widths, self.length)
         made = _made(model, known, self.names, self.makers, seed)
         return next(islice(made, self.number, None))
 
@@ -83,7 +83,7 @@ def made_inputs(
     choices = [*([*each, *sound] for each in both), *both, sound, *([name] for name in sound), []]
     beside = [needed] * (first != needed)  # another input may replace the main one
     starts = [*([*each, *text] for each in (first, *beside)), first]
-    known = Inputs(model, torch.Generator(), frozenset(widths), length)
+    known = Inputs(model, widths, length)
     for names in (*([*start, *more] for start in starts for more in choices), every):
         for way, given in _ways(model, known, tuple(dict.fromkeys(names)), seed):
             shapes = str({name: getattr(value, "shape", value) for name, value in given.items()})
@@ -99,7 +99,7 @@ def _ways(model: PreTrainedModel, known: Inputs, names: tuple[str, ...], seed: i
     ranges = [range(counts[name]) for name in names]
     for places in islice(sorted(product(*ranges), key=lambda each: (sum(map(bool, each)), sum(each))), WAYS):
         for number, given in enumerate(_made(model, known, names, places, seed)):
-            yield Way(names, places, number, frozenset(known.widths), known.most), given
+            yield Way(names, places, number, known.widths, known.most), given
 
 
 def _made(

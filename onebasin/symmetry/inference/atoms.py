@@ -99,13 +99,12 @@ class Axis:
     @property
     def leaves(self) -> Iterator[Axis]:
         """Yield the parts without structure of which it consists, left to right."""
-        waiting = [self.top]
+        waiting = [self]
         while waiting:
-            top = waiting.pop()
+            top = waiting.pop().top
             if not top.atom.parts:
                 yield top
-            else:
-                waiting += [part.top for part in reversed(top.parts)]
+            waiting += reversed(top.parts)
 
 
 def _reduced(parts: tuple[Axis, ...]) -> tuple[Axis, ...]:

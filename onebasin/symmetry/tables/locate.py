@@ -84,11 +84,10 @@ def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[st
 def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Place]:
     """Return role -> (name on disk, line, layer indices) for every tensor."""
     lines = [line for line in table.lines if "bare" not in line.notes]
-    patterns = [(number, regex(line.full), line) for number, line in enumerate(lines) if "{" in line.full]
-    plain: dict[str, list[tuple[int, Line]]] = {}
-    for number, line in enumerate(lines):
-        if "{" not in line.full:
-            plain.setdefault(line.full, []).append((number, line))
+    patterns = {number for number, line in enumerate(lines) if "{" in line.full}
+    plain: dict[str, set[int]] = {}  # these are looked up by their names
+    for number in set(range(len(lines))) - patterns:
+        plain.setdefault(lines[number].full, set()).add(number)
     ignored = [regex(pattern) for pattern in table.ignored]
     found: dict[str, Place] = {}
     unknown = []
@@ -96,19 +95,16 @@ def located(table: Table, shapes: Mapping[str, tuple[int, ...]], prefix: str) ->
         bare = name.removeprefix(prefix)
         if any(pattern.fullmatch(bare) for pattern in ignored):
             continue
-        inside = not prefix or bare != name  # outside the base model, only a head's
         fits = [
-            (number, line, match.groups())
-            for number, matcher, line in patterns
-            if (line.absolute or inside) and (match := matcher.fullmatch(name if line.absolute else bare))
+            (line, match.groups())
+            for line in (lines[number] for number in sorted(patterns.union(plain.get(bare, ()), plain.get(name, ()))))
+            if (line.absolute or not prefix or bare != name)  # outside the base model, only a head's
+            and (match := regex(line.full).fullmatch(name if line.absolute else bare))
         ]
-        fits += [(number, line, ()) for number, line in plain.get(name, ()) if line.absolute]
-        fits += [(number, line, ()) for number, line in plain.get(bare, ()) if inside and not line.absolute]
         if not fits:
             unknown.append(name)
             continue
-        fits.sort(key=lambda fit: fit[0])
-        _, line, where = next((fit for fit in fits if not _lacks(*fit[1:])), fits[0])
+        line, where = next((fit for fit in fits if not _lacks(*fit)), fits[0])
         role = role_of(line.full, where)
         if role in found:
             raise TableError(f"'{found[role][0]}' and '{name}' are spellings of one tensor; remove one of them")

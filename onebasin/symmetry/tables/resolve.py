@@ -243,14 +243,13 @@ def _in_order(table: Table, found: Mapping[str, Place]) -> dict[str, Place]:
     """Sort tensors by the order of execution, which is that of the table: by blocks, then layers, then lines. Blocks
     with the same beginning of their names alternate, stage by stage."""
     ranks = dict[int, tuple[int, int, int]]()  # lines -> the places of the first such block, of the block, of the line
-    stem = heading = None
-    start = section = 0
+    start, section, before = 0, 0, ""
     for number, line in enumerate(table.lines):
-        if line.heading != heading:
+        if line.heading != before:
             section = number
-        if line.heading.partition("{}")[0] != stem:
+        if line.heading.partition("{}")[0] != before.partition("{}")[0]:
             start = number
-        stem, heading = line.heading.partition("{}")[0], line.heading
+        before = line.heading
         ranks[id(line)] = start, section, number
 
     def key(item: tuple[str, Place]) -> tuple[Any, ...]:
