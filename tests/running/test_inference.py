@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from datetime import date
 from math import inf
 from pathlib import Path
@@ -338,6 +338,32 @@ def test_outputs_that_are_no_numbers_prove_nothing(filler: float, monkeypatch: p
     monkeypatch.setattr(Masked, "places", [0, 1, 2])
     with pytest.raises(ValueError, match="do not depend on its parameters"):
         inference.proved(too_much, found)
+
+
+@pytest.mark.parametrize("kind", ["conditional_detr", "qwen3_vl", "layoutlmv3", "mobilebert"])
+def test_nothing_is_left_out_where_norms_share_a_space_with_parts(kind: str) -> None:
+    """Norms whose vector is divided by other layers, that read a part of what another reads, or that are gains."""
+    found = inference.infer(kind)
+    assert found.style == STYLES[0] and found.lowered == [] and found.departure < 1e-12
+
+
+def test_outputs_of_another_length_differ() -> None:
+    assert proof._difference(torch.ones(3), torch.ones(4)) == inf
+
+
+def test_where_the_canonical_form_is_wrong_other_spaces_are_blamed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"good", "wrong"}
+
+    def levels(*_: object) -> Iterator[tuple[str, set[str], Callable[[Collection[str]], float]]]:
+        yield "invertible", {"deep"}, lambda some: 1.0
+        yield "permutation", names, lambda some: 1.0 if "wrong" in some else 0.0
+
+    monkeypatch.setattr(proof, "_levels", levels)
+    twin = inference.traced(Odd(OddConfig()).double().eval(), {"input_values": torch.randn(4, 5, dtype=torch.float64)})
+    assert proof.to_blame("", twin) == {"wrong": 1.0}
+    names.remove("wrong")
+    with pytest.raises(ValueError, match="notes on constants"):
+        proof.to_blame("", twin)
 
 
 class Deaf(Odd):

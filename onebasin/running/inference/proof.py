@@ -43,7 +43,7 @@ def _deaf(found: Traced) -> bool:
     """Whether the outputs of a twin stay the same when its parameters are shuffled."""
     state = found.model.state_dict()
     held = {name: state[name] for name in found.axes}
-    before = twins.outputs(found.model, found.inputs)
+    before = found.outputs
     with restored(held):
         shuffle(held.values(), 0)
         return all(map(_equal, before, twins.outputs(found.model, found.inputs)))
@@ -55,17 +55,20 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def to_blame(text: str, *found: Traced | None) -> dict[str, float]:
-    """Return the spaces whose random elements change the outputs of twins, and by how much.
+    """Return the spaces whose random elements change the outputs of twins, and by how much. Those that only move in the
+    canonical form are found once it leaves the outputs unchanged.
 
     Raises:
-        ValueError: The canonical form alone changes them.
+        ValueError: The canonical form changes them, and no space is to blame.
     """
     blame: dict[str, float] = {}
-    for twin in found:
-        for level, names, change in _levels(text, twin) if twin is not None else ():
-            if level == "invertible" and change(()) > TOLERANCE:
+    levels = [each for twin in found if twin is not None for each in _levels(text, twin)]
+    for level, names, change in sorted(levels, key=lambda each: each[0] == "invertible"):
+        if level == "invertible" and change(()) > TOLERANCE:
+            if not blame:
                 raise ValueError("the table's notes on constants change the outputs")
-            blame |= _blamed(change, sorted(names - blame.keys()))
+            break
+        blame |= _blamed(change, sorted(names - blame.keys()))
     return blame
 
 
@@ -92,19 +95,17 @@ def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[
 
 @dataclass(frozen=True)
 class _Proof:
-    """A twin and what a table says of it. form: its tensors by role, and their signature. before: its outputs. ids:
+    """A twin and what a table says of it. form: its tensors by role, and their signature. ids:
     name of a tensor in a file -> the places of its entries among all parameters of the twin in a row."""
 
     found: Traced
     form: Canonical
-    before: list[Tensor]
     ids: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, text: str, found: Traced) -> _Proof:
         """Read a twin by a table. Tied tensors are stored once, as in any file that the class writes, and restored to
         every name."""
-        before = twins.outputs(found.model, found.inputs)
         whole = found.model.state_dict()
         disk = as_stored(found.model, {name: whole[name] for name in found.axes if name not in found.tied})
         ids = {name: tensor.long() for name, tensor in as_stored(found.model, with_numbers(found)).items()}
@@ -114,7 +115,7 @@ class _Proof:
         signature = resolve(read_table(text, "inferred"), shapes, config)
         values = {role: entry.whole([disk[name].clone() for name in entry.names])
                   for role, entry in signature.tensors.items()}  # fmt: skip
-        return cls(found, Canonical(signature, values), before, ids)
+        return cls(found, Canonical(signature, values), ids)
 
     def change(self, form: Canonical, level: str, only: Collection[str] | None) -> float:
         """Return the change of the twin's outputs when it holds the tensors of a form, moved by random elements in
@@ -135,7 +136,7 @@ class _Proof:
                 home = name if own[name].any() else self.found.tied.get(name, name)
                 tensor.copy_(parts[home].view(tensor.shape))
             after = twins.outputs(self.found.model, self.found.inputs)
-        return max(_difference(a, b) for a, b in zip(self.before, after, strict=True))
+        return max(_difference(a, b) for a, b in zip(self.found.outputs, after, strict=True))
 
     def canonical_change(self, names: Collection[str]) -> float:
         """Return the change by a canonical form that takes something only from tensors of these names."""
@@ -164,6 +165,8 @@ def _blamed(
 
 def _difference(before: Tensor, after: Tensor) -> float:
     """Return the relative difference of two outputs; infinity and NaN have to stay in their places."""
+    if before.shape != after.shape:  # a model may decide by its weights how long its output is
+        return inf
     known = before.isfinite() & after.isfinite()
     if not _equal(before[~known], after[~known]):
         return inf

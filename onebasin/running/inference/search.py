@@ -91,7 +91,8 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
 def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None) -> Inferred:
     """Infer a table from a twin. scale: of the first one (default: the smallest at which it runs)."""
     reason, attempts = "", list[Attempt]()
-    depth, larger = 2, _larger(config, cls, scale.kept if scale else frozenset())
+    another = partial(_larger, config, cls)
+    depth, larger = 2, another(scale.kept if scale else frozenset())
     styles = list(STYLES)
     found, level = None, ""
     while styles or attempts:
@@ -104,12 +105,12 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
         try:
             if found is None:
                 found = traced(*twins.build(config, cls, 0, scale))
-                other = cache(partial(_larger, config, cls, kept, True, depth + 1))
+                other = cache(partial(another, kept, True, depth + 1))
             free = free_share(found)
             few = larger is not None and bool(kinds(larger.axes) - kinds(found.axes))  # has more kinds of layers
             if not kept and few and depth < DEEPEST:
                 depth += 2
-                scale, larger, found = Scale(layers=depth), _larger(config, cls, layers=depth + 1), None
+                scale, larger, found = Scale(layers=depth), another(layers=depth + 1), None
                 continue
             with as_before(found):
                 text = table_text(found, styles[0], other, bool(kept))
@@ -118,8 +119,8 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
                 with nullcontext() if few else suppress(ModelError):  # unless that twin is too large
                     whole = Scale(kept=EVERY_LAYER)
                     found = traced(*twins.build(config, cls, 0, whole))
-                    scale, larger = whole, _larger(config, cls, whole.kept)
-                    other = cache(partial(_larger, config, cls, whole.kept, True))
+                    scale, larger = whole, another(whole.kept)
+                    other = cache(partial(another, whole.kept, True))
                     continue
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:  # axes that contain themselves, say
             reason = reason or one_line(error)
@@ -135,7 +136,10 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
                 scale = replace(scale or Scale(), head=WIDE)
             elif not kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
                 scale = Scale(kept=EVERY_LAYER)
-                larger = _larger(config, cls, scale.kept)
+                larger = another(scale.kept)
+            elif isinstance(error, TableError) and not another.keywords:  # heads that are cut in half, say
+                another = partial(_larger, config, cls, heads=(2,))
+                larger = another(kept)
             else:
                 continue
             found, styles, attempts = None, list(STYLES), []  # from the beginning
@@ -149,13 +153,13 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
 def _blamed(attempts: Sequence[Attempt], larger: Traced | None) -> Inferred | None:
     """Return the first of some tables that is exact once the spaces to blame stay, if there is one."""
     for text, found, left, style in attempts:
-        try:
-            lowered = to_blame(text, found, larger)
-            text, departure, _ = _with_constants(with_fixed(text, lowered), found, larger)
-        except (ValueError, RuntimeError, LookupError, AssertionError):
-            continue
-        if departure < TOLERANCE:
-            return Inferred(text, departure, left, found.trace.unknown, style, sorted(lowered))
+        lowered: dict[str, float] = {}
+        with suppress(ValueError, RuntimeError, LookupError, AssertionError):
+            while blame := to_blame(text, found, larger):
+                lowered |= blame
+                text, departure, _ = _with_constants(with_fixed(text, blame), found, larger)
+                if departure < TOLERANCE:
+                    return Inferred(text, departure, left, found.trace.unknown, style, sorted(lowered))
     return None
 
 
@@ -176,7 +180,12 @@ def _single(found: Traced, larger: Traced | None) -> bool:
 
 
 def _larger(
-    config: PretrainedConfig | str, cls: str, kept: frozenset[str] = frozenset(), run: bool = False, layers: int = 3
+    config: PretrainedConfig | str,
+    cls: str,
+    kept: frozenset[str] = frozenset(),
+    run: bool = False,
+    layers: int = 3,
+    heads: Sequence[int] = (3, 2),
 ) -> Traced | None:
     """Return another twin, with other sizes and numbers of heads and one more layer, if one can be built: sizes that
     agree by chance in one twin do not in both.
@@ -187,10 +196,11 @@ def _larger(
         kept: Kinds of numbers that are not changed.
         run: Whether to run it, so that its tensors have axes.
         layers: The number of layers, unless a list determines it.
+        heads: The numbers of heads to try, since some classes want powers of two.
     """
-    for heads in (3, 2):  # some classes want powers of two
+    for count in heads:
         try:
-            model, inputs = twins.build(config, cls, 1, Scale(14, layers, heads, kept))
+            model, inputs = twins.build(config, cls, 1, Scale(14, layers, count, kept))
         except ModelError:
             continue
         if run:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -37,6 +38,11 @@ class Traced:
     trace: Trace
     axes: dict[str, list[Axis | None]]
     tied: dict[str, str]
+
+    @cached_property
+    def outputs(self) -> list[Tensor]:
+        """What the twin returns with its own parameters."""
+        return twins.outputs(self.model, self.inputs)
 
 
 def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:

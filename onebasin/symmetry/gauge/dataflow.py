@@ -125,7 +125,7 @@ def outlet_of(signature: Signature, role: str) -> Outlet | None:
     """Return the outlet of a norm, if this is one and its readers are known, see `outlets`."""
     entry, bias = signature.tensors[role], bias_beside(role)
     norm = entry.norm
-    if norm is None:
+    if norm is None or Leaf(norm.target) not in signature.leaves(entry):  # of a part of a vector, see `joined`
         return None
     own = bias if has(signature, bias, Leaf(norm.target)) else None
     stage: Collection[str] = signature.tensors

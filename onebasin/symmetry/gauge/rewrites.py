@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -90,27 +91,31 @@ def _tables(signature: Signature) -> Iterator[Step]:
         yield Step(role, (), partial(_without_mean, signature, role, taken, bool(rest)))
 
 
-def _table(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Leaf]:
-    ((table, axes),) = cut(signature, role, tensors[role])
-    return table.reshape(-1, table.shape[-1]), axes[-1]  # (rows, stream)
+def _vectors(signature: Signature, role: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Leaf]]:
+    """Yield views (rows, part) of a table of vectors, and the leaves of the parts of which these consist."""
+    for view, axes in cut(signature, role, tensors[role]):
+        yield view.reshape(-1, view.shape[-1]), axes[-1]
 
 
 def _add_rows(signature: Signature, role: str, rows: slice, target: str, tensors: Mapping[str, Tensor]) -> None:
-    (table, _), (own, _) = (_table(signature, one, tensors) for one in (role, target))
-    own += table[rows]
+    for (table, _), (own, _) in zip(*(_vectors(signature, one, tensors) for one in (role, target)), strict=True):
+        own += table[rows]
 
 
 def _add_mean(signature: Signature, role: str, rows: int, target: str, tensors: Mapping[str, Tensor]) -> None:
-    table, leaf = _table(signature, role, tensors)
-    for view in along(signature, target, tensors[target], leaf):
-        view += table[rows:].mean(0)
+    means: dict[Leaf, list[Tensor]] = {}
+    for table, leaf in _vectors(signature, role, tensors):
+        means.setdefault(leaf, []).append(table[rows:].mean(0))
+    for leaf, each in means.items():  # a space may come several times in a vector
+        for view, mean in zip(along(signature, target, tensors[target], leaf), cycle(each), strict=False):
+            view += mean
 
 
 def _without_mean(signature: Signature, role: str, rows: int, rest: bool, tensors: Mapping[str, Tensor]) -> None:
-    table, _ = _table(signature, role, tensors)
-    table[:rows] = 0
-    if rest:
-        table[rows:] -= table[rows:].mean(0)
+    for table, _ in _vectors(signature, role, tensors):
+        table[:rows] = 0
+        if rest:
+            table[rows:] -= table[rows:].mean(0)
 
 
 def _norms(signature: Signature) -> Iterator[Step]:

@@ -81,6 +81,16 @@ def settle_norms(norms: Sequence[Normed], found: Sequence[Found]) -> dict[str, b
     return free
 
 
+def settle_parts(draft: Draft) -> None:
+    """Fix what norms with an output space of their own read and write, where layers of the same structure divided it
+    into parts: a table has no such norm."""
+    for norm in draft.trace.norms:
+        if draft.free[norm.weight] and norm.target is not None:
+            both = norm.source, norm.target
+            for axis in () if all(map(_one_vector, both)) else both:
+                restrict(axis, frozenset(), "a norm of several parts")
+
+
 def _one_vector(axis: Axis) -> bool:
     """Whether this is the axis of one vector, or of several side by side in which nothing moves."""
     several = axis.cat or sum(leaf.size > 1 for leaf in axis.leaves) > 1

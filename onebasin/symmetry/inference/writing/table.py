@@ -14,7 +14,7 @@ from .layers import find_spaces, orient
 from .lines import lines_of
 from .names import name_spaces
 from .ordering import by_run, follow
-from .settling import settle
+from .settling import settle, settle_parts
 from .spaces import ListOf, declarations, stated_sizes
 
 
@@ -37,6 +37,7 @@ def drafted(
     for norm in trace.norms:
         follow(draft, norm)
     find_spaces(draft)
+    settle_parts(draft)
     orient(draft)
     find_batches(draft)
     name_spaces(draft)
