@@ -21,6 +21,7 @@ from onebasin.studies.random_points import as_functions
 from onebasin.symmetry import Signature, read_table, resolve
 from onebasin.symmetry.audit.null_space import Audit, orthonormal, smallest
 from onebasin.symmetry.audit.null_space import audit as audit_signature
+from onebasin.symmetry.audit.special import lone_readers
 
 ONE = dict(num_hidden_layers=1, vocab_size=14)
 LAYER = dict(num_hidden_layers=1)
@@ -99,6 +100,31 @@ def complete(found: Audit) -> bool:
     assert found.largest_change < 1e-12
     assert found.complete == (found.nullity == found.dimension)
     return found.complete
+
+
+PARTS = """family parts
+types parts
+
+spaces
+    one permutation head
+    other permutation head
+    out fixed
+
+tensors
+    vector  [one | other]
+    reader.weight  out one'
+    reader.bias  out
+"""
+
+
+def test_a_vector_of_several_parts_is_not_taken_for_one_of_them() -> None:
+    table = read_table(PARTS, "parts")
+    shapes = {"vector": (8,), "reader.weight": (3, 6), "reader.bias": (3,)}
+    tensors = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    assert not list(lone_readers(resolve(table, shapes, {}), tensors))
+    whole = {**shapes, "vector": (6,)}
+    alone = read_table(PARTS.replace("[one | other]", "one"), "parts")
+    assert list(lone_readers(resolve(alone, whole, {}), {**tensors, "vector": tensors["vector"][:6]}))
 
 
 @pytest.mark.parametrize("name", list(TYPES)[DAY % 2 :: 2])

@@ -99,7 +99,7 @@ def lone_readers(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
         leaf = next((leaf for leaf in signature.leaves(entry) if not leaf.constant), None)
         if leaf is None or leaf.dual or entry.diagonal or role.endswith("bias"):
             continue
-        if max(entry.shape) != tensors[role].numel():
+        if not max(entry.shape) == tensors[role].numel() == signature.sizes[leaf.space]:
             continue
         p, read = tensors[role].reshape(-1), Leaf(leaf.space, dual=True)
         for reader in readers(signature, leaf.space):
