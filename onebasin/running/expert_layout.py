@@ -40,12 +40,17 @@ class Part:
 
 
 def observed(name: str, tensor: Tensor) -> dict[float, Part] | None:
-    """Return number -> the box of a marked parameter that is filled with it; None if a number does not fill a box."""
-    first = tensor.detach().flatten()[0]
+    """Return number -> the box of a marked parameter that is filled with it; None if a number does not fill a box.
+
+    Rows of zeros beside a single number do not count: some classes set the row of padding to zero when they load it.
+    """
+    first, whole = tensor.detach().flatten()[0], Part(name, tuple((0, length) for length in tensor.shape))
     if bool((tensor == first).all()):
-        return {float(first): Part(name, tuple((0, length) for length in tensor.shape))}
-    found = {}
-    for number in torch.unique(tensor.detach()).tolist():
+        return {float(first): whole}
+    found, numbers = {}, torch.unique(tensor.detach()).tolist()
+    if len(numbers) == 2 and 0.0 in numbers:
+        return {sum(numbers): whole}
+    for number in numbers:
         places = (tensor == number).nonzero()
         low, high = places.min(0).values, places.max(0).values + 1
         if int((high - low).prod()) != len(places):
