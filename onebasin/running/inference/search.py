@@ -155,7 +155,7 @@ def _blamed(attempts: Sequence[Attempt], larger: Traced | None) -> Inferred | No
     for text, found, left, style in attempts:
         lowered: dict[str, float] = {}
         with suppress(ValueError, RuntimeError, LookupError, AssertionError):
-            while blame := to_blame(text, found, larger):
+            while not (blame := to_blame(text, found, larger)).keys() <= lowered.keys():
                 lowered |= blame
                 text, departure, _ = _with_constants(with_fixed(text, blame), found, larger)
                 if departure < TOLERANCE:
