@@ -42,7 +42,7 @@ class Part:
 def observed(name: str, tensor: Tensor) -> dict[float, Part] | None:
     """Return number -> the box of a marked parameter that is filled with it; None if a number does not fill a box.
 
-    Rows of zeros beside a single number do not count: some classes set the row of padding to zero when they load it.
+    Zeros beside a single number do not count: some classes set the row of padding to zero when they load it.
     """
     first, whole = tensor.detach().flatten()[0], Part(name, tuple((0, length) for length in tensor.shape))
     if bool((tensor == first).all()):

@@ -65,15 +65,18 @@ def acting_groups(
         raise ValueError(f"there is no layer {min(unknown)}; layers run from 0 to {max(signature.layers, default=-1)}")
     # A single neuron of an expert, or a single expert, does not move, but leads to the spaces inside it.
     steps = {outer for space in signature.spaces.values() if len(space.batch) > 1 for outer in space.batch}
-    gains = {signature.root[leaf.space] for entry in signature.tensors.values() if entry.scaled
-             for leaf in signature.leaves(entry)}  # fmt: skip
+    gains = set[str]()
+    if level == "paper":  # which does not fold them away
+        scaling = (entry for entry in signature.tensors.values() if entry.scaled)
+        gains = {signature.root[leaf.space] for entry in scaling for leaf in signature.leaves(entry)}
     groups: dict[str, Group] = {}
     for root, kind in signature.kinds.items():
         space = signature.spaces[root]
-        wanted = (parts is None or space.part in parts) and (
-            layers is None or space.layer is None or space.layer in layers
+        wanted = (
+            root not in gains
+            and (parts is None or space.part in parts)
+            and (layers is None or space.layer is None or space.layer in layers)
         )
-        wanted &= level != "paper" or root not in gains  # that level does not fold them away
         group = _group(kind, space.part, space.size > 1 or root in steps, level, rescale) if wanted else None
         if group is not None:
             groups[root] = group

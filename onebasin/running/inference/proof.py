@@ -95,8 +95,8 @@ def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[
 
 @dataclass(frozen=True)
 class _Proof:
-    """A twin and what a table says of it. form: its tensors by role, and their signature. ids:
-    name of a tensor in a file -> the places of its entries among all parameters of the twin in a row."""
+    """A twin and what a table says of it. form: its tensors by role, and their signature. ids: name of a
+    tensor in a file -> the places of its entries among all parameters of the twin in a row."""
 
     found: Traced
     form: Canonical

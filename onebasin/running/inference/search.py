@@ -91,7 +91,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
 def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None) -> Inferred:
     """Infer a table from a twin. scale: of the first one (default: the smallest at which it runs)."""
     reason, attempts = "", list[Attempt]()
-    another = partial(_larger, config, cls)
+    another, even = partial(_larger, config, cls), partial(_larger, config, cls, heads=(2,))
     depth, larger = 2, another(scale.kept if scale else frozenset())
     styles = list(STYLES)
     found, level = None, ""
@@ -137,8 +137,8 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
             elif not kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
                 scale = Scale(kept=EVERY_LAYER)
                 larger = another(scale.kept)
-            elif isinstance(error, TableError) and not another.keywords:  # heads that are cut in half, say
-                another = partial(_larger, config, cls, heads=(2,))
+            elif isinstance(error, TableError) and another is not even:  # heads that are cut in half, say
+                another = even
                 larger = another(kept)
             else:
                 continue

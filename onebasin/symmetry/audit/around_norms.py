@@ -56,8 +56,7 @@ def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) ->
         leaves = [leaf for leaf in dict.fromkeys([own, read, Leaf(norm.target)]) if has(signature, role, leaf)]
         if leaves:
             yield tensor
-        nested = len(norm.over) > len(norm.parts)  # its vector is several of this space
-        if norm.kind != "layernorm" or norm.copies > 1 or nested or weight not in tensors:
+        if norm.kind != "layernorm" or norm.copies > 1 or norm.nested or weight not in tensors:
             continue
         ones, constant = torch.ones_like(tensors[weight]), 1 / gain(tensors, weight, norm)
         first = entry.layer is None and order.index(role) < order.index(weight)

@@ -28,7 +28,7 @@ def joined(signature: Signature) -> Signature:
     only be permuted. Tensors that read just the inner one (a grouped convolution) get a note that they read it."""
     outer: dict[str, tuple[Axis, ...]] = {}
     for entry in signature.tensors.values():
-        if entry.norm and isinstance(entry.axes[0], Flat) and len(entry.norm.over) > len(entry.norm.parts):
+        if entry.norm and isinstance(entry.axes[0], Flat) and entry.norm.nested:
             root = signature.root[entry.norm.source]
             if MOVES[signature.kinds[root]] <= {"permute"}:
                 outer |= dict.fromkeys(signature.members[root], entry.axes[0].parts[:-1])
@@ -291,7 +291,7 @@ def writers(signature: Signature) -> Iterator[tuple[str, tuple[Leaf, ...]]]:
             if not entry.diagonal and not leaf.dual and vanishes(signature, role, leaf.space):
                 yield role, (leaf,)
         norm = entry.norm
-        if norm and norm.kind == "layernorm" and norm.writes_back and norm.over == norm.parts:
+        if norm and norm.kind == "layernorm" and norm.writes_back and not norm.nested:
             space = signature.spaces[norm.source]
             if space.layer is not None and (norm.beside or "ones" not in MOVES[space.kind]):  # queries or keys
                 for writer in branch(signature, role):

@@ -99,6 +99,11 @@ class Norm:
         """Return the spaces of which its vector consists: the source, and those beside it."""
         return (*self.beside, self.source)
 
+    @property
+    def nested(self) -> bool:
+        """Return whether it normalizes several such vectors as one: those of all heads, in `(head qk)`."""
+        return len(self.over) > len(self.parts)
+
     def weight(self, stored: Tensor) -> Tensor:
         """Return its weight, given what is stored of it."""
         return stored + (1 - self.unit)

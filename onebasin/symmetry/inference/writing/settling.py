@@ -85,9 +85,9 @@ def settle_parts(draft: Draft) -> None:
     """Fix what norms with an output space of their own read and write, where layers of the same structure divided it
     into parts: a table has no such norm."""
     for norm in draft.trace.norms:
-        if draft.free[norm.weight] and norm.target is not None:
-            both = norm.source, norm.target
-            for axis in () if all(map(_one_vector, both)) else both:
+        assert norm.target is not None
+        if draft.free[norm.weight] and not (_one_vector(norm.source) and _one_vector(norm.target)):
+            for axis in (norm.source, norm.target):
                 restrict(axis, frozenset(), "a norm of several parts")
 
 
