@@ -48,7 +48,7 @@ RULES = {
     "image tokens": r"(mm_tokens_per_image|num_image_tokens|soft_tokens_per_image)$",
     "positions": r"(position|n_ctx|^max_length$|max_seq_len|max_text_length|seq_length|max_pos|block_size|"
                  r"hash_buckets)",
-    "image": r"(^|_)im(age|g)_size$",
+    "image": r"(^|_)(im(age|g)|crop)_size$",
     "patch": r"(^|_)patch_sizes?$",
     "window": r"window_sizes?$",
     "rotary": r"rotary_(dim|ndims)$",

@@ -36,12 +36,13 @@ def _only(condition: str, shapes: str) -> str:
     return "|".join(f"{condition}? {each}" for each in shapes.split("|"))
 
 
-_FLAT = "normal batch side*side width | normal batch side*side channels*patch*patch"
+_FLAT = "normal batch side*side width | normal batch side*side cell"
 _PATCHES = """normal batch*side*side width | normal batch*side*side cell | merged? normal batch*side*side merged"""
 _STACKED = "normal batch*side*side channels patch patch"
-_PLANE = f"""normal batch channels height wide | normal batch 1 channels height wide |
-    normal batch frames channels height wide | normal batch 1 1 channels height wide |
-    normal batch 2 channels height wide | {_FLAT} | {_PATCHES} | {_STACKED} | normal batch channels {SIDE} {SIDE}"""
+_PLANE = f"""tiled? normal batch 1 max_num_tiles=4 channels height wide | normal batch channels height wide |
+    normal batch 1 channels height wide | normal batch frames channels height wide |
+    normal batch 1 1 channels height wide | normal batch 2 channels height wide | {_FLAT} | {_PATCHES} | {_STACKED} |
+    normal batch channels {SIDE} {SIDE}"""
 _SPECTRUM = """spectrogram? normal batch 1 positions bins | normal batch positions width |
     normal batch bins positions | normal batch positions bins"""
 
@@ -56,6 +57,14 @@ SHAPES: Mapping[str, str] = {
     "langs": "zeros batch length",
     "pixel_values": f"{_only('packed', f'{_PATCHES} | {_STACKED}')} | {_only('rows', _FLAT)} | {_PLANE}",
     "high_res_pixel_values": "normal batch channels high high",
+    "image_pixel_values": "normal batch 2 channels height wide",
+    "image_attention_mask": "crops? true batch 2 down across | ones batch length 1",
+    "aspect_ratio_ids": "ones batch 1",
+    "aspect_ratio_mask": "ones batch 1 max_num_tiles=4",
+    "protein_input_ids": "protein batch length",
+    "protein_attention_mask": "ones batch length",
+    "audio_input_features": _SPECTRUM,
+    "audio_embed_sizes": "each 1",
     "pixel_values_videos": f"normal batch frames channels height wide | {_PATCHES}",
     "flattened_patches": "placed batch side*side patch_embed_hidden_size=cell",
     "image_grid_thw": "each 1 side side",
@@ -67,6 +76,7 @@ SHAPES: Mapping[str, str] = {
     "pixel_position_ids": "places batch",
     "image_position_ids": "places batch",
     "merge_sizes": "each spread",
+    "image_merge_sizes": "each spread",
     "input_features": _SPECTRUM,
     "input_values": f"""normal batch {SAMPLES} | normal batch 1 {SAMPLES} | normal batch max_length=64 bins |
         {_SPECTRUM}""",
@@ -149,6 +159,7 @@ class Inputs:
         sound: Any = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
         self.parts = {"text": text, "decoder": decoder, "vision": vision, "sound": sound,
                       "qformer": getattr(config, "qformer_config", text),
+                      "protein": getattr(config, "protein_encoder_config", text),
                       "high": getattr(config, "high_res_vision_config", vision)}  # fmt: skip
         self.special = {n for each in self.every for key, value in settings(each) if kind_of_number(key) == "token"
                         for n in numbers(value)}  # fmt: skip
@@ -176,6 +187,8 @@ class Inputs:
             "context": self._stated("", "context_length", length),
             "lags": max([0, *numbers(vars(config).get("lags_sequence"))]),
             "parallel": vars(decoder).get("num_channels") or 0,  # tokens at one position
+            "down": height // known["patch"], "across": wide // known["patch"],  # patches of an image
+            "crops": "image_pixel_values" in accepted, "tiled": "aspect_ratio_ids" in accepted,
             "packed": packed, "sequences": sequences, "rows": sequences and not packed, "tiles": tiles,
             "spectrogram": hasattr(sound, "spec_size"),
         }  # fmt: skip
@@ -252,6 +265,9 @@ class Inputs:
 
     def qformer(self, *shape: int) -> Tensor:
         return self.text(*shape, part="qformer")
+
+    def protein(self, *shape: int) -> Tensor:
+        return self.text(*shape, part="protein")
 
     def codes(self, *shape: int) -> Tensor:
         """Return tokens that are in every vocabulary."""

@@ -6,12 +6,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .configuration import configs, numbers
 from .input_shapes import BATCH, Inputs
@@ -23,14 +25,18 @@ LENGTH, WAYS = 13, 10
 Given = dict[str, Any]
 
 # Inputs that go with the main one if `forward` accepts them.
-_TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox")
-_IMAGE = ("pixel_values", "high_res_pixel_values", "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes",
-          "pixel_attention_mask", "pixel_position_ids", "image_position_ids", "target_sizes",
-          "merge_sizes")  # fmt: skip
-_SOUND = ("input_features", "input_values", "input_features_mask", "feature_attention_mask", "feature_lens",
-          "audio_feature_lengths")  # fmt: skip
+_TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox", "protein_input_ids",
+         "protein_attention_mask")  # fmt: skip
+_IMAGE = ("pixel_values", "image_pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "high_res_pixel_values",
+          "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
+          "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes", "image_merge_sizes")  # fmt: skip
+_SIZES = ("image_sizes", "image_attention_mask")
+_SOUND = ("input_features", "input_values", "audio_input_features", "audio_embed_sizes", "input_features_mask",
+          "feature_attention_mask", "feature_lens", "audio_feature_lengths")  # fmt: skip
 _INSTEAD = ("inputs_embeds", "hidden_states", "query_embeds")
-_TOKENS = {"pixel_values": ("image",), "input_features": ("audio",), "input_values": ("audio",)}
+# Image or sound -> the word for it in names, and its kind of token.
+_TOKENS = {"pixel_values": ("image", 1), "image_pixel_values": ("image", 1), "input_features": ("audio", 0),
+           "input_values": ("audio", 0), "audio_input_features": ("audio", 0)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,11 @@ def made_inputs(
     first = [*needed, *([main] if main in accepted or (through and not needed) else [])]
     text = [name for name in _TEXT if name in accepted and ("input_ids" in accepted or name == "decoder_input_ids")]
     image = [name for name in _IMAGE if name in accepted]
-    sized = [*image, *({"image_sizes"} & accepted.keys())]
+    sized = [*image, *(name for name in _SIZES if name in accepted)]
     sound = [name for name in _SOUND if name in accepted]
     every = [name for name in accepted if name not in _INSTEAD or name in first]
     needs = inspect.signature(getattr(model, "get_image_features", len)).parameters.keys()
-    both = [sized, image] if "image_sizes" in needs else [image, sized]
+    both = [sized, image] if "image_sizes" in needs or "image_pixel_values" in image else [image, sized]
     choices = [*([*each, *sound] for each in both), *both, sound, *([name] for name in sound), []]
     beside = [needed] * (first != needed)  # another input may replace the main one
     starts = [*([*each, *text] for each in (first, *beside)), first]
@@ -115,50 +121,51 @@ def _made(
 
 
 def _placed(model: PreTrainedModel, given: Given) -> Iterator[Given]:
-    """Yield inputs with the placeholder tokens of images or sounds before the text, as many as the model expects."""
-    found = dict(given)
-    for name, words in _TOKENS.items():
-        if name not in given:
-            continue
-        token = next(
-            (
-                n
-                for word in words
-                for each in configs(model.config)
-                for key, value in vars(each).items()
-                if key in (f"{word}_token_id", f"{word}_token_index", f"{word}_patch_id")
-                for n in numbers(value)
-            ),
-            None,
-        )
-        if found["input_ids"].dim() != 2:
-            return
-        for inner in (model, getattr(model, "model", None)):
-            for how in (f"get_{words[0]}_features", f"get_{words[0]}_embeddings"):
-                features = getattr(inner, how, None)
-                if token is None or features is None:
-                    continue
-                wanted = inspect.signature(features).parameters
-                try:
-                    with torch.no_grad():
-                        made = features(**{key: value for key, value in given.items() if key in wanted
-                                           and key not in ("input_ids", "attention_mask")})  # fmt: skip
-                except Exception:  # it expects them in another shape
-                    continue
-                count = _rows(made) // BATCH
-                ids = found["input_ids"]
-                first = torch.full((len(ids), count), token)
-                found["input_ids"] = torch.cat([first, torch.where(ids == token, 0, ids)], 1)
-                for mask in ("attention_mask", "token_type_ids"):
-                    if mask in found:
-                        fill = torch.full((len(ids), count), int(mask == "attention_mask"))
-                        found[mask] = torch.cat([fill, found[mask]], 1)
-                if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
-                    kinds = torch.zeros_like(found["input_ids"])
-                    kinds[found["input_ids"] == token] = 1
-                    found["mm_token_type_ids"] = kinds
-                yield found
-                return
+    """Yield inputs with the placeholder tokens of images and sounds before the text, as many as the model expects."""
+    found = given
+    for name, (word, kind) in _TOKENS.items():
+        keys = (f"{word}_token_id", f"{word}_token_index", f"{word}_patch_id")
+        token = next((n for each in configs(model.config) for key in keys for n in numbers(vars(each).get(key))), None)
+        if name in given and token is not None and given["input_ids"].dim() == 2:
+            one = _with_tokens(model, found, token, kind, 1)
+            count = _rows_made(model, word, given) or _rows_named(model, one) or 1
+            found = _with_tokens(model, found, token, kind, count)
+    if found is not given:
+        yield found
+
+
+def _with_tokens(model: PreTrainedModel, given: Given, token: int, kind: int, count: int) -> Given:
+    """Return inputs with so many tokens of a kind before the text."""
+    ids = given["input_ids"]
+    found = {**given, "input_ids": pad(torch.where(ids == token, 0, ids), (count, 0), value=token)}
+    for mask in {"attention_mask", "token_type_ids"} & given.keys():
+        found[mask] = pad(given[mask], (count, 0), value=int(mask == "attention_mask"))
+    if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
+        found["mm_token_type_ids"] = pad(given.get("mm_token_type_ids", torch.zeros_like(ids)), (count, 0), value=kind)
+    return found
+
+
+def _rows_made(model: PreTrainedModel, word: str, given: Given) -> int:
+    """Return the number of vectors that a tower makes of an example's image or sound, by its own function: 0 if it has
+    none, or expects them in another shape."""
+    for inner in (model, getattr(model, "model", None)):
+        for how in (f"get_{word}_features", f"get_{word}_embeddings"):
+            if (features := getattr(inner, how, None)) is not None:
+                wanted = inspect.signature(features).parameters.keys() - {"input_ids", "attention_mask"}
+                with suppress(Exception), torch.no_grad():
+                    return _rows(features(**{key: value for key, value in given.items() if key in wanted})) // BATCH
+    return 0
+
+
+def _rows_named(model: PreTrainedModel, given: Given) -> int:
+    """Return the same number by what a model says of a text with another number of placeholders: 0 if nothing."""
+    try:
+        with torch.no_grad():
+            model(**given)
+    except Exception as error:
+        said = re.search(r"(?:, features: |shape mismatch: value tensor of shape \[)(\d+)", str(error))
+        return int(said[1]) // BATCH if said else 0
+    return 0
 
 
 def _rows(made: Any) -> int:
@@ -185,4 +192,4 @@ def length_named(errors: Iterable[Exception]) -> int:
 def senses(model: PreTrainedModel) -> set[str]:
     """Return the names of the images and sounds that a model accepts besides text."""
     accepted = inspect.signature(model.forward).parameters.keys()
-    return {"pixel_values", "input_features", "input_values"} & accepted if "input_ids" in accepted else set()
+    return _TOKENS.keys() & accepted if "input_ids" in accepted else set()

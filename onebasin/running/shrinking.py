@@ -74,8 +74,12 @@ def twin_config(
 
 
 def _settle(config: PretrainedConfig) -> None:
-    """Switch off caches and dropout, and choose eager attention and experts, in a configuration and its towers."""
+    """Switch off caches and dropout, choose eager attention and experts, and let an image be one tile, in a
+    configuration and its towers."""
+    image = next((n for each in configs(config) for n in numbers(vars(each).get("image_size"))), 0)
     for each in configs(config):
+        if "image_grid_pinpoints" in vars(each):
+            each.image_grid_pinpoints = [[image, image]]
         for name, value in declared(each).items():
             if type(value) in (int, float) and re.search(r"drop(out|_path)?(_rate|_prob)?$", name):
                 setattr(each, name, type(value)(0))

@@ -109,8 +109,6 @@ class SmallSettings:
             chosen = next(iter(self.depths.values()))
             return {place: {name: self.value(name, each) for name, each in value[layer].items()}
                     for place, layer in enumerate(chosen) if layer in value}  # fmt: skip
-        if "pinpoints" in key:
-            return [[self.grid * self.small_patch] * 2]
         if is_number(value):
             return self.number(key, value)
         if isinstance(value, list | tuple):

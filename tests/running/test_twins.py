@@ -172,15 +172,21 @@ def test_every_parameter_reaches_an_output() -> None:
     assert not unused(*twins.build("qwen3_next"))
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen3_vl", "voxtral", "granite_docling", "deepseek_vl_hybrid", "qwen3_asr"])
-def test_images_and_sounds_reach_the_output(kind: str) -> None:
-    """Also in tiles with a mask, beside images of a higher resolution, and from a tower whose defaults are wider than
-    the text."""
-    model, inputs = twins.build(kind)
-    (sense,) = twins.senses(model) & inputs.keys()
+@pytest.mark.parametrize(("kind", "cls"), [
+    *((kind, None) for kind in ("llava", "qwen3_vl", "voxtral", "granite_docling", "deepseek_vl_hybrid", "qwen3_asr",
+                                "llava_onevision", "musicflamingo", "qwen2_audio", "colpali", "colqwen2",
+                                "video_llama_3", "idefics", "qwen3_omni_moe_thinker")),
+    ("mllama", "MllamaForConditionalGeneration"),
+])  # fmt: skip
+def test_images_and_sounds_reach_the_output(kind: str, cls: str | None) -> None:
+    """Also in tiles with a mask, beside images of a higher resolution, from a tower whose defaults are wider than the
+    text, in both kinds at once, and where only the model says how many placeholders a text needs."""
+    model, inputs = twins.build(kind, cls)
     first = twins.outputs(model, inputs)[0]
-    other = twins.outputs(model, {**inputs, sense: torch.rand_like(inputs[sense])})[0]
-    assert not torch.allclose(first, other)
+    assert set() < twins.senses(model) <= inputs.keys()
+    for sense in twins.senses(model):
+        other = twins.outputs(model, {**inputs, sense: torch.rand_like(inputs[sense])})[0]
+        assert not torch.allclose(first, other)
 
 
 def test_a_size_that_is_held_under_another_name_is_a_size() -> None:
