@@ -20,7 +20,7 @@ from onebasin.engine import Spill, Tell
 from onebasin.models import ModelError
 from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch, Call, samples
-from onebasin.symmetry.tables.axes import leaves
+from onebasin.symmetry.tables.axes import space_leaves
 
 from .compression import Compression
 from .paused_forward import Seen, Walk
@@ -218,7 +218,7 @@ def _blocks(calls: Sequence[Call], stock: LoadedModel) -> list[list[Call]]:
 
 def _inside(call: Call, stock: LoadedModel) -> bool:
     """Whether an output stays inside attention or a feed-forward layer."""
-    roots = [stock.signature.root[leaf.space] for leaf in leaves(call.axes(stock)[1]) if not leaf.constant]
+    roots = [stock.signature.root[leaf.space] for leaf in space_leaves(call.axes(stock)[1])]
     return not call.norm and all(stock.signature.spaces[root].part in ("attention", "ffn") for root in roots)
 
 

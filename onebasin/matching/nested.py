@@ -21,7 +21,7 @@ from onebasin.symmetry.groups import Wreath
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.elements import Element, Monomial
 from onebasin.symmetry.groups.gemm import gemm
-from onebasin.symmetry.tables.axes import blocks, leaves
+from onebasin.symmetry.tables.axes import blocks, space_leaves
 
 from .moments import Pair
 
@@ -66,7 +66,7 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
 
 def _twice(signature: Signature, role: str, chain: Sequence[str]) -> bool:
     """Whether a tensor has one of the spaces on two axes, as a grouped convolution has its channels."""
-    axes = [{signature.root[leaf.space] for leaf in leaves(axis) if not leaf.constant}
+    axes = [{signature.root[leaf.space] for leaf in space_leaves(axis)}
             for axis in signature.tensors[role].axes]  # fmt: skip
     return any(sum(space in axis for axis in axes) > 1 for space in chain)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.models.errors import ModelError
-from onebasin.symmetry.tables.axes import Axis, leaves
+from onebasin.symmetry.tables.axes import Axis, space_leaves
 
 from .classes import seeded, without_cache
 from .float64 import throughout
@@ -235,7 +235,7 @@ def _observed(stock: LoadedModel, example: Batch, events: list[_Event]) -> list[
                 call = _linear(stock, name, weight, bias, x, y)
                 if call is not None:
                     output = call.axes(stock)[1]
-                    roots = frozenset(signature.root[leaf.space] for leaf in leaves(output) if not leaf.constant)
+                    roots = frozenset(signature.root[leaf.space] for leaf in space_leaves(output))
                     events.append(_Event(name, call, y.shape, y.std(), roots))
 
             after[name] = look

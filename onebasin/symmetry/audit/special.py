@@ -77,7 +77,7 @@ def lone_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """Yield scales: a norm of just a special token (CLIP's class token) and its position does not see their scale."""
     order = list(signature.tensors)
     for role, _ in noted(signature, "rows"):
-        space = list(signature.leaves(signature.tensors[role]))[-1].space
+        space = signature.leaves(signature.tensors[role])[-1].space
         sources = {other: e.norm.source for other, e in signature.tensors.items() if e.norm}
         reading = [other for other in order[order.index(role) :]
                    if has(signature, other, Leaf(space, dual=True)) or sources.get(other) == space]  # fmt: skip
@@ -96,7 +96,7 @@ def lone_readers(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     """Yield changes of what reads one vector p for all inputs (a probe that asks for a summary of them): a matrix makes
     the constant W p + c of it, so that c takes back what p, or a row of W, makes differently."""
     for role, entry in signature.tensors.items():
-        leaf = next((leaf for leaf in signature.leaves(entry) if not leaf.constant), None)
+        leaf = next(iter(signature.leaves(entry)), None)
         if leaf is None or leaf.dual or entry.diagonal or role.endswith("bias"):
             continue
         if not max(entry.shape) == tensors[role].numel() == signature.sizes[leaf.space]:
@@ -151,7 +151,7 @@ def batch_norms(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     them."""
     order = list(signature.tensors)
     for weight, reader in noted(signature, "batch"):
-        stem, space = weight.removesuffix("weight"), next(signature.leaves(signature.tensors[weight])).space
+        stem, space = weight.removesuffix("weight"), signature.leaves(signature.tensors[weight])[0].space
         bias, mean, variance = (f"{stem}{name}" for name in ("bias", "running_mean", "running_var"))
         kernel = tensors[reader or ""]  # (groups * out, in, taps)
         for unit in units(tensors[weight].shape):
@@ -171,7 +171,7 @@ def gated_convolutions(signature: Signature, tensors: Tensors) -> Iterator[Tange
     """The half of a convolution's channels that does not enter the sigmoid can be scaled, and its readers inversely."""
     order = list(signature.tensors)
     for weight, _ in noted(signature, "glu"):
-        bias, space = bias_beside(weight), next(signature.leaves(signature.tensors[weight])).space
+        bias, space = bias_beside(weight), signature.leaves(signature.tensors[weight])[0].space
         after = [role for role in order[order.index(weight) + 1 :] if has(signature, role, Leaf(space, dual=True))]
         reading = after[:1] if after and "glu" in signature.tensors[after[0]].notes else after
         for unit in units((signature.sizes[space],)) if reading else ():

@@ -137,7 +137,7 @@ def shared_rows(signature: Signature, tensors: Tensors) -> Iterator[Tangent]:
     which a softmax does not see (SAM's distances)."""
     summed: dict[Leaf, list[str]] = {}
     for role, entry in signature.tensors.items():
-        *others, leaf = [leaf for leaf in signature.leaves(entry) if not leaf.constant] or [Leaf("1")]
+        *others, leaf = signature.leaves(entry) or (Leaf("1"),)
         moving = any(leaf.dual or MOVES[signature.spaces[leaf.space].kind] for leaf in others)
         if len(entry.axes) <= 2 and not (leaf.constant or entry.norm or moving):
             summed.setdefault(leaf, []).append(role)

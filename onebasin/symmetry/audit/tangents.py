@@ -84,7 +84,7 @@ def _implied(signature: Signature, tensors: Tensors) -> Iterator[tuple[str, tupl
             entry, bias = signature.tensors[reader], bias_beside(reader)
             if bias in signature.tensors or bias == reader:
                 continue
-            found = [tuple(leaves(axis)) for axis in entry.axes]
+            found = [leaves(axis) for axis in entry.axes]
             kept = [i for i, parts in enumerate(found)
                     if outlet.source[0] not in parts and not all(leaf.constant for leaf in parts)]  # fmt: skip
             axes, shape = tuple(entry.axes[i] for i in kept), tuple(entry.shape[i] for i in kept)

@@ -197,13 +197,13 @@ def beside(signature: Signature, role: str, space: str) -> list[str]:
     def added(some: list[str]) -> Iterator[str]:
         for other in some:
             entry = signature.tensors[other]
-            found = list(signature.leaves(entry))
+            found = signature.leaves(entry)
             if Leaf(space, dual=True) in found or (entry.norm and space in (entry.norm.source, entry.norm.target)):
                 return
-            if found == [Leaf(space)] and other.endswith("weight"):
+            if found == (Leaf(space),) and other.endswith("weight"):
                 return  # a gain, as in wav2vec 2.0's convolutions: its input is normed and scaled
             normed = signature.tensors.get(other.removesuffix("bias") + "weight", entry).norm is not None
-            if found == [Leaf(space)] and other.endswith("bias") and not normed and "nonlinear" not in entry.notes:
+            if found == (Leaf(space),) and other.endswith("bias") and not normed and "nonlinear" not in entry.notes:
                 yield other
 
     place = order.index(role)
@@ -350,7 +350,7 @@ def downstream(signature: Signature, role: str, leaves: tuple[Leaf, ...]) -> lis
     outlet = next((found for norm in before if (found := outlet_of(signature, norm)) and found.bias == role), None)
     reading = outlet.readers if outlet else readers(signature, leaves[-1].space)
     biases = [bias_of(signature, reader, source) for reader in reading]
-    summed = [r for r in outlet.writers if len(list(signature.leaves(signature.tensors[r]))) == 1] if outlet else []
+    summed = [r for r in outlet.writers if len(signature.leaves(signature.tensors[r])) == 1] if outlet else []
     if not reading or None in biases or (outlet and not outlet.free and not summed):
         return None
     norms = [entry.norm for entry in signature.tensors.values() if entry.norm]
@@ -366,7 +366,7 @@ def summands(signature: Signature, entry: Entry) -> tuple[list[tuple[str, slice]
     taking = [role for role in entry.notes.get("rows", "").split() if role in signature.tensors]
     ends = list(accumulate((prod(signature.tensors[role].shape[:-1]) for role in taking), initial=0))
     rows = [(role, slice(*some)) for role, some in zip(taking, pairwise(ends), strict=True)]
-    leaf = list(signature.leaves(entry))[-1]
+    leaf = signature.leaves(entry)[-1]
     rest = [role for role in entry.notes["into"].split() if role in signature.tensors and has(signature, role, leaf)]
     if any(tied(signature, role) for role in rest):
         kin = [e.role for e in signature.tensors.values() if e.notes.get("into") == entry.notes["into"]]

@@ -76,7 +76,7 @@ def _scales(signature: Signature) -> Iterator[Step]:
 
 
 def _multiply(signature: Signature, role: str, target: str, tensors: Mapping[str, Tensor]) -> None:
-    for view in along(signature, target, tensors[target], next(signature.leaves(signature.tensors[role]))):
+    for view in along(signature, target, tensors[target], signature.leaves(signature.tensors[role])[0]):
         view *= tensors[role]
 
 

@@ -127,13 +127,18 @@ def show(axes: tuple[Axis, ...]) -> str:
     return " ".join(map(one, axes))
 
 
-def leaves(axis: Axis | tuple[Axis, ...]) -> Iterator[Leaf]:
-    """Yield every leaf of an axis (or of several), left to right."""
+@cache
+def leaves(axis: Axis | tuple[Axis, ...]) -> tuple[Leaf, ...]:
+    """Return every leaf of an axis (or of several), left to right."""
     if isinstance(axis, Leaf):
-        yield axis
-    else:
-        for part in axis if isinstance(axis, tuple) else axis.parts:
-            yield from leaves(part)
+        return (axis,)
+    return tuple(leaf for part in (axis if isinstance(axis, tuple) else axis.parts) for leaf in leaves(part))
+
+
+@cache
+def space_leaves(axis: Axis | tuple[Axis, ...]) -> tuple[Leaf, ...]:
+    """Return the leaves of an axis (or of several) that are spaces, without constants."""
+    return tuple(leaf for leaf in leaves(axis) if not leaf.constant)
 
 
 def rename(axis: Axis, names: Mapping[str, str]) -> Axis:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .axes import Leaf, leaves, nesting, rename, show
+from .axes import Leaf, leaves, nesting, rename, show, space_leaves
 from .classes import Classes
 from .conditions import TableError, holds, lookup, setting, settled
 from .locate import Place, joined, layer_numbers, located, regex, require, role_of, same_here
@@ -105,7 +105,7 @@ def _entered(
             same = same_here(table, found, line.heading, indices)
             blocks[line.heading, indices] = _Block(table, line.heading, indices, layer, stages, same)
         block, norm = blocks[line.heading, indices], line.norm
-        mentioned = [leaf.space for leaf in leaves(line.axes) if not leaf.constant] + list(norm.over if norm else ())
+        mentioned = [leaf.space for leaf in space_leaves(line.axes)] + list(norm.over if norm else ())
         here = {space: block.place(space) for space in mentioned}
         keys = {space: place.key for space, place in here.items()}
         placed |= {place.key: place for place in here.values()}
@@ -222,7 +222,7 @@ def _batches(
                         apart = " and ".join(placed[one].name for one in sorted({*found[key]} ^ {*here}))
                         where = "this tensor" if len(here) > len(found[key]) else "other tensors"
                         raise TableError(f"'{entry.name}': '{placed[key].name}' is per {apart} in {where} alone")
-            before += tuple(leaf.space for leaf in leaves(axis) if not leaf.constant)
+            before += tuple(leaf.space for leaf in space_leaves(axis))
     return found
 
 
@@ -326,7 +326,7 @@ def _outputs(
 
 def _written(entries: Collection[Entry], root: Mapping[str, str]) -> set[str]:
     """Return the roots of the spaces that tensors write. Inputs of the model are only read."""
-    return {root[leaf.space] for entry in entries for leaf in leaves(entry.axes) if not leaf.dual and not leaf.constant}
+    return {root[leaf.space] for entry in entries for leaf in space_leaves(entry.axes) if not leaf.dual}
 
 
 def _read(entries: Collection[Entry]) -> set[str]:
@@ -341,7 +341,7 @@ def _unite(
     """Return the root of every space (norm source and target, and tied axes, share one), and the roles of aliases."""
     known, classes = set(keys), Classes(keys)
     for entry in absent.values():
-        lost = next((leaf.space for leaf in leaves(entry.axes) if not leaf.constant and leaf.space not in known), None)
+        lost = next((leaf.space for leaf in space_leaves(entry.axes) if leaf.space not in known), None)
         if lost:
             raise TableError(f"'{entry.role}' has an axis in '{lost}', which no stored tensor has")
     for entry in (*entries.values(), *absent.values()):
@@ -351,7 +351,7 @@ def _unite(
     tied = [entry for entry in entries.values() if ties and entry.notes.get("tied") in entries]
     for entry in (*tied, *(entry for entry in absent.values() if "tied" in entry.notes)):
         other = entries[entry.notes["tied"]]
-        mine, theirs = ([tuple(leaves(axis)) for axis in one.axes] for one in (entry, other))
+        mine, theirs = ([leaves(axis) for axis in one.axes] for one in (entry, other))
         if list(map(len, mine)) != list(map(len, theirs)):
             raise TableError(f"'{entry.role}' has the axes '{show(entry.axes)}', and '{other.role}', to which it is "
                              f"tied, has '{show(other.axes)}'")  # fmt: skip

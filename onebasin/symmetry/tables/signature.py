@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .axes import Axis, Leaf, blocks, leaves
+from .axes import Axis, Leaf, blocks, space_leaves
 
 # The moves of a space are those that all tensors which touch it allow. A kind is a set of moves; `ones` only rotates
 # the complement of the all-ones vector. `pair` moves act equally on the two dimensions of a RoPE pair: (i, i + n / 2),
@@ -257,9 +257,9 @@ class Signature:
     def layers(self) -> list[int]:
         return sorted({entry.layer for entry in self.tensors.values() if entry.layer is not None})
 
-    def leaves(self, entry: Entry) -> Iterator[Leaf]:
-        """Yield the leaves of a tensor that are spaces, without constants."""
-        return (leaf for leaf in leaves(entry.axes) if not leaf.constant)
+    def leaves(self, entry: Entry) -> tuple[Leaf, ...]:
+        """Return the leaves of a tensor that are spaces, without constants."""
+        return space_leaves(entry.axes)
 
     def views(self, role: str, tensor: Tensor, root: str) -> Iterator[tuple[Tensor, Leaf, tuple[str, ...]]]:
         """Yield every occurrence of `root` in a tensor, as a view (*batch, n, *rest) that can be written to.

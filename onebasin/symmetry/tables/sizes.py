@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .axes import Axis, leaves, show, size
+from .axes import Axis, leaves, show, size, space_leaves
 from .conditions import TableError, lookup
 from .signature import Entry
 from .table import Declared, Table
@@ -58,7 +58,7 @@ def solved(
     while progress and open_axes:
         progress, waiting = False, []
         for entry, axis, length in open_axes:
-            unknown = {leaf.space for leaf in leaves(axis) if not leaf.constant and leaf.space not in sizes}
+            unknown = {leaf.space for leaf in space_leaves(axis) if leaf.space not in sizes}
             if len(unknown) > 1:
                 waiting.append((entry, axis, length))
                 continue

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from .axes import Axis, Flat, Leaf, leaves, nesting, parse, show
+from .axes import Axis, Flat, Leaf, leaves, nesting, parse, show, space_leaves
 from .conditions import Condition, TableError, condition
 from .signature import MOVES, Norm
 
@@ -345,8 +345,8 @@ def _audited(table: Table, name: str, block: _Block) -> None:
 
 def _through(kind: str, source: tuple[Axis, ...], target: tuple[Axis, ...]) -> Norm:
     """Return a norm of the last axis of `source`."""
-    over = [leaf.space for leaf in leaves(source[-1:]) if not leaf.constant]
-    into = [leaf.space for leaf in leaves(target) if not leaf.constant]
+    over = [leaf.space for leaf in space_leaves(source[-1:])]
+    into = [leaf.space for leaf in space_leaves(target)]
     if not over or not into:
         raise TableError(f"a norm goes from a space to a space, as in '{kind}: stream -> normed'")
     around = {space for _, outer in nesting(source) for space in outer}
@@ -368,7 +368,7 @@ def _checked(table: Table, origin: str) -> None:
     simple = {name for name, declared in table.spaces.items() if "stage" not in declared.per}
     for line in table.lines:
         where = f"{origin}: '{line.full}  {show(line.axes)}'"
-        named = [leaf.space for leaf in leaves(line.axes) if not leaf.constant]
+        named = [leaf.space for leaf in space_leaves(line.axes)]
         for space in (*named, *(line.norm.over if line.norm else ())):
             name, _, which = space.partition(".")
             if name not in table.spaces:

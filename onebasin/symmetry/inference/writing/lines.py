@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ...tables.axes import Leaf, leaves, show
+from ...tables.axes import Leaf, show, space_leaves
 from .draft import Draft, Found, Line
 from .notation import keep, norm_notation, notation, primal
 from .notes import notes_on
@@ -53,5 +53,5 @@ def _name_and_axes(draft: Draft, one: Found) -> tuple[str, str]:
     axes = tuple(notation(draft, axis, heading) if axis is not None or n == 1 else keep(draft, n, heading)
                  for axis, n in zip(one.axes, one.shape, strict=True))  # fmt: skip
     if one.joint is not None:
-        rest = rest.replace("@", next(leaf.space for leaf in leaves(axes[one.joint]) if not leaf.constant))
+        rest = rest.replace("@", next(leaf.space for leaf in space_leaves(axes[one.joint])))
     return rest, show(axes)

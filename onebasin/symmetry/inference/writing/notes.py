@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 
-from ...tables.axes import leaves
+from ...tables.axes import space_leaves
 from ...tables.signature import bias_beside
 from ..atoms import Axis
 from .draft import Draft, Found
@@ -54,7 +54,7 @@ def _raised(draft: Draft, one: Found) -> str | None:
         if axis is None or still(draft, axis):
             return None
         written = notation(draft, axis, draft.parsed(one)[0])
-        rest = rest.replace("@", next(leaf.space for leaf in leaves(written) if not leaf.constant))
+        rest = rest.replace("@", next(leaf.space for leaf in space_leaves(written)))
     return f"degree {power} {rest}" if draft.parsed(one)[:2] == draft.parsed(reader)[:2] else None
 
 

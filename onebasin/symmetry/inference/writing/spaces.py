@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
-from ...tables.axes import leaves, parse
+from ...tables.axes import parse, space_leaves
 from ...tables.signature import kind_of
 from ..atoms import Axis
 from .draft import Draft, Place, atoms_of
@@ -97,7 +97,7 @@ def stated_sizes(draft: Draft, key_of: Callable[[str], str | None]) -> tuple[lis
     """Return the sizes that shapes do not determine, as few as possible, with the config keys for them, and the spaces
     whose sizes neither shapes nor configurations give."""
     axes = [
-        {leaf.space for leaf in leaves(axis) if not leaf.constant}
+        {leaf.space for leaf in space_leaves(axis)}
         for line in draft.lines
         for axis in parse(line.axes.rpartition("->")[2].strip())
     ]
