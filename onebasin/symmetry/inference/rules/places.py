@@ -115,21 +115,35 @@ def _moved(images: Tensor, places: list[Tensor], depends: list[set[int]], shape:
     """Return images whose entry i is the one at places[i]; expanded dimensions remain expanded."""
     images = once(images)
     varied = [d for d, size in enumerate(images.shape[1:]) if size > 1]
-    still = set(range(len(shape))) - set().union(*(depends[d] for d in varied))
+    along = [sorted(depends[d]) for d in varied]
+    order = [j for some in along for j in some]
+    if len(order) == len(set(order)):  # no copy of what only changes its place
+        for d, some in zip(varied, along, strict=True):
+            line = _at_the_beginning(places[d], set(range(len(shape))) - set(some)).flatten()
+            if not torch.equal(line, torch.arange(images.shape[1 + d])):
+                images = images.index_select(1 + d, line)
+        images = images.reshape(-1, *(shape[j] for j in order)).permute(0, *(1 + order.index(j) for j in sorted(order)))
+        here: tuple[Any, ...] = (slice(None), *(slice(None) if j in order else None for j in range(len(shape))))
+        return images[here].expand(-1, *shape)
+    still = set(range(len(shape))) - set(order)
     chosen = [torch.zeros([1] * len(shape), dtype=torch.long)] * len(places)
     for d in varied:
-        chosen[d] = places[d]
-        for dim in still:
-            chosen[d] = chosen[d].narrow(dim, 0, 1)
+        chosen[d] = _at_the_beginning(places[d], still)
     entries: tuple[Any, ...] = (slice(None), *chosen)
     return images[entries].expand(-1, *shape)
+
+
+def _at_the_beginning(places: Tensor, dims: set[int]) -> Tensor:
+    """Return the entries at the beginning of some dimensions, which remain as dimensions of size 1."""
+    for dim in dims:
+        places = places.narrow(dim, 0, 1)
+    return places
 
 
 def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
     """Return the images of a choice of entries of an axis; places vary along some dimensions."""
     shape = places.shape
-    for dim in set(range(places.dim())) - varied:
-        places = places.narrow(dim, 0, 1)
+    places = _at_the_beginning(places, set(range(places.dim())) - varied)
     return (places == torch.arange(size).view(-1, *[1] * places.dim())).double().expand(-1, *shape)
 
 
@@ -166,9 +180,7 @@ def _varying(where: Tensor, steps: list[int] | None, block: int, size: int) -> T
     low = [dim for dim, step in enumerate(steps) if 0 < step < block]
     within = int(where[(0,) * where.dim()]) % block + sum(steps[dim] * (where.shape[dim] - 1) for dim in low)
     carries = within >= block or any(step % block for dim, step in enumerate(steps) if dim not in low)
-    for dim in high if carries else [*high, *low]:
-        where = where.narrow(dim, 0, 1)
-    return where
+    return _at_the_beginning(where, set(high if carries else [*high, *low]))
 
 
 def line_of(places: Tensor, dim: int) -> Tensor:
