@@ -399,17 +399,6 @@ _add("SwinForImageClassification", "positions", **_SWIN, use_absolute_embeddings
 _add("SwinForImageClassification", "no-bias", **_SWIN, qkv_bias=False)
 _add("SwinForImageClassification", "three", **{**_SWIN, "depths": [1, 2, 1], "num_heads": [2, 2, 3]}, hidden_act="relu")
 _add("CLIPTextModel CLIPTextModelWithProjection", **_WORDS, projection_dim=8)
-_READER = {**ROTARY, "max_position_embeddings": 32, "model_type": "llama"}  # 4 patches of a picture, and words
-_LLAVA = dict(text_config=_READER, vision_config=dict(**_SIGHT, model_type="clip_vision_model"), image_token_index=22)
-_add("LlavaForConditionalGeneration", **_LLAVA)
-_add("LlavaNextForConditionalGeneration", **_LLAVA, image_grid_pinpoints=[[6, 6]])
-_add("LlavaForConditionalGeneration", "qwen2", **{**_LLAVA, "text_config": {
-    **_READER, "model_type": "qwen2", "hidden_size": 24}}, projector_hidden_act="relu")  # fmt: skip
-_add("Idefics3ForConditionalGeneration", text_config=_READER, vision_config={
-     **_SIGHT, "num_channels": 3}, image_token_id=22, scale_factor=2)  # fmt: skip
-# transformers before 5.21 takes a picture's tokens patch_size at a time, so there must be as many.
-_add("SmolVLMForConditionalGeneration", text_config=_READER, image_token_id=22, scale_factor=2, vision_config={
-     **_SIGHT, "num_channels": 3, "image_size": 2, "patch_size": 1})  # fmt: skip
 _XLNET = dict(vocab_size=VOCAB, d_model=12, n_layer=2, n_head=3, d_inner=10, num_labels=LABELS, pad_token_id=0)
 _add("XLNetModel XLNetLMHeadModel XLNetForSequenceClassification XLNetForTokenClassification "
      "XLNetForQuestionAnsweringSimple", **_XLNET)  # fmt: skip
@@ -446,13 +435,6 @@ def one_of_each_class() -> list[str]:
     return [case for case in CASES if case in first.values()]
 
 
-# How a picture is given, and how many tokens it takes: its patches, with a new line after each row, or groups of them.
-PICTURES: dict[str, tuple[tuple[int, ...], int]] = {
-    "LlavaForConditionalGeneration": ((), 4), "LlavaNextForConditionalGeneration": ((2,), 10),
-    "Idefics3ForConditionalGeneration": ((1,), 1), "SmolVLMForConditionalGeneration": ((1,), 1),
-}  # fmt: skip
-
-
 def save(model: PreTrainedModel, folder: str | Path) -> Path:
     """Write the model as an ordinary folder."""
     model.save_pretrained(folder)
@@ -463,14 +445,6 @@ def inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
     """Random valid inputs in the model's dtype: two rows, the second padded where the model takes a mask."""
     generator = torch.Generator().manual_seed(seed)
     config, name = model.config, type(model).__name__
-    if hasattr(config, "image_token_id") and name in PICTURES:  # an image before a text
-        sight, (shape, tokens) = config.vision_config, PICTURES[name]
-        size = (sight.num_channels, sight.image_size, sight.image_size)
-        picture = torch.randn(BATCH, *shape, *size, generator=generator).to(model.dtype)
-        words = torch.randint(3, VOCAB - 1, (BATCH, LENGTH), generator=generator)
-        image = torch.full((BATCH, tokens), config.image_token_id)
-        given = {"pixel_values": picture, "input_ids": torch.cat([words[:, :1], image, words[:, 1:]], 1)}
-        return {**given, "image_sizes": torch.full((BATCH, 2), 6)} if "Next" in name else given
     if hasattr(config, "vision_config") and "Image" not in name:  # an image and a text, compared
         picture = torch.randn(BATCH, 2, 6, 6, generator=generator).to(model.dtype)
         words = torch.randint(3, VOCAB, (BATCH, LENGTH), generator=generator)

@@ -131,7 +131,7 @@ BARE = ("DebertaForTokenClassification-talking", "Llama", "Mistral", "Qwen", "Ph
         "GPTNeoXForCausalLM-no-bias", "GPTNeoXForCausalLM-serial-no-bias",
         "Starcoder2ForCausalLM-no-bias", "OPTForCausalLM-gelu-no-bias",
         "StableLm", "Cohere", "Mpt", "Mixtral", "T5", "MT5", "ModernBert", "SwinForImageClassification-no-bias",
-        "DeepseekV", "Llava", "Idefics3", "SmolVLM")  # fmt: skip
+        "DeepseekV")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", zoo.CASES)

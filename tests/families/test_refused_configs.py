@@ -20,9 +20,6 @@ Saved = Callable[[str], Folder]
     [
         ("BeitForMaskedImageModeling", {"use_mean_pooling": False}, "use_mean_pooling = False"),
         ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact = True"),
-        # Gemma names its tensors as Llama does, and stores the weights of its norms less one.
-        ("LlavaForConditionalGeneration", {"text_config": {"model_type": "gemma"}}, "text_config.model_type = gemma"),
-        ("Idefics3ForConditionalGeneration", {"text_config": {"model_type": "helium"}}, "model_type = helium"),
     ],
 )
 def test_it_is_named_with_its_reason(case: str, changes: dict[str, Any], message: str, saved: Saved) -> None:

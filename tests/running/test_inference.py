@@ -155,6 +155,8 @@ def test_a_scrambled_model_of_a_type_without_a_table_is_matched_back(kind: str, 
         "dinov3_vit",  # a tensor that holds nothing
         "gpt_oss",  # neurons of permuted experts, gate and up side by side
         "smollm3",  # layers with and without positions
+        "llava",  # two towers
+        "smolvlm",  # groups of patches in one row
     ],
 )
 def test_a_twin_whose_every_space_was_scrambled_is_recovered(kind: str) -> None:
