@@ -31,7 +31,7 @@ def aligned(signatures, models, groups, **how):
 @pytest.mark.parametrize("count", [3, 4])
 def test_every_cycle_composes_to_the_identity(tiny, count):
     signatures, models, groups = many(tiny, count, "orthogonal")
-    found = aligned(signatures, models, groups, how=Weights(max_sweeps=5))
+    found = aligned(signatures, models, groups, how=Weights(max_sweeps=2))
     step = [found.alignments[(i + 1) % count].inverse().after(found.alignments[i]) for i in range(count)]
     around = step[0]
     for following in step[1:]:
@@ -61,7 +61,7 @@ def test_the_scatter_is_the_mean_of_pairwise_distances(tiny):
 
 def test_the_centre_stays_as_it_is(tiny):
     signatures, models, groups = many(tiny, 3, "orthogonal")
-    found = aligned(signatures, models, groups, centre=1)
+    found = aligned(signatures, models, groups, centre=1, how=Weights(max_sweeps=2))
     assert found.centre == 1
     assert not found.alignments[1].elements
 

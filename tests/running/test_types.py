@@ -19,7 +19,7 @@ from onebasin.running import inference
 
 RECORD = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_text("utf-8"))
 EXACT = sorted(kind for kind, found in RECORD["types"].items() if found["exact"] and "departure" in found)
-A_DAY, SECONDS = 100, 6  # most take a second or two; a few whose twins keep all layers, a minute
+A_DAY, SECONDS = 100, 5  # most take a second or two; a few whose twins keep all layers, a minute
 DAYS = -(-len(EXACT) // A_DAY)
 ROUND, TODAY = divmod(date.today().toordinal(), DAYS)
 
