@@ -12,11 +12,11 @@ from onebasin.symmetry import resolve
 
 
 # Text and images have as many heads in twins (audioflamingo3: sound); minicpm_ocr: two heads share keys and values
-# there alone; evolla: only every so many layers have adapters; gemma3n_text: the last 15 layers have no keys;
+# there alone; idefics: only every so many layers look at images; gemma3n_text: the last 15 layers have no keys;
 # nemotron_h and mamba2: groups of state-space heads were 2 in every twin.
 @pytest.mark.parametrize(
     "kind",
-    ["audioflamingo3", "cohere2_vision", "minicpm_ocr", "evolla", "gemma3n_text", "nemotron_h", "mamba2"],
+    ["audioflamingo3", "cohere2_vision", "minicpm_ocr", "idefics", "gemma3n_text", "nemotron_h", "mamba2"],
 )
 def test_a_table_fits_a_model_of_full_size(kind: str) -> None:
     config = CONFIG_MAPPING[kind]()
