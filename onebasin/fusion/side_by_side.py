@@ -12,7 +12,7 @@ from torch import Tensor
 from onebasin.running.loaded import LoadedModel
 from onebasin.running.trace import Batch, Call, examples, hooks, run, samples
 from onebasin.symmetry import Signature
-from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size
+from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size, space_leaves
 from onebasin.symmetry.tables.signature import MOVES
 
 from .ridge import gram
@@ -53,7 +53,7 @@ def axis_roots(signature: Signature, axis: Axis) -> list[Place]:
     """Return the blocks of an axis, with their places."""
     index = torch.arange(size(axis, signature.sizes)).unsqueeze(0)
     return [
-        (tuple(signature.root[leaf.space] for leaf in leaves if not leaf.constant), piece.flatten())
+        (tuple(signature.root[leaf.space] for leaf in space_leaves(leaves)), piece.flatten())
         for piece, leaves in blocks(index, (Leaf("1"), axis), signature.sizes)
     ]
 

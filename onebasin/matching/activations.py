@@ -30,7 +30,7 @@ from onebasin.symmetry import Alignment, Group, Moments, Signature
 from onebasin.symmetry.groups import as_moments, nuclear
 from onebasin.symmetry.groups.assignment import assignment
 from onebasin.symmetry.groups.elements import Element, Monomial
-from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size
+from onebasin.symmetry.tables.axes import Axis, Leaf, blocks, size, space_leaves
 from onebasin.symmetry.tables.signature import MOVES
 
 from .sites import Site
@@ -149,7 +149,7 @@ class _Meter:
         return len(site.leaves) > 1 and bool(self.signature.spaces[self._roots(site)[-1]].batch)
 
     def _roots(self, site: Site) -> list[str]:
-        return [self.signature.root[leaf.space] for leaf in site.leaves if not leaf.constant]
+        return [self.signature.root[leaf.space] for leaf in space_leaves(site.leaves)]
 
     def _cut(self, axis: Axis) -> list[Site]:
         """Return a site for every block of an axis."""

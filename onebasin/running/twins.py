@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -151,8 +151,9 @@ def _first_that_runs(
     reason = ""
     named: dict[str, int | None] = {}
     widths: set[int] = set()
-    length, most = LENGTH, 0
-    deaf: tuple[PreTrainedModel, dict[str, Any], Scale, Way | None] | None = None  # runs without some image or sound
+    length = LENGTH
+    # What runs without some image or sound, after the names of those that reach its outputs.
+    deaf: tuple[set[str], PreTrainedModel, dict[str, Any], Scale, Way | None] | None = None
     until = time.process_time() + SECONDS
     while scales and time.process_time() < until:
         said: list[Exception] = []
@@ -170,8 +171,8 @@ def _first_that_runs(
                         if way is not None:
                             _FOUND[place] = tried, way
                         return model, given
-                    if deaf is None or len(heard) > most:
-                        deaf, most, until = (model, given, tried, way), len(heard), time.process_time() + SECONDS / 6
+                    if deaf is None or len(heard) > len(deaf[0]):
+                        deaf, until = (heard, model, given, tried, way), time.process_time() + SECONDS / 6
                 except Exception as error:
                     said.append(error)
                 if time.process_time() > (until if deaf else min(until, enough)):
@@ -197,7 +198,7 @@ def _first_that_runs(
         if not probes:
             _REFUSED[place] = reason
         return None
-    model, given, tried, way = deaf
+    _, model, given, tried, way = deaf
     if way is not None:
         _FOUND[place] = tried, way
     return model, given
@@ -311,10 +312,13 @@ def outputs(model: PreTrainedModel, inputs: Mapping[str, Any], seed: int = 0) ->
 
 def _reaches(model: PreTrainedModel, inputs: Mapping[str, Any], name: str, found: list[Tensor]) -> bool:
     """Whether the outputs of a model, `found`, depend on an input: they change if its examples change places."""
-    other = outputs(model, {**inputs, name: inputs[name].flip(0)})
-    return any(
-        a.shape != b.shape or not torch.allclose(a, b, equal_nan=True) for a, b in zip(found, other, strict=False)
-    )
+    return not alike(found, outputs(model, {**inputs, name: inputs[name].flip(0)}))
+
+
+def alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two runs of a model gave the same outputs up to rounding, with NaN in the same places."""
+    pairs = zip(some, others, strict=True)
+    return all(a.shape == b.shape and torch.allclose(a, b, equal_nan=True) for a, b in pairs)
 
 
 def outward(found: Any) -> dict[str, Any]:
