@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,9 @@ def peak_memory() -> int:
 
 
 KEPT = 64 << 20  # bytes by which a process may grow before freed memory is returned
+OFTEN = 0.01  # seconds between two looks at it; many a unit of work is shorter than a look
 _least = 0  # bytes it had when this was last done, or fewer since
+_looked = 0.0  # seconds on the clock of `time.monotonic`
 
 
 def return_freed() -> None:
@@ -36,9 +39,10 @@ def return_freed() -> None:
     The GNU C library keeps freed blocks of up to 32 MB, but puts an aligned block, as every tensor is, only into a
     larger one. What it keeps becomes more and more. With other libraries, nothing is done.
     """
-    global _least
-    if (trim := _trim()) is None:
+    global _least, _looked
+    if (trim := _trim()) is None or time.monotonic() < _looked + OFTEN:
         return
+    _looked = time.monotonic()
     if (now := _in_use()) > _least + KEPT:
         trim(ctypes.c_size_t(0))
         _least = _in_use()

@@ -8,8 +8,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -45,18 +46,26 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int | None
         if count == 1 or getattr(_inside, "unit", False):
             yield from map(unit, items)
             return
-        waiting: deque[Future[R]] = deque()
-        with ThreadPoolExecutor(count, initializer=_mark) as pool:
-            try:
-                for item in items:
-                    waiting.append(pool.submit(unit, item))
-                    if len(waiting) > 2 * count - 1:
-                        yield waiting.popleft().result()
-                while waiting:
+        pool, waiting = _pool(count), deque[Future[R]]()
+        try:
+            for item in items:
+                waiting.append(pool.submit(unit, item))
+                if len(waiting) > 2 * count - 1:
                     yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            wait([future for future in waiting if not future.cancel()])
+
+
+@cache
+def _pool(count: int) -> ThreadPoolExecutor:
+    """Return threads that stay, since starting them takes longer than many a unit."""
+    return ThreadPoolExecutor(count, initializer=_mark)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
 
 
 def behind(function: Callable[[T], object], items: Iterable[T]) -> None:

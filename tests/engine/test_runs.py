@@ -539,3 +539,31 @@ def test_threads_and_their_errors() -> None:
     with pytest.raises(OSError, match="three"):
         list(in_order(work, range(10), 2))
     assert torch.get_num_threads() == before
+
+
+def test_threads_stay_and_a_fork_has_its_own() -> None:
+    """And when a unit fails, none of the others still runs afterwards."""
+    known = {thread.ident for thread in threading.enumerate()}
+
+    def idents() -> set[int]:
+        return set(in_order(lambda _: threading.get_ident(), range(20), 4)) - known
+
+    assert len(idents() | idents() | idents()) <= 4
+    if hasattr(os, "fork"):
+        if not (child := os.fork()):
+            signal.alarm(60)  # threads that did not come along would never answer
+            os._exit([*in_order(abs, range(9), 4)] != [*range(9)])
+        assert os.waitpid(child, 0)[1] == 0
+
+    running: set[int] = set()
+
+    def work(number: int) -> None:
+        running.add(number)
+        time.sleep(0.01 * number)
+        if number == 1:
+            raise OSError("one")
+        running.remove(number)
+
+    with pytest.raises(OSError, match="one"):
+        list(in_order(work, range(1, 9), 4))
+    assert running == {1}
