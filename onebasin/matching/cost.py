@@ -21,6 +21,7 @@ from onebasin.symmetry.groups.procrustes import polar
 from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 
 from .components import Block, components_of, present
+from .coordinate_descent import small
 from .order_proof import provable
 
 COPIES = 4  # of a tensor in use: the anchor's, the source's, the rewritten one, and a temporary of its size
@@ -215,7 +216,8 @@ def expected(
     near, far = (
         work(signature, roles, groups, sweeps, proving) for sweeps, proving in zip(SWEEPS, (True, False), strict=True)
     )
-    return seconds(near, itemsize, workers), seconds(far, itemsize, workers)
+    count = workers or (1 if small(signature) else None)
+    return seconds(near, itemsize, count), seconds(far, itemsize, count)
 
 
 def seconds(found: Work, itemsize: int = 4, workers: int | None = None) -> float:
