@@ -50,9 +50,10 @@ RULES = {
                  r"hash_buckets)",
     "image": r"(^|_)(im(age|g)|crop)_size$",
     "patch": r"(^|_)patch_sizes?$",
+    "local": r"attention_window$",
     "window": r"window_sizes?$",
     "rotary": r"rotary_(dim|ndims)$",
-    "neurons": r"(intermediate|ffn|mlp|inner|d_ff|feed_?forward)",
+    "neurons": r"(intermediate|ffn|mlp|inner|d_ff|dim_ff|^dff$|feed_?forward)",
     "width": r"(hidden_size_\w+|size|sizes|dims?|width|rank|d_model|n_embd|embed|channels?|units|filters|features|"
              r"dim_per_stage|d_state|d_ssm|latents|dimension|channel_list)$",
 }  # fmt: skip

@@ -33,7 +33,7 @@ from .configuration import (
     rotary_shares,
     settings,
 )
-from .small_settings import FREE, VOCABULARY, WIDE, SmallSettings
+from .small_settings import FREE, VOCABULARY, WIDE, SmallSettings, runnable_config
 from .unset import add_missing
 
 LABELS = 3
@@ -94,7 +94,7 @@ class Shrinking:
 
     def __init__(self, whole: PretrainedConfig, scale: Scale, decoder: bool) -> None:
         self.scale, self.decoder, self.most = scale, decoder, scale.most or {}
-        scopes = [all_settings(config) for config in configs(whole)]
+        scopes = [all_settings(runnable_config(config)) for config in configs(whole)]
         self.text = getattr(whole.get_text_config(), "hidden_size", 0) if len(scopes) > 1 else 0
         self.divisor = scale.divisor and min(narrowed(scale.divisor, scope) for scope in scopes)
         shares = {share for scope in scopes for share in rotary_shares(scope)}

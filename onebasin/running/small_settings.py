@@ -33,7 +33,7 @@ WIDE = 16  # smaller widths are not changed
 FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # not multiples of the size of a head
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
          "distances": 8, "shared experts": 2, "positions": POSITIONS, "patch": 2, "window": 2, "codes": 64,
-         "queries": 5, "frames": 4, "image tokens": 4, "labels": 7, "chunk": 8}  # fmt: skip
+         "queries": 5, "frames": 4, "image tokens": 4, "labels": 7, "chunk": 8, "local": 4}  # fmt: skip
 
 # Scalings of positions by tables of the size of a head, or by the length of the text. A class may need any other one.
 _SCALINGS = ("dynamic", "longrope", "su", "ntk")
@@ -64,8 +64,8 @@ class SmallSettings:
         self.staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # shrinks the image
         self.rate = next((n for key, n in own.items() if "downsample" in key and is_number(n)), 1)  # before a window
         lists = (own.get(key) for key in STAGED)
-        stages = next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
-        self.grid: int = max(plan.most.get("grid", GRID), 2**stages)
+        self.stages = next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
+        self.grid: int = max(plan.most.get("grid", GRID), 2**self.stages)
 
     def least(self) -> int:
         """Return the least number of layers if no list distinguishes them: with a period, or with special first ones,
@@ -104,7 +104,7 @@ class SmallSettings:
     def value(self, key: str, value: Any) -> Any:
         """Return what a setting becomes."""
         if isinstance(value, PretrainedConfig):
-            return self.plan.config(_of_transformers(value))
+            return self.plan.config(runnable_config(value))
         if key == "per_layer_config":
             chosen = next(iter(self.depths.values()))
             return {place: {name: self.value(name, each) for name, each in value[layer].items()}
@@ -139,8 +139,7 @@ class SmallSettings:
             return self.in_head(key, n)
         if kind == "shared" and n in depths:
             return len(depths[n])
-        if kind == "layers" and any(isinstance(self.own.get(key), list | tuple) and len(self.own[key]) == n
-                                    for key in STAGED):  # fmt: skip
+        if kind == "layers" and is_number(self.own.get(key)) and n == self.stages:
             return n
         if kind == "head groups":
             return self.head_groups(n)
@@ -212,7 +211,7 @@ class SmallSettings:
         return None
 
 
-def _of_transformers(config: PretrainedConfig) -> PretrainedConfig:
+def runnable_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return a configuration of a backbone that is available: a ResNet instead of one of the missing package timm."""
     if config.model_type != "timm_backbone" or is_timm_available():
         return config

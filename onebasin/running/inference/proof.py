@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -95,48 +96,69 @@ def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[
 
 @dataclass(frozen=True)
 class _Proof:
-    """A twin and what a table says of it. form: its tensors by role, and their signature. ids: name of a
-    tensor in a file -> the places of its entries among all parameters of the twin in a row."""
+    """A twin and what a table says of it.
+
+    form: its tensors by role, and their signature. own: the twin's tensors by its own names. entries: all of their
+    entries in a row. places: name of a tensor in a file -> the places of its entries in that row.
+    """
 
     found: Traced
     form: Canonical
-    ids: Mapping[str, Tensor]
+    own: Mapping[str, Tensor]
+    entries: Tensor
+    places: Mapping[str, slice | Tensor]
 
     @classmethod
     def of(cls, text: str, found: Traced) -> _Proof:
         """Read a twin by a table. Tied tensors are stored once, as in any file that the class writes, and restored to
         every name."""
         whole = found.model.state_dict()
-        disk = as_stored(found.model, {name: whole[name] for name in found.axes if name not in found.tied})
-        ids = {name: tensor.long() for name, tensor in as_stored(found.model, with_numbers(found)).items()}
-        rest = as_stored(found.model, {name: tensor for name, tensor in whole.items() if name not in found.axes})
+        own = {name: whole[name] for name in found.axes}
+        disk = as_stored(found.model, {name: tensor for name, tensor in own.items() if name not in found.tied})
+        numbered = as_stored(found.model, with_numbers(found))
+        rest = as_stored(found.model, {name: tensor for name, tensor in whole.items() if name not in own})
         config = {**found.model.config.to_dict(), "architectures": [type(found.model).__name__]}
         shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
         signature = resolve(read_table(text, "inferred"), shapes, config)
         values = {role: entry.whole([disk[name].clone() for name in entry.names])
                   for role, entry in signature.tensors.items()}  # fmt: skip
-        return cls(found, Canonical(signature, values), ids)
+        entries = torch.cat([tensor.detach().flatten() for tensor in own.values()])
+        return cls(found, Canonical(signature, values), own, entries,
+                   {name: _places(tensor.flatten().long()) for name, tensor in numbered.items()})  # fmt: skip
 
     def change(self, form: Canonical, level: str, only: Collection[str] | None) -> float:
         """Return the change of the twin's outputs when it holds the tensors of a form, moved by random elements in
         some of the spaces that move at a level, or in all (None)."""
         alignment = scrambling(form.signature, level, only)
-        whole = self.found.model.state_dict()
-        state = {name: whole[name] for name in self.found.axes}
-        every = torch.cat([tensor.flatten() for tensor in state.values()])
-        given = torch.zeros(len(every), dtype=torch.bool)
+        entries, given = self.entries.clone(), torch.zeros(len(self.entries), dtype=torch.bool)
         for role, entry in form.signature.tensors.items():
             for name, part in entry.split(alignment.apply(form.signature, role, form.tensors[role])):
-                places = self.ids[name].flatten()
-                every[places], given[places] = part.flatten(), True
-        lengths = [tensor.numel() for tensor in state.values()]
-        parts, own = (dict(zip(state, torch.split(one, lengths), strict=True)) for one in (every, given))
-        with restored(state), configured(self.found.model, form.config_updates), torch.no_grad():
-            for name, tensor in state.items():
-                home = name if own[name].any() else self.found.tied.get(name, name)
-                tensor.copy_(parts[home].view(tensor.shape))
+                entries[self.places[name]], given[self.places[name]] = part.flatten(), True
+        stored = {name: bool(each.any()) for name, each in self._apart(given)}
+        moved, tied = dict(self._apart(entries)), self.found.tied
+        parts = {name: moved[name if stored[name] else tied.get(name, name)] for name in moved}
+        with self._holding(parts), configured(self.found.model, form.config_updates):
             after = twins.outputs(self.found.model, self.found.inputs)
         return max(_difference(a, b) for a, b in zip(self.found.outputs, after, strict=True))
+
+    def _apart(self, entries: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name of every tensor of the twin with its part of a row of entries."""
+        lengths = [tensor.numel() for tensor in self.own.values()]
+        yield from zip(self.own, torch.split(entries, lengths), strict=True)
+
+    @contextmanager
+    def _holding(self, parts: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the twin hold other entries for the duration of the block."""
+        try:
+            self._hold(parts)
+            yield
+        finally:
+            self._hold(dict(self._apart(self.entries)))
+
+    def _hold(self, parts: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in self.own.items():
+                tensor.copy_(parts[name].view(tensor.shape))
 
     def canonical_change(self, names: Collection[str]) -> float:
         """Return the change by a canonical form that takes something only from tensors of these names."""
@@ -144,6 +166,12 @@ class _Proof:
                    for role, entry in self.form.signature.tensors.items()}  # fmt: skip
         signature = replace(self.form.signature, tensors=tensors)
         return self.change(canonical(signature, self.form.tensors), "invertible", ())
+
+
+def _places(numbers: Tensor) -> slice | Tensor:
+    """Return numbers as a slice if they follow each other: copying a block is much faster than one entry at a time."""
+    first, count = int(numbers[0]), len(numbers)
+    return slice(first, first + count) if torch.equal(numbers, torch.arange(first, first + count)) else numbers
 
 
 def _blamed(
