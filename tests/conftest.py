@@ -16,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # the loader's threads take a third longer for small models
 os.environ["ONEBASIN_CACHE"] = ""  # nothing is kept outside of the tests' own folders
 
 import torch

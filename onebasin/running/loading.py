@@ -196,13 +196,14 @@ def built(
     if instead is not None:
         source = {"pretrained_model_name_or_path": None, "state_dict": instead[0]}
     updates = instead[1] if instead is not None else {}
-    cls = cls or class_for(config_of(folder, updates), folder.files)
+    config = config_of(folder, updates)
+    cls = cls or class_for(config, folder.files)
     options |= {_DTYPE: dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with quietly(), _no_exceptions(cls, dtype):
-        model, info = cls.from_pretrained(**source, config=config_of(folder, updates), **options)
+        model, info = cls.from_pretrained(**source, config=config, **options)
         if info["missing_keys"] and all("pooler." in name for name in info["missing_keys"]):
             options["add_pooling_layer"] = False
-            model, info = cls.from_pretrained(**source, config=config_of(folder, updates), **options)
+            model, info = cls.from_pretrained(**source, config=config, **options)
     for name, held, needed in sorted(info["mismatched_keys"]):
         raise _contradiction(folder.name, name, held, type(model), needed)
     return model.to(dtype), info
