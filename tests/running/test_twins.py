@@ -219,6 +219,15 @@ def test_chunks_and_spectrograms_are_short() -> None:
     assert twins.twin_config("audio-spectrogram-transformer").max_length <= 40
 
 
+@pytest.mark.parametrize("kind", ["detr", "cpmant", "ctrl", "longformer"])
+def test_sizes_of_backbones_feedforward_layers_and_windows_are_small(kind: str) -> None:
+    """A ResNet instead of one from timm, sizes with names of their own, and windows to which a text is padded."""
+    model, given = twins.build(kind)
+    assert max(parameter.numel() for parameter in model.parameters()) < 50_000
+    windows = getattr(model.config, "attention_window", [])
+    assert all(window < given["input_ids"].shape[1] for window in windows)
+
+
 def test_a_film_is_short() -> None:
     assert twins.twin_config("vjepa2").frames_per_clip == 4
 

@@ -67,6 +67,22 @@ def test_heads_in_one_dimension_with_a_batch_keep_their_parts() -> None:
     assert queries[1].top == ~keys[1].top and queries[1].top.atom is not values[1].top.atom
 
 
+def test_places_in_an_image_are_fixed_and_heads_move_with_their_places() -> None:
+    """As deformable attention reads images: for every head, vectors at points that another matrix computes."""
+    values, points = nn.Linear(6, 2 * 4, bias=False), nn.Linear(6, 2 * 5 * 2, bias=False)
+    trace = labelled(values=values.weight, points=points.weight)
+    with torch.no_grad(), trace:
+        image = values(torch.randn(3, 9, 6)).view(3, 9, 2, 4).permute(0, 2, 3, 1).reshape(6, 4, 3, 3)
+        places = points(torch.randn(3, 7, 6)).view(3, 7, 2, 5, 2).transpose(1, 2).reshape(6, 7, 5, 2)
+        found = trace.axes(functional.grid_sample(image, places, align_corners=False))
+    head, vector = first_axis(trace, values.weight).leaves
+    same, point, coordinate = first_axis(trace, points.weight).leaves
+    assert head.top.atom is same.top.atom and head.moves == point.moves == MOVES["permutation"]
+    assert vector.moves == FREE and not coordinate.moves and not trace.unknown
+    assert found[1] is not None and found[1].top.atom is vector.top.atom
+    assert found[2] is None and found[3] is not None and found[3].top.atom is point.top.atom
+
+
 def test_what_a_parameter_turns_by_is_a_constant_where_nothing_moves() -> None:
     """As MLCD turns a class token by angles that it learns, beside those of places."""
     asking, answering = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..atoms import PERMUTE, Axis, fix, flat, hold, restrict, write
+from ..atoms import PERMUTE, Axis, fix, flat, hold, lower, restrict, write
 from ..products import product
 from ..trace import ONES, Call, Trace
 from ..unification import split, unify
@@ -77,7 +77,7 @@ def convolution(trace: Trace, call: Call) -> Any:
 
 @rule(
     "avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d interpolate upsample pad cumsum triu tril "
-    "max_pool1d max_pool2d adaptive_max_pool2d max_pool2d_with_indices _pad constant_pad_nd grid_sample fold "
+    "max_pool1d max_pool2d adaptive_max_pool2d max_pool2d_with_indices _pad constant_pad_nd fold "
     "logcumsumexp cumprod scaled_modified_bessel fft rfft irfft"
 )
 def along(trace: Trace, call: Call) -> Any:
@@ -94,7 +94,7 @@ def along(trace: Trace, call: Call) -> Any:
         touched = [source.dim() - 1 - i // 2 for i, amount in enumerate(amounts) if amount]
     elif call.name in ("triu", "tril"):
         touched = [source.dim() - 2, source.dim() - 1]
-    elif "2d" in call.name or call.name in ("interpolate", "upsample", "grid_sample"):
+    elif "2d" in call.name or call.name in ("interpolate", "upsample"):
         touched = list(range(2, source.dim())) if "2d" not in call.name else [source.dim() - 2, source.dim() - 1]
     else:
         touched = [source.dim() - 1]
@@ -108,3 +108,19 @@ def along(trace: Trace, call: Call) -> Any:
     if out.dim() != len(axes):
         return trace.unruled(call.ran(out))
     return trace.put(out, [None if d in touched else a for d, a in enumerate(axes)], source)
+
+
+@rule("grid_sample")
+def sampled(trace: Trace, call: Call) -> Any:
+    """Values of images at places that are computed, too: (n, channels, pixels), (n, places, coordinates) ->
+    (n, channels, places)."""
+    source, grid = call.get(0, "input"), call.get(1, "grid")
+    (first, channels, *pixels), (same, *places, coordinates) = trace.axes(source), trace.axes(grid)
+    out = call.run()
+    hold([*pixels, coordinates], call.name)
+    lower([first, same, *places], PERMUTE, call.name)
+    if first is not None and same is not None:
+        unify(first, same, call.name)
+    else:  # one of them is the same for all, or differs in a way that does not move along
+        hold([first, same], call.name)
+    return trace.put(out, [first or same, channels, *places], source, grid)
