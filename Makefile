@@ -50,10 +50,11 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.disk --kind fine-tuned --workers 1,2
 	$(BIN)/python -m benchmarks.disk --kind independent --workers 1,2
 
-# What is inferred for every model type of transformers, in build/families.json, and beside the tables by hand, in
-# docs/by_hand.json: an hour or more; goes on where it stopped.
+# What is inferred for every model type of transformers, and whether that is all there is, in build/families.json, and
+# beside the tables by hand, in docs/by_hand.json: hours; goes on where it stopped.
 families: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.complete -o build/families.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.by_hand
 
 # 2,000 cases of bad input, kills and full disks (docs/reliability.md). One again: make fuzz FUZZ="--case kill-0-3"

@@ -58,7 +58,9 @@ Verify = Annotated[
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")]
 Workers = Annotated[
     int | None,
-    typer.Option(help="Threads of weight matching [default: one per core]; the result does not depend on them."),
+    typer.Option(
+        help="Threads of weight matching [default: one per core, one for small models]; do not change the result."
+    ),
 ]
 Family = Annotated[
     str | None,

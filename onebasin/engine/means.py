@@ -25,7 +25,7 @@ class Means(Settings):
     precision: Literal["float32", "float64"] = setting("float32", "Type of the computation: float32 or float64.")
     device: str = setting("cpu", "Device of the computation: cpu, cuda, mps.")
     workers: Few | None = setting(
-        None, "Number of threads of weight matching [default: one per core]; does not change the result."
+        None, "Threads of weight matching [default: one per core, one for small models]; do not change the result."
     )
     ray: str | None = setting(
         None, "Match and write on the Ray cluster at this address, which must share this file system; or local."
