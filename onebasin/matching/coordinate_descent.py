@@ -77,7 +77,7 @@ class Matched:
 class Run:
     """How weight matching is run. None of this changes the alignment.
 
-    workers: how many independent pieces run at once (default: one per core, or one if all tensors are `small`). ray:
+    workers: how many independent pieces run at once (default: as in `workers_for`, else one per core). ray:
     the address of a Ray cluster whose tasks they are instead. progress: called with a text and the objective after
     every step. store: keeps the result of every piece, and the state of coupled spaces after every sweep, to continue
     from them. measure: False omits the distance before any move for closed forms; their objective then starts at 0.
@@ -90,9 +90,11 @@ class Run:
     measure: bool = True
 
 
-def small(signature: Signature) -> bool:
-    """Whether all tensors are so small that threads wait longer for each other than they compute."""
-    return all(prod(entry.shape) < SMALL for entry in signature.tensors.values())
+def workers_for(signature: Signature, asked: int | None) -> int | None:
+    """Return the number of workers that was asked for; by default, one if all tensors are so small that threads wait
+    longer for each other than they compute."""
+    small = all(prod(entry.shape) < SMALL for entry in signature.tensors.values())
+    return asked or (1 if small else None)
 
 
 @dataclass

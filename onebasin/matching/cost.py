@@ -21,7 +21,7 @@ from onebasin.symmetry.groups.procrustes import polar
 from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 
 from .components import Block, components_of, present
-from .coordinate_descent import small
+from .coordinate_descent import workers_for
 from .order_proof import provable
 
 COPIES = 4  # of a tensor in use: the anchor's, the source's, the rewritten one, and a temporary of its size
@@ -216,7 +216,7 @@ def expected(
     near, far = (
         work(signature, roles, groups, sweeps, proving) for sweeps, proving in zip(SWEEPS, (True, False), strict=True)
     )
-    count = workers or (1 if small(signature) else None)
+    count = workers_for(signature, workers)
     return seconds(near, itemsize, count), seconds(far, itemsize, count)
 
 

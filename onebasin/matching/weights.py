@@ -24,7 +24,7 @@ from onebasin.settings import Count, Factor, Few, Seeded, Strength, setting
 from onebasin.symmetry import Alignment, Group, Signature
 
 from .components import Component, components_of, present
-from .coordinate_descent import CoordinateDescent, Matched, Read, Run, small
+from .coordinate_descent import CoordinateDescent, Matched, Read, Run, workers_for
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def match_weights(
         The alignment, and the distances before and after.
     """
     how, run = how or Weights(), run or Run()
-    run = replace(run, workers=run.workers or (1 if small(signature) else None))
+    run = replace(run, workers=workers_for(signature, run.workers))
     counted = [role for role, entry in signature.tensors.items() if entry.alias is None]
     if roles is not None:
         wanted = set(roles)
