@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -14,6 +15,8 @@ from onebasin.symmetry.tables.axes import nesting, size
 from onebasin.symmetry.tables.classes import Classes
 
 from .nested import chains
+
+SMALL = 1 << 17  # entries of a tensor: 128 x 512 has fewer, 256 x 1024 more
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,13 @@ def components_of(signature: Signature, roles: Sequence[str], active: Mapping[st
         ordered = [role for role in roles if any(role in touched[root] for root in mine)]
         components.append(Component(blocks, ordered))
     return components
+
+
+def workers_for(signature: Signature, asked: int | None) -> int | None:
+    """Return the number of workers that was asked for; by default, one if all tensors are so small that threads wait
+    longer for each other than they compute."""
+    small = all(prod(entry.shape) < SMALL for entry in signature.tensors.values())
+    return asked or (1 if small else None)
 
 
 def _met(signature: Signature, roles: Sequence[str], active: Mapping[str, Group]) -> list[tuple[str, list[str]]]:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from .weights import Weights
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
-SMALL = 1 << 17  # entries of a tensor: 128 x 512 has fewer, 256 x 1024 more
 NEAR = 30.0  # times the tolerance: after a sweep that gained no more than this, the next is likely to be the last
 
 
@@ -77,10 +75,10 @@ class Matched:
 class Run:
     """How weight matching is run. None of this changes the alignment.
 
-    workers: how many independent pieces run at once (default: as in `workers_for`, else one per core). ray:
-    the address of a Ray cluster whose tasks they are instead. progress: called with a text and the objective after
-    every step. store: keeps the result of every piece, and the state of coupled spaces after every sweep, to continue
-    from them. measure: False omits the distance before any move for closed forms; their objective then starts at 0.
+    workers: how many independent pieces run at once (default: as in `workers_for`, else one per core). ray: the address
+    of a Ray cluster whose tasks they are instead. progress: called with a text and the objective after every step.
+    store: keeps the result of every piece, and the state of coupled spaces after every sweep, to continue from them.
+    measure: False omits the distance before any move for closed forms; their objective then starts at 0.
     """
 
     workers: int | None = None
@@ -88,13 +86,6 @@ class Run:
     progress: Callable[[str, float], None] | None = None
     store: Store | None = None
     measure: bool = True
-
-
-def workers_for(signature: Signature, asked: int | None) -> int | None:
-    """Return the number of workers that was asked for; by default, one if all tensors are so small that threads wait
-    longer for each other than they compute."""
-    small = all(prod(entry.shape) < SMALL for entry in signature.tensors.values())
-    return asked or (1 if small else None)
 
 
 @dataclass

@@ -20,8 +20,7 @@ from onebasin.symmetry.groups.gemm import gemm
 from onebasin.symmetry.groups.procrustes import polar
 from onebasin.symmetry.groups.scaling import CHUNK, factor_gain
 
-from .components import Block, components_of, present
-from .coordinate_descent import workers_for
+from .components import Block, components_of, present, workers_for
 from .order_proof import provable
 
 COPIES = 4  # of a tensor in use: the anchor's, the source's, the rewritten one, and a temporary of its size

@@ -23,8 +23,8 @@ from onebasin.engine import in_order, on_ray
 from onebasin.settings import Count, Factor, Few, Seeded, Strength, setting
 from onebasin.symmetry import Alignment, Group, Signature
 
-from .components import Component, components_of, present
-from .coordinate_descent import CoordinateDescent, Matched, Read, Run, workers_for
+from .components import Component, components_of, present, workers_for
+from .coordinate_descent import CoordinateDescent, Matched, Read, Run
 
 
 @dataclass(frozen=True)

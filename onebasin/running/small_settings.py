@@ -64,8 +64,8 @@ class SmallSettings:
         self.staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # shrinks the image
         self.rate = next((n for key, n in own.items() if "downsample" in key and is_number(n)), 1)  # before a window
         lists = (own.get(key) for key in STAGED)
-        self.stages = next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
-        self.grid: int = max(plan.most.get("grid", GRID), 2**self.stages)
+        stages = next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
+        self.grid: int = max(plan.most.get("grid", GRID), 2**stages)
 
     def least(self) -> int:
         """Return the least number of layers if no list distinguishes them: with a period, or with special first ones,
@@ -139,7 +139,8 @@ class SmallSettings:
             return self.in_head(key, n)
         if kind == "shared" and n in depths:
             return len(depths[n])
-        if kind == "layers" and is_number(self.own.get(key)) and n == self.stages:
+        if kind == "layers" and any(isinstance(self.own.get(key), list | tuple) and len(self.own[key]) == n
+                                    for key in STAGED):  # fmt: skip
             return n
         if kind == "head groups":
             return self.head_groups(n)

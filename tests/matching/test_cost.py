@@ -126,7 +126,7 @@ def test_more_work_takes_longer(level: str, tmp_path: Path) -> None:
 def test_the_time_is_that_of_the_workers_that_run(small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine where every worker has the same rates, whatever the number of its cores; a small model has one
     worker, unless more are asked for."""
-    monkeypatch.setattr("onebasin.matching.coordinate_descent.SMALL", 1e9 if small else 1)
+    monkeypatch.setattr("onebasin.matching.components.SMALL", 1e9 if small else 1)
     monkeypatch.setattr(cost, "_rates", lambda: Work(*[1e3] * 8))
     monkeypatch.setattr(cost.os, "cpu_count", lambda: 8)
     model = save(build("BertForTokenClassification", **TEXT), tmp_path / "model")

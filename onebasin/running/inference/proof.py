@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -137,28 +136,18 @@ class _Proof:
         stored = {name: bool(each.any()) for name, each in self._apart(given)}
         moved, tied = dict(self._apart(entries)), self.found.tied
         parts = {name: moved[name if stored[name] else tied.get(name, name)] for name in moved}
-        with self._holding(parts), configured(self.found.model, form.config_updates):
+        own, before = self.own, dict(self._apart(self.entries))
+        with restored(own, before), configured(self.found.model, form.config_updates), torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(parts[name])
             after = twins.outputs(self.found.model, self.found.inputs)
         return max(_difference(a, b) for a, b in zip(self.found.outputs, after, strict=True))
 
     def _apart(self, entries: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the name of every tensor of the twin with its part of a row of entries."""
         lengths = [tensor.numel() for tensor in self.own.values()]
-        yield from zip(self.own, torch.split(entries, lengths), strict=True)
-
-    @contextmanager
-    def _holding(self, parts: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the twin hold other entries for the duration of the block."""
-        try:
-            self._hold(parts)
-            yield
-        finally:
-            self._hold(dict(self._apart(self.entries)))
-
-    def _hold(self, parts: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, tensor in self.own.items():
-                tensor.copy_(parts[name].view(tensor.shape))
+        for (name, tensor), part in zip(self.own.items(), torch.split(entries, lengths), strict=True):
+            yield name, part.view(tensor.shape)
 
     def canonical_change(self, names: Collection[str]) -> float:
         """Return the change by a canonical form that takes something only from tensors of these names."""

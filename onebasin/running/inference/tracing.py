@@ -179,9 +179,9 @@ def shuffle(held: Iterable[Tensor], seed: int) -> None:
 
 
 @contextmanager
-def restored(held: Mapping[str, Tensor]) -> Iterator[None]:
-    """Restore the values of tensors after the block."""
-    before = {name: tensor.detach().clone() for name, tensor in held.items()}
+def restored(held: Mapping[str, Tensor], before: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+    """Restore the values of tensors after the block. before: copies of them, if there are any."""
+    before = before or {name: tensor.detach().clone() for name, tensor in held.items()}
     try:
         yield
     finally:
