@@ -74,7 +74,7 @@ def made(
         batch: examples in a batch (default: 32, fewer where these made less than eight batches).
         means: the device of the arithmetic.
         steps: towards pictures that the models see a class in. Many pictures after few steps tell more than fewer that
-            the models are sure of (measured: docs/merge.md).
+            the models are sure of (measured: docs/results/plain-command.md).
 
     Returns:
         Batches of what the models take; those of masked language models have `labels`.
@@ -121,7 +121,7 @@ def guessed(model: Model) -> bool:
 
 def usual_length(guessed: bool) -> int:
     """Return how many tokens the texts have that models make in many passes. Guessed ones are longer, so that they
-    repeat themselves far apart and show more positions (measured: docs/merge.md)."""
+    repeat themselves far apart and show more positions (measured: docs/results/plain-command.md)."""
     return GUESSED_LENGTH if guessed else LENGTH
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # On these a merge may work and break on real ones, but not the other way round:
 GUESSED = "inputs that were guessed"
 IMAGINED = "pictures that the models imagined"  # if the sources agree on more than `EASY` of them
-EASY = 0.94  # measured: docs/merge.md
+EASY = 0.94  # measured: docs/results/plain-command.md
 KEPT = 0.8  # a merge works if it keeps this share, beyond chance, of what its sources agree on
 FEW = 10  # predictions that chance does not explain; fewer say nothing
 LEAST = 0.1  # below this agreement of the sources beyond chance, their predictions say nothing

@@ -28,7 +28,7 @@ from .chosen import Candidate, Earlier, way_of
 from .setup import EVEN, LEVEL, Setup
 
 LEARNED_LEVEL = "invertible"
-LEARNED_LR = 0.02  # measured: docs/merge.md
+LEARNED_LR = 0.02  # measured: docs/results/plain-command.md
 DISTILLED, TOKENS = 32, 2048  # examples per step of distillation, and tokens, if texts are longer
 ROUNDS = 20  # epochs of distillation without a budget
 UNMATCHED, LEARNED = "unmatched", "learned from "  # a candidate's name begins with its way of matching ...

@@ -126,7 +126,7 @@ class Setup:
     @property
     def bags(self) -> int:
         """How many fits to take the mean of: several where time allows few imagined images, since each fit depends much
-        on which they are (measured: docs/merge.md)."""
+        on which they are (measured: docs/results/plain-command.md)."""
         return BAGS if self.only_fits else 1
 
     def learns(self, seconds: float) -> bool:
@@ -240,7 +240,7 @@ class Setup:
     def blind(self) -> bool:
         """Whether closed forms are neither fitted nor chosen: the inputs are guesses, and norms can be even, which
         makes the average good. What has a lower divergence on guesses may have a higher one on real inputs (measured:
-        docs/merge.md)."""
+        docs/results/plain-command.md)."""
         return self.judged_on == GUESSED and self.even is not None
 
     @property
@@ -292,7 +292,8 @@ class Setup:
 
     def too_easy(self) -> bool:
         """Return whether the models agree on nearly all pictures of which they are sure. What is fitted to pictures
-        that such models imagine is worse on real ones than the average of matched models (measured: docs/merge.md)."""
+        that such models imagine is worse on real ones than the average of matched models (measured:
+        docs/results/plain-command.md)."""
         return self.imagines and proves_nothing(self.judged_on, sources_agree(self.runs, self.judging))
 
     def lacks(self, one: Candidate) -> bool:

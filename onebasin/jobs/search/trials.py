@@ -78,8 +78,8 @@ def searched(setup: Setup) -> Chosen:
 
 
 def by_weights(setup: Setup, why: str, held: Sequence[Batch] = ()) -> Chosen:
-    """Return the average of models matched by their weights, heads by what they compute (measured: docs/merge.md); or
-    the plain average, if they have a common base.
+    """Return the average of models matched by their weights, heads by what they compute (measured:
+    docs/results/plain-command.md); or the plain average, if they have a common base.
 
     held: data to judge it on; made for that if there are none.
     """
@@ -130,7 +130,7 @@ class Trials:
         """Try the best units of all models, then the average and progressive merging after every closed-form matching.
 
         Activations on a few imagined images neither match nor choose well, and the spread of outputs on these is not
-        that on real ones (measured: docs/merge.md).
+        that on real ones (measured: docs/results/plain-command.md).
         """
         setup, ways = self.setup, ["weights", UNMATCHED]
         if setup.kin.kind == APART and not setup.blind:
