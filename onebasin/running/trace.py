@@ -249,8 +249,8 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 def _linear(stock: LoadedModel, name: str, weight: str, bias: str | None, x: Tensor, y: Tensor) -> Call | None:
-    """Return the call if y = x W + b holds."""
-    if not x.is_floating_point():
+    """Return the call if y = x W + b holds for some rows: a module for sounds, say, gets none of a text."""
+    if not x.is_floating_point() or not x.numel():
         return None
     matrix = stock.parameter[weight]
     for columns in (True, False):

@@ -134,6 +134,15 @@ def test_layers_are_followed_by_themselves_where_a_class_keeps_copies_of_its_str
     assert {call.module for call in calls} == layers
 
 
+def test_layers_that_get_no_token_are_left_out(tmp_path: Path) -> None:
+    """Text has no token for Higgs Audio's layers of sounds: they run on nothing."""
+    model, _ = twins.build("higgs_audio_v2")
+    model.save_pretrained(tmp_path)
+    stock = loaded_model(Folder(tmp_path), dtype=torch.float64)
+    called = {call.module for call in linear_calls(stock, {"input_ids": torch.arange(10, 14)[None]})}
+    assert called and not any("audio_mlp" in module for module in called)
+
+
 class Speaks(torch.nn.Module):
     """A convolution over as many frames as a model predicts."""
 
