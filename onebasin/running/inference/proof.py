@@ -133,13 +133,12 @@ class _Proof:
         for role, entry in form.signature.tensors.items():
             for name, part in entry.split(alignment.apply(form.signature, role, form.tensors[role])):
                 entries[self.places[name]], given[self.places[name]] = part.flatten(), True
-        stored = {name: bool(each.any()) for name, each in self._apart(given)}
         moved, tied = dict(self._apart(entries)), self.found.tied
-        parts = {name: moved[name if stored[name] else tied.get(name, name)] for name in moved}
+        homes = {name: tied[name] for name, stored in self._apart(given) if name in tied and not stored.any()}
         own, before = self.own, dict(self._apart(self.entries))
         with restored(own, before), configured(self.found.model, form.config_updates), torch.no_grad():
             for name, tensor in own.items():
-                tensor.copy_(parts[name])
+                tensor.copy_(moved[homes.get(name, name)])
             after = twins.outputs(self.found.model, self.found.inputs)
         return max(_difference(a, b) for a, b in zip(self.found.outputs, after, strict=True))
 

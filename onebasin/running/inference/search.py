@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from onebasin.engine import threads
 from onebasin.models import ModelError
@@ -17,14 +17,12 @@ from onebasin.models.errors import one_line
 from onebasin.running import twins
 from onebasin.running.shrinking import Scale
 from onebasin.symmetry import Table, TableError, read_table
-from onebasin.symmetry.inference.rules import RULES
-from onebasin.symmetry.inference.trace import Trace
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
 from .full_size import named, stored
 from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note
-from .tracing import Traced, as_before, free_share, held_by, kinds, traced, untied
+from .tracing import Traced, as_before, free_share, kinds, traced, untraced
 
 LOSS = 0.9  # the least share of the free matrices that must stay free when layers that differ a little form one block
 WIDE = 32  # size of a head, if some size is 1 in the smallest twin and more in another
@@ -79,8 +77,9 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     Raises:
         ModelError: No twin could be built, or no table was found that leaves its outputs unchanged.
     """
-    cls = type(twins.build(config, cls)[0]).__name__
-    found, itself = _infer(config, cls), stored(config, cls)
+    built = twins.build(config, cls)
+    cls = type(built[0]).__name__
+    found, itself = _infer(config, cls, built=built), stored(config, cls)
     if itself is not None and not named(found.text, itself):
         with suppress(ModelError):
             other = _infer(config, cls, Scale(kept=EVERY_LAYER))
@@ -88,13 +87,23 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     return found
 
 
-def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None) -> Inferred:
-    """Infer a table from a twin. scale: of the first one (default: the smallest at which it runs)."""
+def _infer(
+    config: PretrainedConfig | str,
+    cls: str,
+    scale: Scale | None = None,
+    built: tuple[PreTrainedModel, Mapping[str, Any]] | None = None,
+) -> Inferred:
+    """Infer a table from a twin. scale: of the first one (default: the smallest at which it runs). built: that twin
+    and its inputs, if it is there already."""
     reason, attempts = "", list[Attempt]()
     another, even = partial(_larger, config, cls), partial(_larger, config, cls, heads=(2,))
     depth, larger = 2, another(scale.kept if scale else frozenset())
     styles = list(STYLES)
     found, level = None, ""
+
+    def other() -> Traced | None:
+        return larger.ran if larger is not None else None
+
     while styles or attempts:
         if attempts and not (styles and level == "invertible"):  # less of constants would not help, or all is tried
             if (exact := _blamed(attempts, larger)) is not None:
@@ -104,8 +113,8 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
         kept = scale.kept if scale else frozenset[str]()
         try:
             if found is None:
-                found = traced(*twins.build(config, cls, 0, scale))
-                other = cache(partial(another, kept, True, depth + 1))
+                found = traced(*(built or twins.build(config, cls, 0, scale)))
+                built = None
             free = free_share(found)
             few = larger is not None and bool(kinds(larger.axes) - kinds(found.axes))  # has more kinds of layers
             if not kept and few and depth < DEEPEST:
@@ -120,7 +129,6 @@ def _infer(config: PretrainedConfig | str, cls: str, scale: Scale | None = None)
                     whole = Scale(kept=EVERY_LAYER)
                     found = traced(*twins.build(config, cls, 0, whole))
                     scale, larger = whole, another(whole.kept)
-                    other = cache(partial(another, whole.kept, True))
                     continue
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:  # axes that contain themselves, say
             reason = reason or one_line(error)
@@ -183,7 +191,6 @@ def _larger(
     config: PretrainedConfig | str,
     cls: str,
     kept: frozenset[str] = frozenset(),
-    run: bool = False,
     layers: int = 3,
     heads: Sequence[int] = (3, 2),
 ) -> Traced | None:
@@ -194,17 +201,12 @@ def _larger(
         config: A configuration, or a model type.
         cls: The name of the class.
         kept: Kinds of numbers that are not changed.
-        run: Whether to run it, so that its tensors have axes.
         layers: The number of layers, unless a list determines it.
         heads: The numbers of heads to try, since some classes want powers of two.
     """
     for count in heads:
         try:
-            model, inputs = twins.build(config, cls, 1, Scale(14, layers, count, kept))
+            return untraced(*twins.build(config, cls, 1, Scale(14, layers, count, kept)))
         except ModelError:
             continue
-        if run:
-            return traced(model, inputs)
-        tied = untied(model)
-        return Traced(model, inputs, Trace(rules=RULES), {name: [] for name in held_by(model)}, tied)
     return None

@@ -31,7 +31,7 @@ RUNS = 6  # most runs of a twin until every parameter has been used
 
 @dataclass
 class Traced:
-    """A twin after its one run: labels on its tensors."""
+    """A twin, and after its one run the axes of its tensors. tied: name -> the name under which it is stored."""
 
     model: PreTrainedModel
     inputs: Mapping[str, Any]
@@ -44,10 +44,26 @@ class Traced:
         """What the twin returns with its own parameters."""
         return twins.outputs(self.model, self.inputs)
 
+    @cached_property
+    def ran(self) -> Traced:
+        """The same twin after its run."""
+        return _ran(self)
+
 
 def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
     """Run a twin once on tensors that carry axes."""
+    return untraced(model, inputs).ran
+
+
+def untraced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
+    """Return a twin before its run, whose tensors have no axes. Every name gets a parameter of its own."""
     tied = untied(model)
+    return Traced(model, inputs, Trace(rules=RULES, silent=SILENT), {name: [] for name in held_by(model)}, tied)
+
+
+def _ran(twin: Traced) -> Traced:
+    """Return a twin after its run."""
+    model, inputs, tied = twin.model, twin.inputs, twin.tied
     held = held_by(model)
     trace = Trace(rules=RULES, silent=SILENT)
     for name, tensor in held.items():
