@@ -5,7 +5,8 @@ Every method here passes cross-moments to a group's `nearest`; they differ in wh
 reads a folder, writes a model, or merges.
 """
 
-from .coordinate_descent import Matched, Run
+from .coordinate_descent import Run
+from .matched import Matched
 from .soft import soft_couplings
 from .universe import Universe, match_universe
 from .weights import Weights, match_weights

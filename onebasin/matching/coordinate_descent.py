@@ -6,15 +6,12 @@ At every visit, tensors are read again and rewritten by the alignment so far, so
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from onebasin.engine import Store, in_order
@@ -24,6 +21,7 @@ from onebasin.symmetry.groups import GroupedWreath, Wreath
 from onebasin.symmetry.groups.elements import Element, Linear
 
 from .components import Block, Component
+from .matched import Matched
 from .moments import (
     Pair,
     as_matrix,
@@ -34,8 +32,9 @@ from .moments import (
     member_gains,
     outer_moments,
     pairwise_moments,
+    perturbed,
 )
-from .nested import nearest_nested
+from .nested import nearest_nested, twice
 from .order_proof import provable, proved
 
 if TYPE_CHECKING:
@@ -43,32 +42,6 @@ if TYPE_CHECKING:
 
 Read = Callable[[str], tuple[Tensor, Tensor]]  # role -> (anchor, source)
 NEAR = 30.0  # times the tolerance: after a sweep that gained no more than this, the next is likely to be the last
-
-
-@dataclass
-class Matched:
-    """The result of matching.
-
-    alignment: one element per active space. before: the weighted squared distance before any move, over every tensor
-    that an active space touches. objective: the same at the start of the descent (coupled spaces are first placed from
-    the tensors anchored in fixed spaces), then after every sweep; it never increases. apart: `before`, by role.
-    """
-
-    alignment: Alignment
-    before: float
-    objective: list[float] = field(default_factory=list)
-    apart: dict[str, float] = field(default_factory=dict)
-
-    def save(self, path: Path) -> None:
-        notes = {"before": self.before, "objective": self.objective, "apart": self.apart}
-        self.alignment.save(path, {"matched": json.dumps(notes)})
-
-    @classmethod
-    def load(cls, path: Path) -> Matched:
-        """Read what `save` wrote. Raises ValueError for any other file."""
-        alignment = Alignment.load(path)
-        with safe_open(str(path), "pt") as file:
-            return cls(alignment, **json.loads(file.metadata()["matched"]))
 
 
 @dataclass(frozen=True)
@@ -112,6 +85,9 @@ class CoordinateDescent:
         self.touching = {
             root: [role for role in component.roles if role in set(signature.touching[root])] for root in self.batch
         }
+        self.twice = {
+            root for root, roles in self.touching.items() if any(twice(signature, each, [root]) for each in roles)
+        }
         self.before: dict[str, float] = {}
         self.objective: list[float] = []
         self.seen: dict[str, float] | None = None  # distances by role, if they are recorded, until the next change
@@ -124,7 +100,7 @@ class CoordinateDescent:
     def descend(self) -> None:
         """Find the optimum of a single block, or sweep over coupled ones."""
         blocks, measure, store = self.component.blocks, self.run.measure, self.run.store
-        closed = len(blocks) == 1
+        closed = len(blocks) == 1 and not self.twice
         if store and not closed and (path := store.find(self.kept)):
             found = Matched.load(path)
             self.total, self.before, self.objective = found.alignment, found.apart, found.objective
@@ -258,18 +234,36 @@ class CoordinateDescent:
 
     def _others(self, role: str, own: set[str]) -> set[str]:
         """Return the roots of a matrix's other axes; all roots for a vector, which contains too little to start
-        from."""
+        from, and where one of its own is on both axes."""
         entry = self.signature.tensors[role]
         roots = {self.signature.root[leaf.space] for leaf in self.signature.leaves(entry)}
-        return roots - own if len(entry.axes) > 1 else set(self.groups)
+        return roots - own if len(entry.axes) > 1 and not twice(self.signature, role, [*own]) else set(self.groups)
 
     def _solve(self, wave: Sequence[Block], roles: Sequence[str] | None = None) -> list[dict[str, Element]]:
         """Return the optima of blocks that share no tensor, given all others."""
 
         def best(block: Block) -> dict[str, Element]:
+            if roles is None and not self.twice.isdisjoint(block.roots):
+                return self._lowest(block)
             return self._best(block, roles)[0]
 
         return [*(in_order(best, wave, self.run.workers) if len(wave) > 1 else map(best, wave))]
+
+    def _lowest(self, block: Block) -> dict[str, Element]:
+        """Return elements of spaces that a tensor has on two axes, W -> Q W Q'. The best for the first-order change may
+        raise the distance. So they are compared with those that are best for the other tensors, and with none."""
+        touching = {role: None for root in block.roots for role in self.touching[root]}
+        once = [role for role in touching if not twice(self.signature, role, block.roots)]
+        pairs = [self._pair(role) for role in touching]
+
+        def distance(found: Mapping[str, Element]) -> float:
+            moved = Alignment(found, self.batch)
+            return sum(self._distance((role, anchor, moved.apply(self.signature, role, source), weight))
+                       for role, anchor, source, weight in pairs)  # fmt: skip
+
+        return min(
+            ({}, *(self._best(block, roles)[0] for roles in (None, once) if roles is None or roles)), key=distance
+        )
 
     def _apply(self, wave: Iterable[Mapping[str, Element]]) -> None:
         """Compose the alignment so far with the elements found for every block."""
@@ -307,7 +301,7 @@ class CoordinateDescent:
         ]
         inner = [self._so_far(root, moments) for root, moments in zip(block.inner, inner, strict=True)]
         if roles is not None and self.noise is not None:
-            inner = [_perturb(moments, self.noise) for moments in inner]
+            inner = [perturbed(moments, self.noise) for moments in inner]
         rest = outer_moments(self.signature, block.root, block.inner, pairs(those(block.root)))
         del pairs  # of wide neurons they take more memory than all that follows
         wreath = Wreath(*(self.groups[root] for root in block.inner))
@@ -321,13 +315,13 @@ class CoordinateDescent:
         group, isometry = self.groups[root], self.groups[root].isometry
         space = self.signature.spaces[root]
         shared = space.layer is None
-        own = self.total.elements.get(root) if shared and isometry else None
-        read = partial(self._pair, without=root if own is not None else None)
+        own = self.total.elements.get(root) if shared and isometry and root not in self.twice else None
+        read: Callable[[str], Pair] = partial(self._pair, without=root if own is not None else None)
         if not (shared or start):
             pairs = self._pairs(Block(root)) if len(self.component.blocks) > 1 else partial(map, self._pair)
             if found := self._proved(Block(root), pairs):
                 return found
-            read = partial(_first, pairs)
+            read = lambda role: next(iter(pairs([role])))  # noqa: E731
         run = partial(in_order, workers=self.run.workers if shared else 1)
         if start and self.number == 1:
             read = partial(self._evened, root, read)
@@ -335,7 +329,7 @@ class CoordinateDescent:
         if own is not None:
             moments = carried(moments, own)
         if start and self.noise is not None:
-            moments = _perturb(moments, self.noise)
+            moments = perturbed(moments, self.noise)
         element = group.nearest(self._so_far(root, moments))
         return {root: element}, float((moments.stay() - moments.value(element)).sum())
 
@@ -383,14 +377,3 @@ class CoordinateDescent:
         rest = outer_moments(signature, outer, block.inner, pairs(self.touching[outer]))
         (index, order, elements), gain = GroupedWreath(*groups).nearest(shared, single, members, rest)
         return {outer: index, member: order, **dict(zip(inner, elements, strict=True))}, gain
-
-
-def _first(pairs: Callable[[Iterable[str]], Iterable[Pair]], role: str) -> Pair:
-    return next(iter(pairs([role])))
-
-
-def _perturb(moments: Moments, generator: torch.Generator) -> Moments:
-    """Add noise of a tenth of the matrix's size, for a different start."""
-    size = moments.primal.square().mean().sqrt()
-    noise = torch.randn(moments.primal.shape, generator=generator).to(moments.primal)
-    return replace(moments, primal=moments.primal + 0.1 * size * noise)

@@ -188,6 +188,13 @@ def evened(matrix: Tensor) -> Tensor:
     return result
 
 
+def perturbed(moments: Moments, generator: torch.Generator) -> Moments:
+    """Return moments with noise of a tenth of their size, for another start of a descent."""
+    size = moments.primal.square().mean().sqrt()
+    noise = torch.randn(moments.primal.shape, generator=generator).to(moments.primal)
+    return replace(moments, primal=moments.primal + 0.1 * size * noise)
+
+
 def as_matrix(view: Tensor, batch: int) -> Tensor:
     """(*batch, n, *rest) -> (*batch, n, m); m = 1 without a rest."""
     return view.reshape(*view.shape[: batch + 1], -1)

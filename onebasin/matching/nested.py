@@ -59,13 +59,13 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
         fits = len(chain) > 1 and all(permuted[:-1]) and all(permuted[:2]) and not inside.get(chain[-1])
         fits = fits and not signature.spaces[root].batch  # fixed spaces
         single = signature.sizes[chain[-1]] == 1 or permuted[-1]
-        if fits and single and not any(_twice(signature, role, chain) for role in signature.touching[root]):
+        if fits and single and not any(twice(signature, role, chain) for role in signature.touching[root]):
             found[root] = tuple(chain)
     return found
 
 
-def _twice(signature: Signature, role: str, chain: Sequence[str]) -> bool:
-    """Whether a tensor has one of the spaces on two axes, as a grouped convolution has its channels."""
+def twice(signature: Signature, role: str, chain: Sequence[str]) -> bool:
+    """Whether a tensor has one of some spaces on two axes, as a recurrence has its neurons."""
     axes = [{signature.root[leaf.space] for leaf in space_leaves(axis)}
             for axis in signature.tensors[role].axes]  # fmt: skip
     return any(sum(space in axis for axis in axes) > 1 for space in chain)

@@ -24,7 +24,8 @@ from onebasin.settings import Count, Factor, Few, Seeded, Strength, setting
 from onebasin.symmetry import Alignment, Group, Signature
 
 from .components import Component, components_of, present, workers_for
-from .coordinate_descent import CoordinateDescent, Matched, Read, Run
+from .coordinate_descent import CoordinateDescent, Read, Run
+from .matched import Matched, joined
 
 
 @dataclass(frozen=True)
@@ -143,21 +144,6 @@ def _solved(
         best = descent(0, Alignment())
         best.descend()
     return best.finish()
-
-
-def joined(found: Iterable[Matched]) -> Matched:
-    """Join the results for sets of spaces that were matched separately."""
-    found = list(found)
-    elements = {root: element for one in found for root, element in one.alignment.elements.items()}
-    batch = {root: over for one in found for root, over in one.alignment.batch.items()}
-    apart = {role: distance for one in found for role, distance in one.apart.items()}
-    before = sum(apart.values())
-    # A fused tensor may belong to several of them through disjoint blocks, so gains add where distances do not.
-    length = max((len(one.objective) for one in found), default=1)
-    objective = [
-        before - sum(one.before - one.objective[min(i, len(one.objective) - 1)] for one in found) for i in range(length)
-    ]
-    return Matched(Alignment(elements, batch), before, objective, apart)
 
 
 def typical_size(anchor: Tensor, source: Tensor) -> float:

@@ -15,6 +15,7 @@ import onebasin
 from onebasin.matching import Run, Weights, match_weights
 from onebasin.models.distance import squared_distance
 from onebasin.running import twins
+from onebasin.running.trial import scrambling
 from onebasin.symmetry import LEVELS, Alignment, acting_groups, read_table, resolve
 from onebasin.symmetry.groups.elements import Monomial
 
@@ -267,3 +268,41 @@ def test_several_factors_of_one_neuron_do_not_count_on_each_other() -> None:
     found = match_weights(signature, pairs(anchor, source), groups)
     apart = squared(anchor, apply(signature, found.alignment, source))
     assert found.objective[-1] == pytest.approx(apart, rel=1e-9) and apart < found.before
+
+
+RECURRENCE = """
+family recurrence
+spaces
+    tokens  fixed
+    stream  linear      stream
+    ffn     permutation ffn
+tensors
+    embed   tokens stream
+    mix     stream stream'
+    into    ffn stream'
+    loop    ffn ffn'
+    out     stream ffn'
+"""
+
+
+@pytest.mark.parametrize("level", ["paper", "permutation", "full"])
+def test_a_space_on_both_axes_of_a_tensor_never_raises_the_distance(level: str) -> None:
+    """W -> Q W Q' is no linear function of Q, so the best Q for the first-order change may be worse than none."""
+    shapes = {"embed": (7, 4), "mix": (4, 4), "into": (5, 4), "loop": (5, 5), "out": (4, 5)}
+    signature = resolve(read_table(dedent(RECURRENCE)), shapes, {})
+    groups = acting_groups(signature, level, rescale="joint")
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> dict[str, torch.Tensor]:
+        return {role: torch.randn(shape, generator=generator, dtype=torch.float64) for role, shape in shapes.items()}
+
+    for _ in range(10):
+        anchor, source = drawn(), drawn()
+        found = match_weights(signature, pairs(anchor, source), groups)
+        for before, after in zip(found.objective, found.objective[1:], strict=False):
+            assert after <= before * (1 + 1e-12)
+        gain = squared(anchor, source) - squared(anchor, apply(signature, found.alignment, source))
+        assert found.before - found.objective[-1] == pytest.approx(gain, rel=1e-9) and gain >= 0
+        planted = scrambling(signature, level)
+        back = match_weights(signature, pairs(anchor, apply(signature, planted, anchor)), groups)
+        assert back.objective[-1] < 1e-9 * back.before
