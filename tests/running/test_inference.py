@@ -630,3 +630,14 @@ def test_a_head_stays_tied_whose_class_looks_at_ties_when_it_runs(tmp_path: Path
     form = Canonical(folder, torch.float64)
     assert not form.updates
     assert compare_rewritten(folder, form, dtype=torch.float64).relative_difference < 1e-9
+
+
+def test_bounds_that_are_infinite_are_copied(tmp_path: Path) -> None:
+    """Gemma 4 clips what layers of sounds read, by default to all numbers."""
+    folders = [str(tmp_path / str(seed)) for seed in (0, 1)]
+    for seed, place in enumerate(folders):
+        twins.build("gemma4_audio", seed=seed)[0].float().save_pretrained(place)
+    found = onebasin.match(*folders, output=str(tmp_path / "out"), match="permutation")
+    assert found.distance_after < found.distance_before
+    bound = "layers.0.self_attn.q_proj.input_max"
+    assert found.model.state_dict()[bound] == torch.inf and bound in list(Folder(folders[0]).others())

@@ -18,6 +18,7 @@ from torch.autograd.function import Function, FunctionCtx
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
+from onebasin.models.folder import finite
 from onebasin.running import twins
 from onebasin.running.classes import seeded
 from onebasin.running.float64 import OnlyFloat64
@@ -157,11 +158,13 @@ def _forward_alone() -> Iterator[None]:
 
 
 def held_by(model: nn.Module) -> dict[str, Tensor]:
-    """Return the stored tensors that the model computes with: parameters and floating-point buffers (statistics)."""
+    """Return the stored tensors that the model computes with: parameters and floating-point buffers (statistics), but
+    not bounds that are infinite."""
     state = model.state_dict()
     unsaved = getattr(model, "_keys_to_ignore_on_save", None) or ()  # tables that the class recomputes: constants
     held: dict[str, Tensor] = dict(model.named_parameters())
-    held |= {name: one for name, one in model.named_buffers() if one.is_floating_point() and name in state}
+    held |= {name: one for name, one in model.named_buffers()
+             if one.is_floating_point() and name in state and finite(one)}  # fmt: skip
     return {name: one for name, one in held.items() if name not in unsaved and one.numel()}
 
 
