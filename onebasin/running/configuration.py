@@ -152,15 +152,15 @@ def words_of_layers(cls: type, part: str) -> list[str]:
 
 
 def narrowed(divisor: int, scope: Mapping[str, Any]) -> int:
-    """Return the divisor of widths, halved until heads of more than one number keep more than one: with one, their
-    numbers could be exchanged with those of other heads.
+    """Return the divisor of widths, halved until heads keep four numbers, or all that they have: with one, their
+    numbers could be exchanged with those of other heads, and with two, this holds for each half that rotates.
 
     scope: the settings of a configuration, whose numbers of heads stay.
     """
     counts, widths = ([n for key, n in scope.items() if kind_of_number(key) == kind and is_number(n)]
                       for kind in ("heads", "width"))  # fmt: skip
     for width in [n for key in HIDDEN for n in numbers(scope.get(key))] or widths:
-        while any(width >= 2 * n > width // divisor for n in counts):
+        while any(width >= 2 * n and width // divisor < n * min(width // n, 4) for n in counts):
             divisor //= 2
     return divisor
 
