@@ -120,7 +120,7 @@ class SmallSettings:
                     return [place for place, layer in enumerate(chosen) if layer in value]
             if value and all(map(is_number, value)):
                 return [self.number(key, n) for n in value]  # as in a file
-        if isinstance(value, float) and re.search(r"depth_(coefficient|mult)", key):
+        if isinstance(value, float) and re.search(r"depth_(coefficient|mult)", key) and "layers" not in self.scale.kept:
             return min(value, 1.0)
         if isinstance(value, float) and kind_of_number(key) == "ratio":
             return min(value, float(self.plan.most.get("ratio", value)))

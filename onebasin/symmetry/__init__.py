@@ -8,7 +8,7 @@ knows a model family, a file format or an algorithm that needs data. It imports 
 from .alignment import Alignment
 from .groups import Group, Moments
 from .levels import LEVELS, PARTS, RESCALE, acting_groups
-from .tables.conditions import OtherTensors, TableError
+from .tables.conditions import OtherSizes, OtherTensors, TableError
 from .tables.resolve import resolve
 from .tables.signature import Entry, Norm, Signature, Space
 from .tables.table import Table, read_table
@@ -22,6 +22,7 @@ __all__ = [
     "Group",
     "Moments",
     "Norm",
+    "OtherSizes",
     "OtherTensors",
     "Signature",
     "Space",

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from datetime import date
 from math import inf
 from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,10 +30,10 @@ import onebasin
 from onebasin.families import tables
 from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running import compare_rewritten, inference, twins
-from onebasin.running.inference import known, proof, search, tracing
+from onebasin.running.inference import full_size, known, proof, search, tracing
 from onebasin.running.inference.sizes import key_of_size, list_of_layers
 from onebasin.running.inference.text import table_text, with_fixed
-from onebasin.symmetry import acting_groups
+from onebasin.symmetry import acting_groups, resolve
 from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
@@ -641,3 +643,56 @@ def test_bounds_that_are_infinite_are_copied(tmp_path: Path) -> None:
     assert found.distance_after < found.distance_before
     bound = "layers.0.self_attn.q_proj.input_max"
     assert found.model.state_dict()[bound] == torch.inf and bound in list(Folder(folders[0]).others())
+
+
+def test_sizes_that_agree_by_chance_in_all_twins_fit_the_model_itself() -> None:
+    """In twins of LightGlue, its 64 pixels of a cell are as many as its neurons; the folder of the model refutes it."""
+    found = inference.infer("lightglue")
+    itself = full_size.stored("lightglue", "LightGlueForKeypointMatching")
+    assert itself is not None and resolve(found.table, *itself).spaces
+
+
+def test_a_size_is_told_otherwise_only_where_the_model_itself_contradicts_it() -> None:
+    """Numbers of points and heads are the same in a twin. Where shapes leave it open which of them is wrong, nothing is
+    guessed."""
+    table = """
+    family points
+    size head = heads
+    size near = heads
+    size far = heads
+    spaces
+        stream fixed
+        head   fixed
+        near   fixed
+        far    fixed
+        last   fixed
+    tensors
+        where (head [near | far | last]) stream'
+        scale [near | far | last]
+    """
+    text = dedent(table)
+
+    class Stated:
+        """What a twin is asked for."""
+
+        def __init__(self, **config: int) -> None:
+            self.config = SimpleNamespace(to_dict=lambda: config)
+
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            return {"where": torch.zeros(48, 5), "scale": torch.zeros(12)}
+
+    twins_of_it = [tracing.Traced(Stated(heads=4, points=4), {}, Trace(rules=RULES), {}, {})] * 2  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(full_size, "as_stored", lambda _, state: state)
+
+        def sizes(where: int, heads: int, text: str = text) -> dict[str, str]:
+            itself = {"where": (where, 5), "scale": (12,)}, {"heads": heads, "points": 4}
+            return dict(re.findall(r"(?m)^size (\w+) = (.*)$", full_size.refitted(text, itself, twins_of_it)))
+
+        stated = dict.fromkeys(("head", "near", "far"), "heads")
+        assert sizes(96, 8) == {"head": "heads", "near": "4", "far": "4"}
+        assert sizes(48, 4) == sizes(97, 8) == stated
+        assert full_size.refitted(text, None, twins_of_it) == text
+        loose = text.replace("    scale [near | far | last]\n", "")
+        patched.setattr(Stated, "state_dict", lambda _: {"where": torch.zeros(48, 5)})
+        assert full_size.refitted(loose, ({"where": (96, 5)}, {"heads": 8, "points": 4}), twins_of_it) == loose

@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice, product
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from onebasin.running import twins
 from onebasin.running.classes import without_memory
-from onebasin.symmetry import OtherTensors, TableError, read_table, resolve
+from onebasin.symmetry import OtherSizes, OtherTensors, TableError, read_table, resolve
 
-from .tracing import as_stored, untied
+from .sizes import expressions
+from .tracing import Traced, as_stored, untied
+
+OPTIONS, CHOICES = 4, 64  # most expressions for a size, and most of their combinations, that are tried
 
 Stored = tuple[dict[str, tuple[int, ...]], dict[str, Any]]  # the shapes of all tensors in a file, and config.json
 
@@ -26,12 +32,16 @@ def stored(config: PretrainedConfig | str, cls: str) -> Stored | None:
         whole, kind = twins.of_class(config, cls)
         model = without_memory(kind, whole)
         with torch.device("meta"):  # for what the names of a file are computed with
-            tied = untied(model)
-            state = {name: one for name, one in model.state_dict().items() if name not in tied}
-            shapes = {name: tuple(one.shape) for name, one in as_stored(model, state).items()}
+            return _file_of(model, untied(model))
     except Exception:  # each class has its own checks, and some of them fail for its own defaults
         return None
-    return shapes, {**model.config.to_dict(), "architectures": [cls]}
+
+
+def _file_of(model: PreTrainedModel, tied: Mapping[str, str]) -> Stored:
+    """Return what a folder has of a model whose tied tensors are stored once."""
+    state = {name: one for name, one in model.state_dict().items() if name not in tied}
+    shapes = {name: tuple(one.shape) for name, one in as_stored(model, state).items()}
+    return shapes, {**model.config.to_dict(), "architectures": [type(model).__name__]}
 
 
 def named(text: str, model: Stored) -> bool:
@@ -41,3 +51,64 @@ def named(text: str, model: Stored) -> bool:
     except TableError as error:
         return not isinstance(error, OtherTensors)
     return True
+
+
+def refitted(text: str, model: Stored | None, twins: Sequence[Traced]) -> str:
+    """Return a table with other expressions for sizes where these contradict the shapes of the model itself: numbers of
+    a configuration may agree in all twins by chance. On the twins, the others have the same values. The same table is
+    returned if none fit, as when a default configuration contradicts itself.
+
+    model: None if the class refuses the configuration.
+    """
+    found, seen = text, set[frozenset[str]]()
+    options: dict[str, list[str]] | None = None
+    while model is not None and (wrong := _fit(found, model)[0]):
+        options = options or _options(text, twins)
+        seen.add(wrong)
+        names = sorted(wrong & options.keys())
+        choices = islice(product(*(options[name] for name in names)), CHOICES)
+        tries = [_with_sizes(found, dict(zip(names, choice, strict=True))) for choice in choices]
+        left = [(each, *_fit(each, model)) for each in tries]
+        fitting = [(each, sizes) for each, still, sizes in left if not still]
+        if any(sizes != fitting[0][1] for _, sizes in fitting):
+            return text  # shapes do not tell which is right
+        better = [each for each, _ in fitting] or [each for each, still, _ in left if still not in seen]
+        if not better:
+            return text
+        found = better[0]
+    return found
+
+
+def _fit(text: str, model: Stored) -> tuple[frozenset[str], dict[str, int]]:
+    """Return the spaces on the first axis of a model that does not have the size that a table says, or those for which
+    nothing is left, and the sizes of all; none are wrong if all fit, or if it is not a matter of sizes."""
+    try:
+        spaces = resolve(read_table(text, "inferred"), *model).spaces
+    except OtherSizes as error:
+        return error.spaces, {}
+    except TableError:
+        return frozenset(), {}
+    return frozenset(one.name for one in spaces.values() if not one.size), {
+        key: one.size for key, one in spaces.items()
+    }
+
+
+def _options(text: str, twins: Sequence[Traced]) -> dict[str, list[str]]:
+    """Return the spaces whose sizes a table states, each with what it states and other expressions of that value."""
+    files = [_file_of(twin.model, twin.tied) for twin in twins]
+    table = read_table(text, "inferred")
+    spaces = [{space.name: space.size for space in resolve(table, *file).spaces.values()} for file in files]
+    found = {}
+    for name, stated in re.findall(r"(?m)^size (\w+) = (.*)$", text):
+        sizes = tuple(each[name] for each in spaces if name in each)
+        if len(sizes) == len(files):
+            others = expressions(name, sizes, [config for _, config in files])
+            found[name] = [stated, *islice((each for each in others if each != stated), OPTIONS - 1)]
+    return found
+
+
+def _with_sizes(text: str, sizes: Mapping[str, str]) -> str:
+    """Return a table that states other expressions for some sizes."""
+    for name, key in sizes.items():
+        text = re.sub(rf"(?m)^size {name} = .*$", f"size {name} = {key}", text)
+    return text

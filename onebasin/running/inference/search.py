@@ -19,7 +19,7 @@ from onebasin.running.shrinking import Scale
 from onebasin.symmetry import Table, TableError, read_table
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
-from .full_size import named, stored
+from .full_size import Stored, named, refitted, stored
 from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, kinds, traced, untraced
@@ -79,10 +79,11 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     """
     built = twins.build(config, cls)
     cls = type(built[0]).__name__
-    found, itself = _infer(config, cls, built=built), stored(config, cls)
+    itself = stored(config, cls)
+    found = _infer(config, cls, itself, built=built)
     if itself is not None and not named(found.text, itself):
         with suppress(ModelError):
-            other = _infer(config, cls, Scale(kept=EVERY_LAYER))
+            other = _infer(config, cls, itself, Scale(kept=EVERY_LAYER))
             return other if named(other.text, itself) else found
     return found
 
@@ -90,11 +91,13 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
 def _infer(
     config: PretrainedConfig | str,
     cls: str,
+    itself: Stored | None,
     scale: Scale | None = None,
     built: tuple[PreTrainedModel, Mapping[str, Any]] | None = None,
 ) -> Inferred:
-    """Infer a table from a twin. scale: of the first one (default: the smallest at which it runs). built: that twin
-    and its inputs, if it is there already."""
+    """Infer a table from a twin. itself: what a folder has of the model, if its class accepts the configuration. scale:
+    of the first twin (default: the smallest at which it runs). built: that twin and its inputs, if it is there already.
+    """
     reason, attempts = "", list[Attempt]()
     another, even = partial(_larger, config, cls), partial(_larger, config, cls, heads=(2,))
     depth, larger = 2, another(scale.kept if scale else frozenset())
@@ -106,7 +109,7 @@ def _infer(
 
     while styles or attempts:
         if attempts and not (styles and level == "invertible"):  # less of constants would not help, or all is tried
-            if (exact := _blamed(attempts, larger)) is not None:
+            if (exact := _blamed(attempts, larger, itself)) is not None:
                 return exact
             attempts = []
             continue
@@ -153,12 +156,13 @@ def _infer(
             found, styles, attempts = None, list(STYLES), []  # from the beginning
             continue
         if departure < TOLERANCE:
+            text = refitted(text, itself, [twin for twin in (found, larger) if twin])
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
         reason = reason or f"random elements change the outputs by {departure:.2g}"
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
 
 
-def _blamed(attempts: Sequence[Attempt], larger: Traced | None) -> Inferred | None:
+def _blamed(attempts: Sequence[Attempt], larger: Traced | None, itself: Stored | None) -> Inferred | None:
     """Return the first of some tables that is exact once the spaces to blame stay, if there is one."""
     for text, found, left, style in attempts:
         lowered: dict[str, float] = {}
@@ -167,6 +171,7 @@ def _blamed(attempts: Sequence[Attempt], larger: Traced | None) -> Inferred | No
                 lowered |= blame
                 text, departure, _ = _with_constants(with_fixed(text, blame), found, larger)
                 if departure < TOLERANCE:
+                    text = refitted(text, itself, [twin for twin in (found, larger) if twin])
                     return Inferred(text, departure, left, found.trace.unknown, style, sorted(lowered))
     return None
 

@@ -28,15 +28,23 @@ def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str
 
     scope: of a nested configuration (`outer.inner`), whose keys come first: towers may agree in twins alone.
     """
+    return next(expressions(name, sizes, configs, scope), None)
+
+
+def expressions(
+    name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]], scope: str = ""
+) -> Iterator[str]:
+    """Yield the expressions among which `key_of_size` chooses, the most suitable first."""
     flat = [dict(_numbers_of(config)) for config in configs]
     own = [{key: value for key, value in each.items() if key.startswith(f"{scope}.")} for each in flat]
-    expressions = (_expression(name, sizes, numbers) for numbers in ([own, flat] if scope else [flat]))
-    constant = str(sizes[0]) if len(sizes) > 1 and len(set(sizes)) == 1 else None
-    return next(filter(None, expressions), constant)
+    for numbers in [own, flat] if scope else [flat]:
+        yield from _expressions(name, sizes, numbers)
+    if len(sizes) > 1 and len(set(sizes)) == 1:
+        yield str(sizes[0])
 
 
-def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the best expression from numbers of several configurations."""
+def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the expressions from numbers of several configurations, the best first."""
     numbers = {key: tuple(each[key] for each in flat) for key in flat[0] if all(key in each for each in flat)}
     whole: dict[str, tuple[int, ...]] = {
         key: values for key, values in numbers.items() if all(type(value) is int and value > 0 for value in values)
@@ -52,9 +60,9 @@ def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, A
                                  kind_of_number(key.split(".")[-1]) != "head groups", "." in key))  # fmt: skip
     shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []
     if ranked and (not shared or re.search(wanted, ranked[0])):
-        return ranked[0]
+        return ranked
     if shared:
-        return min(shared, key=len)
+        return sorted(shared, key=len)
     found = []
     for a, n in whole.items():
         for b, m in whole.items():
@@ -71,7 +79,7 @@ def _expression(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, A
     found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]), len(text)))
     if alike:
         found = [text for text in found[:1] if re.search("head", text)]
-    return found[0] if found else None
+    return found
 
 
 def _shares_of(

@@ -25,6 +25,14 @@ class OtherTensors(TableError):
     """A checkpoint with tensors that its table does not have, in some layers at least, or without some that it has."""
 
 
+class OtherSizes(TableError):
+    """A checkpoint with a tensor whose shape does not fit the sizes on an axis. spaces: the names of those."""
+
+    def __init__(self, text: str, spaces: frozenset[str]) -> None:
+        super().__init__(text)
+        self.spaces = spaces
+
+
 @dataclass(frozen=True)
 class Condition:
     """The text after a `when`, or (wanted: False) the negation, for `otherwise`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .axes import Axis, leaves, show, size, space_leaves
-from .conditions import TableError, lookup
+from .conditions import OtherSizes, TableError, lookup
 from .signature import Entry
 from .table import Declared, Table
 
@@ -69,21 +69,27 @@ def solved(
                 b = size(axis, {**sizes, name: 1}) - a
                 value, remainder = divmod(length - a, b)
                 if remainder or value < (0 if a else 1):  # it may be 0 if the axis has other parts
-                    raise TableError(
+                    raise OtherSizes(
                         f"'{entry.name}' has shape {entry.shape}: {length} does not split into '{show((axis,))}' "
-                        f"with {_known(axis, sizes)}"
+                        f"with {_known(axis, sizes)}",
+                        _names(axis, placed),
                     )
                 sizes[name] = value
             elif size(axis, sizes) != length:
-                raise TableError(
+                raise OtherSizes(
                     f"'{entry.name}' has shape {entry.shape}: '{show((axis,))}' should be {size(axis, sizes)}, "
-                    f"not {length}"
+                    f"not {length}",
+                    _names(axis, placed),
                 )
         open_axes = waiting
     if open_axes:
         entry, axis, _ = open_axes[0]
         raise TableError(f"'{entry.name}': shapes do not determine the sizes in '{show((axis,))}'; add a 'size' line")
     return sizes
+
+
+def _names(axis: Axis, placed: Mapping[str, Placed]) -> frozenset[str]:
+    return frozenset(placed[leaf.space].name for leaf in space_leaves(axis))
 
 
 def _known(axis: Axis, sizes: Mapping[str, int]) -> str:
