@@ -687,12 +687,12 @@ def test_a_size_is_told_otherwise_only_where_the_model_itself_contradicts_it() -
 
         def sizes(where: int, heads: int, text: str = text) -> dict[str, str]:
             itself = {"where": (where, 5), "scale": (12,)}, {"heads": heads, "points": 4}
-            return dict(re.findall(r"(?m)^size (\w+) = (.*)$", full_size.refitted(text, itself, twins_of_it)))
+            return dict(re.findall(r"(?m)^size (\w+) = (.*)$", full_size.refitted(text, itself, *twins_of_it)))
 
         stated = dict.fromkeys(("head", "near", "far"), "heads")
         assert sizes(96, 8) == {"head": "heads", "near": "4", "far": "4"}
         assert sizes(48, 4) == sizes(97, 8) == stated
-        assert full_size.refitted(text, None, twins_of_it) == text
+        assert full_size.refitted(text, None, *twins_of_it) == text
         loose = text.replace("    scale [near | far | last]\n", "")
         patched.setattr(Stated, "state_dict", lambda _: {"where": torch.zeros(48, 5)})
-        assert full_size.refitted(loose, ({"where": (96, 5)}, {"heads": 8, "points": 4}), twins_of_it) == loose
+        assert full_size.refitted(loose, ({"where": (96, 5)}, {"heads": 8, "points": 4}), *twins_of_it) == loose

@@ -53,17 +53,17 @@ def named(text: str, model: Stored) -> bool:
     return True
 
 
-def refitted(text: str, model: Stored | None, twins: Sequence[Traced]) -> str:
+def refitted(text: str, model: Stored | None, *small: Traced | None) -> str:
     """Return a table with other expressions for sizes where these contradict the shapes of the model itself: numbers of
     a configuration may agree in all twins by chance. On the twins, the others have the same values. The same table is
     returned if none fit, as when a default configuration contradicts itself.
 
-    model: None if the class refuses the configuration.
+    model: None if the class refuses the configuration. small: its twins.
     """
     found, seen = text, set[frozenset[str]]()
     options: dict[str, list[str]] | None = None
     while model is not None and (wrong := _fit(found, model)[0]):
-        options = options or _options(text, twins)
+        options = options or _options(text, [twin for twin in small if twin is not None])
         seen.add(wrong)
         names = sorted(wrong & options.keys())
         choices = islice(product(*(options[name] for name in names)), CHOICES)
@@ -93,9 +93,9 @@ def _fit(text: str, model: Stored) -> tuple[frozenset[str], dict[str, int]]:
     }
 
 
-def _options(text: str, twins: Sequence[Traced]) -> dict[str, list[str]]:
+def _options(text: str, small: Sequence[Traced]) -> dict[str, list[str]]:
     """Return the spaces whose sizes a table states, each with what it states and other expressions of that value."""
-    files = [_file_of(twin.model, twin.tied) for twin in twins]
+    files = [_file_of(twin.model, twin.tied) for twin in small]
     table = read_table(text, "inferred")
     spaces = [{space.name: space.size for space in resolve(table, *file).spaces.values()} for file in files]
     found = {}

@@ -156,7 +156,7 @@ def _infer(
             found, styles, attempts = None, list(STYLES), []  # from the beginning
             continue
         if departure < TOLERANCE:
-            text = refitted(text, itself, [twin for twin in (found, larger) if twin])
+            text = refitted(text, itself, found, larger)
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
         reason = reason or f"random elements change the outputs by {departure:.2g}"
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
@@ -171,7 +171,7 @@ def _blamed(attempts: Sequence[Attempt], larger: Traced | None, itself: Stored |
                 lowered |= blame
                 text, departure, _ = _with_constants(with_fixed(text, blame), found, larger)
                 if departure < TOLERANCE:
-                    text = refitted(text, itself, [twin for twin in (found, larger) if twin])
+                    text = refitted(text, itself, found, larger)
                     return Inferred(text, departure, left, found.trace.unknown, style, sorted(lowered))
     return None
 
