@@ -252,18 +252,17 @@ class CoordinateDescent:
     def _lowest(self, block: Block) -> dict[str, Element]:
         """Return elements of spaces that a tensor has on two axes, W -> Q W Q'. The best for the first-order change may
         raise the distance. So they are compared with those that are best for the other tensors, and with none."""
-        touching = {role: None for root in block.roots for role in self.touching[root]}
+        touching = list(dict.fromkeys(role for root in block.roots for role in self.touching[root]))
         once = [role for role in touching if not twice(self.signature, role, block.roots)]
-        pairs = [self._pair(role) for role in touching]
+        tried = [{}, *(self._best(block, roles)[0] for roles in (None, once) if roles is None or roles)]
+        moves = [Alignment(found, self.batch) for found in tried]
 
-        def distance(found: Mapping[str, Element]) -> float:
-            moved = Alignment(found, self.batch)
-            return sum(self._distance((role, anchor, moved.apply(self.signature, role, source), weight))
-                       for role, anchor, source, weight in pairs)  # fmt: skip
+        def distances(role: str) -> list[float]:  # a tensor at a time, since a stream is in all of them
+            _, anchor, source, weight = self._pair(role)
+            return [self._distance((role, anchor, move.apply(self.signature, role, source), weight)) for move in moves]
 
-        return min(
-            ({}, *(self._best(block, roles)[0] for roles in (None, once) if roles is None or roles)), key=distance
-        )
+        totals = [sum(each) for each in zip(*map(distances, touching), strict=True)]
+        return tried[totals.index(min(totals))]
 
     def _apply(self, wave: Iterable[Mapping[str, Element]]) -> None:
         """Compose the alignment so far with the elements found for every block."""
@@ -316,12 +315,12 @@ class CoordinateDescent:
         space = self.signature.spaces[root]
         shared = space.layer is None
         own = self.total.elements.get(root) if shared and isometry and root not in self.twice else None
-        read: Callable[[str], Pair] = partial(self._pair, without=root if own is not None else None)
+        read = partial(self._pair, without=root if own is not None else None)
         if not (shared or start):
             pairs = self._pairs(Block(root)) if len(self.component.blocks) > 1 else partial(map, self._pair)
             if found := self._proved(Block(root), pairs):
                 return found
-            read = lambda role: next(iter(pairs([role])))  # noqa: E731
+            read = partial(_first, pairs)
         run = partial(in_order, workers=self.run.workers if shared else 1)
         if start and self.number == 1:
             read = partial(self._evened, root, read)
@@ -377,3 +376,7 @@ class CoordinateDescent:
         rest = outer_moments(signature, outer, block.inner, pairs(self.touching[outer]))
         (index, order, elements), gain = GroupedWreath(*groups).nearest(shared, single, members, rest)
         return {outer: index, member: order, **dict(zip(inner, elements, strict=True))}, gain
+
+
+def _first(pairs: Callable[[Iterable[str]], Iterable[Pair]], role: str) -> Pair:
+    return next(iter(pairs([role])))

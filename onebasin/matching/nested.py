@@ -64,11 +64,11 @@ def chains(signature: Signature, groups: Mapping[str, Group]) -> dict[str, tuple
     return found
 
 
-def twice(signature: Signature, role: str, chain: Sequence[str]) -> bool:
+def twice(signature: Signature, role: str, roots: Sequence[str]) -> bool:
     """Whether a tensor has one of some spaces on two axes, as a recurrence has its neurons."""
     axes = [{signature.root[leaf.space] for leaf in space_leaves(axis)}
             for axis in signature.tensors[role].axes]  # fmt: skip
-    return any(sum(space in axis for axis in axes) > 1 for space in chain)
+    return any(sum(root in axis for axis in axes) > 1 for root in roots)
 
 
 def nearest_nested(
