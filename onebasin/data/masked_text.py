@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.engine import in_bfloat16_if_faster
 from onebasin.running.input_shapes import longest_text
 from onebasin.running.trace import Batch
 from onebasin.settings import Reading
@@ -67,10 +68,11 @@ def masked_text(
     mask = how.mask_id if how.mask_id is not None else own
     mask = hidden_token(models, generator) if mask is None else mask
     free = torch.arange(len(before), length - len(after))
-    if tokenizer is None:
-        whole, asked = guessed_text(models, count, length, mask, generator)
-    else:
-        whole, asked = gibbs(models, framed(count, length, mask, before, after), free, mask, generator), None
+    with in_bfloat16_if_faster(models[0].device):
+        if tokenizer is None:
+            whole, asked = guessed_text(models, count, length, mask, generator)
+        else:
+            whole, asked = gibbs(models, framed(count, length, mask, before, after), free, mask, generator), None
     special = [1] * len(before) + [0] * len(free) + [1] * len(after)
     features = [{"input_ids": ids, "special_tokens_mask": special} for ids in whole.tolist()]
     met = how.maskable if set(how.maskable or ()) & set(whole.flatten().tolist()) else asked

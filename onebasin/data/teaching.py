@@ -194,21 +194,25 @@ class Teachers:
             self.cut[id(batch)] = [examples(batch, i, i + step) for i in range(0, count, step)]
         return self.cut[id(batch)]
 
-    @torch.no_grad()
-    def asked(self, batch: Batch) -> list[Outputs]:
-        """Return the predictions for a batch that does not come again."""
-        return [model(batch) for model in self.models]
+    def forget(self, batch: Batch) -> None:
+        """Make room for others: the batch does not come again."""
+        self.room += _numbers(self.kept.pop(id(batch), ()))
+        self.cut.pop(id(batch), None)
 
+    @torch.no_grad()
     def __call__(self, batch: Batch) -> list[Outputs]:
         if id(batch) in self.kept:
             return [{name: _restored(*value) for name, value in output.items()} for output in self.kept[id(batch)]]
-        outputs = self.asked(batch)
+        outputs = [model(batch) for model in self.models]
         packed = [{name: _packed(value, batch) for name, value in output.items()} for output in outputs]
-        needed = sum(value.numel() for output in packed for value, _ in output.values())
-        if needed <= self.room:
+        if (needed := _numbers(packed)) <= self.room:
             self.kept[id(batch)] = packed
             self.room -= needed
         return outputs
+
+
+def _numbers(kept: Sequence[Mapping[str, Kept]]) -> int:
+    return sum(value.numel() for output in kept for value, _ in output.values())
 
 
 def _packed(output: Tensor, batch: Batch) -> Kept:

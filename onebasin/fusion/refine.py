@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOOKS = 10  # at the held-out loss in one run
+ROUNDS = 2  # in which the same tokens are hidden, so that teachers read only half of the texts that their student reads
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def refine(
     Args:
         merged: The model that learns.
         teachers: The models that it came from, in memory or not.
-        batches: Inputs; a step takes one batch. In masked texts, other tokens are hidden in every round.
+        batches: Inputs; a step takes one batch. In masked texts, other tokens are hidden in every second
+            round.
         how: The settings (default: all defaults). `mixed` is as in `forward_of`; on processors, whole attention maps
             are then held. The checkpoint is as in `Descent`, and holds four numbers for each parameter of the model.
         means: The type of the weights and their updates, and the device.
@@ -124,12 +126,20 @@ def refine(
     def held_out_loss() -> float:
         return mean_loss(divergence, partial(forward, student.parameter), answers, shares, held)
 
+    hidden = dict[int, tuple[int, Batch]]()  # number of a batch -> how often other tokens were hidden, and the result
+
+    def batch_at(step: int) -> Batch:
+        number, times = order[step - 1], (step - 1) // len(fit) // ROUNDS
+        before, batch = hidden.get(number, (0, fit[number]))  # the first rounds take the texts as they are
+        if hiding is not None and before < times:
+            answers.forget(batch)
+            batch = hiding.anew(fit[number], torch.Generator().manual_seed(hash((how.seed, number, times))))
+            hidden[number] = times, batch
+        return batch
+
     def loss_at(step: int) -> Tensor:
-        batch = fit[order[step - 1]]
-        if hiding is not None and step > len(fit):  # the first round takes the texts as they are
-            batch = hiding.anew(batch, torch.Generator().manual_seed(hash((how.seed, step))))
-        theirs = answers(batch) if hiding is None else answers.asked(batch)  # kept for batches that come again
-        return divergence(forward(student.parameter, batch), theirs, shares, batch)
+        batch = batch_at(step)
+        return divergence(forward(student.parameter, batch), answers(batch), shares, batch)
 
     pace = Pace(how.steps, how.lr, LOOKS, seconds=how.seconds, careful=True)
     run = Descent(free, pace, matrices=_matrices(student), seed=how.seed, batches=len(fit),

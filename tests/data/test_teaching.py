@@ -87,9 +87,14 @@ def test_answers_that_are_kept_count_as_those_just_given(key, monkeypatch) -> No
         assert torch.equal(loss(own, first, WEIGHTS, batch), loss(own, again, WEIGHTS, batch))
         each = example_losses(loss, lambda _: own, kept, WEIGHTS, [batch])
         assert torch.equal(each, example_losses(loss, lambda _: own, lambda _: theirs, WEIGHTS, [batch]))
+    kept.forget(batch)
+    other = {name: value.clone() for name, value in batch.items()}
+    for _ in range(2):
+        kept(other)  # in the room of the one that is forgotten
+    assert runs == [0, 1, 0, 1]
     monkeypatch.setattr(teaching, "KEPT", 2 * 5 * 3 - 1)
     Teachers(kept.models)(batch), Teachers(kept.models)(batch)
-    assert len(runs) == 6  # no room
+    assert len(runs) == 8  # no room
 
 
 @pytest.mark.parametrize("key", ["labels", "attention_mask", "pixel_values"])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,12 @@ from stopped import stopped_and_continued
 from torch import Tensor
 from zoo import CASES, inputs, named_outputs
 
-from onebasin.data.teaching import divergence
+from onebasin.data.teaching import Forward, Outputs, divergence, forward_of
 from onebasin.engine import Means
 from onebasin.fusion.refine import Refining, refine
 from onebasin.models import Folder
-from onebasin.running.loaded import loaded_model
+from onebasin.running.loaded import LoadedModel, loaded_model
+from onebasin.running.trace import Batch
 
 CASE = ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification", "ViTModel", "AlbertForMaskedLM",
         "LlamaForCausalLM", "MixtralForCausalLM"]  # fmt: skip
@@ -73,6 +76,34 @@ def test_mixed_precision_multiplies_in_bfloat16_and_keeps_weights_in_float32(cas
     assert exact[1] < exact[0]
     # bfloat16 keeps eight bits of every product.
     assert exact == pytest.approx([found.losses[0], found.losses[found.step]], rel=0.05)
+
+
+def test_teachers_read_masked_texts_once_for_two_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two rounds take the texts as they are; then other tokens are hidden. The student reads all."""
+    (a, b, merged), _ = models("BertForMaskedLM", tmp_path)
+    texts, generator = [], torch.Generator().manual_seed(0)
+    for _ in range(4):
+        shown = torch.randint(2, a.config["vocab_size"], (4, 12), generator=generator)
+        hidden = torch.rand(shown.shape, generator=generator) < 0.3
+        texts.append({"input_ids": shown.masked_fill(hidden, 1), "labels": shown.masked_fill(~hidden, -100)})
+    read: list[Tensor] = []
+
+    def recorded(stock: LoadedModel, mixed: bool = False) -> Forward:
+        forward = forward_of(stock, mixed)
+
+        def one(tensors: Mapping[str, Tensor], batch: Batch) -> Outputs:
+            read.append(batch["input_ids"])
+            return forward(tensors, batch)
+
+        return one
+
+    monkeypatch.setattr("onebasin.fusion.refine.forward_of", recorded)
+    refine(merged, [a, b], texts[:3], Refining(steps=18), EXACT, held_out=texts[3:])
+    held = texts[3]["input_ids"]
+    here = [tuple(ids.flatten().tolist()) for ids in read if len(ids) == len(held) and not torch.equal(ids, held)]
+    kinds = Counter(here)
+    assert len(kinds) == 3 * 3  # three texts, hidden in three ways
+    assert set(kinds.values()) == {2 + 2}  # two teachers once, and the student twice
 
 
 def type_of(output: object) -> torch.dtype | None:

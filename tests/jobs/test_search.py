@@ -193,7 +193,7 @@ def test_distillation_has_the_data_that_closed_forms_leave() -> None:
     batches = [{"input_ids": torch.full((4 if number < 19 else 1, 3), number)} for number in range(20)]
     frame = Frame([], [], 0, Common([], []), "none")
     setup = Setup(frame, 0, [], Kinship(0.0, APART), Options(samples=32, data="builtin:digits"), None, 0.0, None)
-    setup.__dict__["data"] = SimpleNamespace(batches=batches)
+    setup.__dict__["gathered"] = batches, 0.0
     fit, held = setup.split
     numbers = [[int(batch["input_ids"][0, 0]) for batch in some] for some in (fit, held, setup.spare(60.0))]
     assert list(map(len, numbers)) == [6, 2, 12]  # a quarter of eight batches, which are 32 examples, is held out

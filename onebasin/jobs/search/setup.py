@@ -136,12 +136,19 @@ class Setup:
         return seconds >= FEWEST_STEPS * step
 
     @cached_property
-    def data(self) -> Data:
-        """The data to fit candidates on and to choose by."""
+    def gathered(self) -> tuple[list[Batch], float]:
+        """The data to fit candidates on and to choose by, and the seconds that an example of them took."""
         opt = self.opt
         if not opt.data or opt.samples == Options().samples:
             opt = replace(opt, data=opt.data or "self", samples=self.few if opt.self_made else TAUGHT)
-        return Data(self.models, opt, opt, self.tell, opt.labels)
+        begun = time.perf_counter()
+        batches = Data(self.models, opt, opt, self.tell, opt.labels).batches
+        return batches, (time.perf_counter() - begun) / sum(map(examples_in, batches))
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The data to fit candidates on and to choose by."""
+        return self.gathered[0]
 
     @cached_property
     def few(self) -> int:
@@ -167,7 +174,7 @@ class Setup:
             length, seed = self.opt.context or usual_length(self.judged_on == GUESSED), self.opt.seed
             example: Batch = first_that_runs(stock.model, stock.model, 1, length, seed, partial(run, stock))[1]
         else:
-            rows = recut(self.data.batches, 1, by_length=True)
+            rows = recut(self.batches, 1, by_length=True)
             example = rows[len(rows) // 2]
         with FlopCounterMode(display=False) as counter:
             run(stock, example)
@@ -216,17 +223,18 @@ class Setup:
 
     def spare(self, seconds: float) -> Sequence[Batch]:
         """Return data that closed forms do not use, for some seconds of distillation. Causal models write them: as many
-        texts as are read once in this time."""
+        texts as are written and read once in this time."""
         if not self.opt.self_made or not writes(self.stock[0].model):
-            return self.data.batches[self._most :]
-        _, each = self.example
-        count = min(WRITTEN, round(seconds / (STEP * each))) if each else WRITTEN
+            return self.batches[self._most :]
+        _, writing = self.gathered
+        _, reading = self.example
+        count = min(WRITTEN, round(seconds / (writing + STEP * reading)))
         return made(self.models, count, self.opt, seed=self.opt.seed + 2, means=self.opt) if count else []
 
     @cached_property
     def split(self) -> tuple[Sequence[Batch], Sequence[Batch]]:
         """The batches to fit on and those to choose by, each with texts of similar length."""
-        batches = self.data.batches[: self._most]
+        batches = self.batches[: self._most]
         size = examples_in(batches[0])
         fit, held = (recut(part, size, by_length=True) for part in noised(batches, self.opt, CHOOSING))
         return fit, held
@@ -234,7 +242,7 @@ class Setup:
     @property
     def _most(self) -> int:
         """How many batches closed forms use: at least one to fit on and one to choose by."""
-        return max(2, -(-self.few // examples_in(self.data.batches[0])))
+        return max(2, -(-self.few // examples_in(self.batches[0])))
 
     @property
     def blind(self) -> bool:
