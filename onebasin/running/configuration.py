@@ -57,9 +57,9 @@ RULES = {
     "width": r"(hidden_size_\w+|size|sizes|dims?|width|rank|d_model|n_embd|embed|channels?|units|filters|features|"
              r"dim_per_stage|d_state|d_ssm|latents|dimension|channel_list)$",
 }  # fmt: skip
-_ASIDE = {"transformers_version", "id2label", "label2id", "num_labels", "dtype", "torch_dtype", "problem_type",
-          "stage_names", "out_indices", "return_dict",
-          "output_hidden_states", "output_attentions"}  # fmt: skip
+ASIDE = {"transformers_version", "id2label", "label2id", "num_labels", "dtype", "torch_dtype", "problem_type",
+         "stage_names", "out_indices", "return_dict",
+         "output_hidden_states", "output_attentions"}  # fmt: skip
 STAGED = ("depths", "hidden_sizes")  # lists with an entry for each stage
 HIDDEN = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "width")  # names of the width of a stream
 
@@ -106,7 +106,7 @@ def declared(config: PretrainedConfig) -> dict[str, Any]:
     names = (each.name for each in fields(cls) if each.init) if is_dataclass(cls) else inspect.signature(cls).parameters
     held, places = vars(config), getattr(cls, "attribute_map", {})  # a value may be stored under another name
     own = {name: held[places.get(name, name)] for name in names
-           if places.get(name, name) in held and name not in _ASIDE}  # fmt: skip
+           if places.get(name, name) in held and name not in ASIDE}  # fmt: skip
     overrides = getattr(held.get("_heterogeneity_spec"), "per_layer_overrides", None)
     if own.keys() & {"_out_indices", "_out_features"}:
         own.pop("_out_features", None)

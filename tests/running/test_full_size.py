@@ -13,10 +13,10 @@ from onebasin.symmetry import resolve
 
 # Text and images have as many heads in twins (audioflamingo3: sound); minicpm_ocr: two heads share keys and values
 # there alone; idefics: only every so many layers look at images; gemma3n_text: the last 15 layers have no keys;
-# nemotron_h and mamba2: groups of state-space heads were 2 in every twin.
+# nemotron_h and mamba2: groups of state-space heads were 2 in every twin; laguna: layers have other numbers of heads.
 @pytest.mark.parametrize(
     "kind",
-    ["audioflamingo3", "cohere2_vision", "minicpm_ocr", "idefics", "gemma3n_text", "nemotron_h", "mamba2"],
+    ["audioflamingo3", "cohere2_vision", "minicpm_ocr", "idefics", "gemma3n_text", "nemotron_h", "mamba2", "laguna"],
 )
 def test_a_table_fits_a_model_of_full_size(kind: str) -> None:
     config = CONFIG_MAPPING[kind]()

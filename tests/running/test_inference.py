@@ -194,13 +194,15 @@ def test_the_command_writes_a_table_that_can_be_corrected_and_used(tmp_path: Pat
         ("inner", (4, 4), "4"),
         ("inner", (9, 9), "9"),  # not stages.0
         ("head", (8, 1), "stages.1"),
-        ("inner", (5, 7), None),
+        ("inner", (5, 7), None),  # not label2id.b
+        ("inner", (11, 13), "n_layers"),
+        ("inner", (44, 78), None),  # not heads * n_layers
     ],
 )
 def test_a_size_is_told_from_what_two_configurations_say(name: str, sizes: tuple[int, int], key: str | None) -> None:
     configs = [
-        {"width": 24, "heads": 4, "inner": {"few": 2}, "stages": [9, 8]},
-        {"width": 60, "heads": 6, "inner": {"few": 3}, "stages": [9, 1]},
+        {"width": 24, "heads": 4, "inner": {"few": 2}, "stages": [9, 8], "label2id": {"b": 5}, "n_layers": 11},
+        {"width": 60, "heads": 6, "inner": {"few": 3}, "stages": [9, 1], "label2id": {"b": 7}, "n_layers": 13},
     ]
     assert key_of_size(name, sizes, configs) == key
 

@@ -44,13 +44,27 @@ def _file_of(model: PreTrainedModel, tied: Mapping[str, str]) -> Stored:
     return shapes, {**model.config.to_dict(), "architectures": [type(model).__name__]}
 
 
-def named(text: str, model: Stored) -> bool:
-    """Return whether a table has all tensors of a model, and no others. Sizes that do not fit are no matter here."""
+def fits(text: str, model: Stored) -> bool:
+    """Return whether a table describes a model: its tensors, and their shapes."""
+    return _misfit(text, model) is None
+
+
+def follows(text: str, model: Stored) -> bool:
+    """Return whether a table has all tensors of a model, and no others, and the sizes of its layers. Other sizes that
+    do not fit are no matter here: some default configurations contradict themselves."""
+    error = _misfit(text, model)
+    if isinstance(error, OtherSizes):
+        spaces = read_table(text, "inferred").spaces
+        return not any("layer" in spaces[name].per for name in error.spaces)
+    return not isinstance(error, OtherTensors)
+
+
+def _misfit(text: str, model: Stored) -> TableError | None:
     try:
         resolve(read_table(text, "inferred"), *model)
     except TableError as error:
-        return not isinstance(error, OtherTensors)
-    return True
+        return error
+    return None
 
 
 def refitted(text: str, model: Stored | None, *small: Traced | None) -> str:

@@ -19,7 +19,7 @@ from onebasin.running.shrinking import Scale
 from onebasin.symmetry import Table, TableError, read_table
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
-from .full_size import Stored, named, refitted, stored
+from .full_size import Stored, fits, follows, refitted, stored
 from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, kinds, traced, untraced
@@ -37,7 +37,8 @@ Attempt = tuple[str, Traced, float, Style]  # a table, the twin it describes, it
 class Inferred:
     """A table with its proof. departure: the largest relative change of the twins' outputs by random elements, in
     float64. free: the share of matrices on which some group acts. unknown: operations without a rule. lowered: spaces
-    that the rules allow to move, but that are fixed because an element changed the outputs."""
+    that the rules allow to move, but that are fixed because an element changed the outputs. fits: whether the table
+    describes the model itself, of which twins are smaller; None if its class refuses the configuration."""
 
     text: str
     departure: float
@@ -45,6 +46,7 @@ class Inferred:
     unknown: dict[str, int]
     style: Style
     lowered: list[str]
+    fits: bool | None = None
 
     @cached_property
     def table(self) -> Table:
@@ -54,7 +56,7 @@ class Inferred:
     def facts(self) -> dict[str, Any]:
         """Everything about it but the table, for the cache and for `--json`."""
         return {"departure": self.departure, "free": self.free, "unknown": self.unknown, "lowered": self.lowered,
-                "style": STYLES.index(self.style)}  # fmt: skip
+                "style": STYLES.index(self.style), "fits": self.fits}  # fmt: skip
 
     @classmethod
     def of(cls, text: str, facts: Mapping[str, Any]) -> Inferred:
@@ -68,7 +70,7 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
 
     If the canonical form changes the outputs of a twin, the tensors responsible are exempted from it, or a table with
     fewer notes on constants is tried; if random elements do, the spaces responsible are fixed. If the model itself has
-    other tensors, the table is inferred again from a twin with all of its layers.
+    other tensors, or layers of other sizes, the table is inferred again from a twin with all of its layers.
 
     Args:
         config: A configuration, or a model type, for its default configuration.
@@ -81,11 +83,13 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     cls = type(built[0]).__name__
     itself = stored(config, cls)
     found = _infer(config, cls, itself, built=built)
-    if itself is not None and not named(found.text, itself):
+    if itself is None:
+        return found
+    if not follows(found.text, itself):
         with suppress(ModelError):
             other = _infer(config, cls, itself, Scale(kept=EVERY_LAYER))
-            return other if named(other.text, itself) else found
-    return found
+            found = other if follows(other.text, itself) else found
+    return replace(found, fits=fits(found.text, itself))
 
 
 def _infer(

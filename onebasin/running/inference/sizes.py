@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from onebasin.running.configuration import kind_of_number, nested
+from onebasin.running.configuration import ASIDE, kind_of_number, nested
 
 # Name of a space -> pattern of the keys that may state its size.
 NAMED = {
@@ -64,8 +64,9 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     if shared:
         return sorted(shared, key=len)
     found = []
-    for a, n in whole.items():
-        for b, m in whole.items():
+    factors = {key: values for key, values in whole.items() if kind_of_number(key.split(".")[-1]) != "layers"}
+    for a, n in factors.items():
+        for b, m in factors.items():
             if a != b and all(x == y * size for x, y, size in zip(n, m, sizes, strict=True)):
                 found.append(f"{a} / {b}")
             if a < b and changing and all(x * y == size for x, y, size in zip(n, m, sizes, strict=True)):
@@ -139,8 +140,11 @@ def _lists_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def _numbers_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values, with keys `outer.inner` for a nested configuration or list."""
+    """Yield keys and values, with keys `outer.inner` for a nested configuration or list. Numbers of classes are no
+    sizes."""
     for key, value in config.items():
+        if key in ASIDE:
+            continue
         if isinstance(value, (Mapping, list, tuple)):
             inner = value if isinstance(value, Mapping) else {str(place): each for place, each in enumerate(value)}
             yield from ((f"{key}.{name}", each) for name, each in _numbers_of(inner))
