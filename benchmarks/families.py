@@ -77,7 +77,7 @@ def tried(kind: str, work: Callable[[str], dict[str, Any]], seconds: int = SECON
 
 
 def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return for every kind of head, and for all types: how many there are, were tried, are exact, are half free."""
+    """Return for every kind of head, and for all types: how many there are, were tried, are exact, half free, fit."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
@@ -90,6 +90,7 @@ def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
             "tried": sum(kind in types for kind in kinds),
             "exact": sum(types.get(kind, {}).get("exact", False) for kind in kinds),
             "half free": sum(types.get(kind, {}).get("free", 0) >= 0.5 for kind in kinds),
+            "fit": sum(types.get(kind, {}).get("fits") is True for kind in kinds),
         }
         for name, kinds in {**groups, "all with a class": list(filter(twins.classes, CONFIG_MAPPING))}.items()
     }
@@ -98,7 +99,7 @@ def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
 def table(types: dict[str, dict[str, Any]]) -> str:
     """Return these counts as a table in Markdown."""
     rows = [f"| {name} | {' | '.join(map(str, count.values()))} |" for name, count in counts(types).items()]
-    return "\n".join(["| types | registered | tried | exact | half free |", "|---|---|---|---|---|", *rows])
+    return "\n".join(["| types | registered | tried | exact | half free | fit |", "|---|---|---|---|---|---|", *rows])
 
 
 def swept(

@@ -47,4 +47,6 @@ def infer(
         summary += f"; without a rule: {', '.join(found.unknown)}"
     if found.lowered:
         summary += f"; fixed, since elements changed the outputs: {', '.join(found.lowered)}"
+    if found.fits is False:
+        summary += "; but it does not describe the model itself, which has other tensors, or sizes unlike its twins'"
     c.stdout().print(summary if output is None else f"{output}: {summary}")
