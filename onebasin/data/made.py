@@ -116,7 +116,12 @@ def guessed(model: Model) -> bool:
     """Whether the inputs that a model makes begin from guesses: nothing says what a masked one without a tokenizer was
     asked for, so they may lie far from what it knows."""
     names = model.config.get("architectures") or [""]
-    return names[0].endswith("MaskedLM") and _tokenizer(model.origin.folder) is None
+    return names[0].endswith("MaskedLM") and not reads(model)
+
+
+def reads(model: Model) -> bool:
+    """Whether a model has a tokenizer, so that an encoder gets sentences to read."""
+    return _tokenizer(model.origin.folder) is not None
 
 
 def usual_length(guessed: bool) -> int:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 from zoo import CASES, save
 
 import onebasin
@@ -212,6 +215,19 @@ def test_causal_models_write_more_for_distillation(
     setup = Setup(frame, 0, [1.0, 1.0], Kinship(0.0, APART), opt, None, 0.0, None)
     fitted = [len(batch["input_ids"]) for some in setup.split for batch in some]
     assert sum(fitted) == 24 and sum(len(batch["input_ids"]) for batch in setup.spare(60.0)) == more
+
+
+def test_encoders_with_a_tokenizer_know_the_sentences_that_they_read(tmp_path: Path) -> None:
+    opt, folders = Options(samples=24), models_of("BertForSequenceClassification", tmp_path)
+
+    def known() -> bool:
+        frame = in_one_frame([onebasin.Folder(folder) for folder in folders], 0, "full", opt, None, verify=False)
+        return Setup(frame, 0, [1.0, 1.0], Kinship(0.0, APART), opt, None, 0.0, None).known
+
+    assert not known()
+    words = Tokenizer(WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(folders[0])
+    assert known()
 
 
 def test_matches_with_even_norms_are_kept_apart_from_exact_ones(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, is_for, noised, recut
-from onebasin.data.made import SEVERAL, STEPS, SURE, guessed, made, usual_length, writes
+from onebasin.data.made import SEVERAL, STEPS, SURE, guessed, made, reads, usual_length, writes
 from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
 from onebasin.engine import Tell, available_memory, bfloat16_is_faster, fastest_threads
 from onebasin.fusion.compression import operations
@@ -253,8 +253,12 @@ class Setup:
 
     @property
     def known(self) -> bool:
-        """Whether the inputs are like the training data: given data, or text that the models wrote."""
-        return not self.opt.self_made or is_for(self.models[0], "masked-lm") or writes(self.stock[0].model)
+        """Whether the inputs are like the training data: given data, text that the models wrote, or sentences that
+        encoders read (measured: docs/results/plain-command.md)."""
+        if not self.opt.self_made or is_for(self.models[0], "masked-lm") or writes(self.stock[0].model):
+            return True
+        example, _ = self.measured
+        return "input_ids" in example and "decoder_input_ids" not in example and reads(self.models[0])
 
     @cached_property
     def stock(self) -> list[LoadedModel]:
