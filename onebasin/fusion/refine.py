@@ -96,8 +96,7 @@ def refine(
     Args:
         merged: The model that learns.
         teachers: The models that it came from, in memory or not.
-        batches: Inputs; a step takes one batch. In masked texts, other tokens are hidden in every second
-            round.
+        batches: Inputs; a step takes one batch. In masked texts, other tokens are hidden in every second round.
         how: The settings (default: all defaults). `mixed` is as in `forward_of`; on processors, whole attention maps
             are then held. The checkpoint is as in `Descent`, and holds four numbers for each parameter of the model.
         means: The type of the weights and their updates, and the device.
