@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 from transformers import CONFIG_MAPPING
+from typer.testing import CliRunner
 
+from onebasin.cli import app
 from onebasin.running import inference, twins
 from onebasin.running.inference.full_size import stored
 from onebasin.symmetry import resolve
@@ -22,7 +24,14 @@ def test_a_table_fits_a_model_of_full_size(kind: str) -> None:
     config = CONFIG_MAPPING[kind]()
     itself = stored(config, type(twins.build(config)[0]).__name__)
     assert itself is not None
-    assert resolve(inference.infer(config).table, *itself).tensors
+    found = inference.infer(config)
+    assert resolve(found.table, *itself).tensors and found.fits
+
+
+def test_a_table_that_describes_only_twins_is_told() -> None:
+    """LeViT's last images are single pixels in every twin; Ministral's class refuses its own default configuration."""
+    assert inference.infer("levit").fits is False and inference.infer("ministral").fits is None
+    assert "does not describe the model itself" in CliRunner().invoke(app, ["infer", "levit"]).output.replace("\n", " ")
 
 
 def test_groups_of_state_space_heads_are_found_by_name() -> None:

@@ -44,27 +44,22 @@ def _file_of(model: PreTrainedModel, tied: Mapping[str, str]) -> Stored:
     return shapes, {**model.config.to_dict(), "architectures": [type(model).__name__]}
 
 
-def fits(text: str, model: Stored) -> bool:
-    """Return whether a table describes a model: its tensors, and their shapes."""
-    return _misfit(text, model) is None
-
-
-def follows(text: str, model: Stored) -> bool:
-    """Return whether a table has all tensors of a model, and no others, and the sizes of its layers. Other sizes that
-    do not fit are no matter here: some default configurations contradict themselves."""
-    error = _misfit(text, model)
-    if isinstance(error, OtherSizes):
-        spaces = read_table(text, "inferred").spaces
-        return not any("layer" in spaces[name].per for name in error.spaces)
-    return not isinstance(error, OtherTensors)
-
-
-def _misfit(text: str, model: Stored) -> TableError | None:
+def misfit(text: str, model: Stored) -> TableError | None:
+    """Return why a table does not describe a model, its tensors and their shapes; None if it does."""
     try:
         resolve(read_table(text, "inferred"), *model)
     except TableError as error:
         return error
     return None
+
+
+def needs_all_layers(text: str, error: TableError | None) -> bool:
+    """Return whether a table does not describe a model because this has other tensors, or layers of other sizes. Other
+    sizes that do not fit are no matter here: some default configurations contradict themselves."""
+    if isinstance(error, OtherSizes):
+        spaces = read_table(text, "inferred").spaces
+        return any("layer" in spaces[name].per for name in error.spaces)
+    return isinstance(error, OtherTensors)
 
 
 def refitted(text: str, model: Stored | None, *small: Traced | None) -> str:

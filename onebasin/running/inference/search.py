@@ -19,7 +19,7 @@ from onebasin.running.shrinking import Scale
 from onebasin.symmetry import Table, TableError, read_table
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
-from .full_size import Stored, fits, follows, refitted, stored
+from .full_size import Stored, misfit, needs_all_layers, refitted, stored
 from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, kinds, traced, untraced
@@ -85,11 +85,13 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     found = _infer(config, cls, itself, built=built)
     if itself is None:
         return found
-    if not follows(found.text, itself):
+    error = misfit(found.text, itself)
+    if needs_all_layers(found.text, error):
         with suppress(ModelError):
             other = _infer(config, cls, itself, Scale(kept=EVERY_LAYER))
-            found = other if follows(other.text, itself) else found
-    return replace(found, fits=fits(found.text, itself))
+            if not needs_all_layers(other.text, left := misfit(other.text, itself)):
+                found, error = other, left
+    return replace(found, fits=error is None)
 
 
 def _infer(
