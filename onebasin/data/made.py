@@ -51,6 +51,7 @@ CACHES = ("past_key_values", "cache_params")  # outputs that a causal model take
 STEPS, SURE, STRIDE = 4, 20, 0.1  # steps until models see classes in pictures, until they are sure; their length
 JITTER = 0.5  # standard deviation of noise on such pictures, whose pixels lie in [-1, 1]: what it hides does not count
 SEVERAL = 32  # examples in a batch
+WORDS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}  # inputs of an encoder that reads text
 
 
 def made(
@@ -97,7 +98,7 @@ def made(
     for number, start in enumerate(range(0, count, batch)):
         some = min(batch, count - start)
         given = recipe(some, seed + number)
-        if tokenizer is not None and given.keys() >= {"input_ids", "attention_mask"} and given["input_ids"].dim() == 2:
+        if tokenizer is not None and _readable(given):
             given |= sentences(tokenizer, some, given["input_ids"].shape[1], generator)
         for name in ("pixel_values", "input_features"):
             if name in given:
@@ -116,12 +117,17 @@ def guessed(model: Model) -> bool:
     """Whether the inputs that a model makes begin from guesses: nothing says what a masked one without a tokenizer was
     asked for, so they may lie far from what it knows."""
     names = model.config.get("architectures") or [""]
-    return names[0].endswith("MaskedLM") and not reads(model)
+    return names[0].endswith("MaskedLM") and _tokenizer(model.origin.folder) is None
 
 
-def reads(model: Model) -> bool:
-    """Whether a model has a tokenizer, so that an encoder gets sentences to read."""
-    return _tokenizer(model.origin.folder) is not None
+def reads_sentences(model: Model, given: Batch) -> bool:
+    """Whether `made` gives a model sentences and nothing else, in place of random inputs: encoders with a tokenizer."""
+    return _readable(given) and given.keys() <= WORDS and _tokenizer(model.origin.folder) is not None
+
+
+def _readable(given: Batch) -> bool:
+    """Whether sentences can stand in place of random tokens."""
+    return given.keys() >= {"input_ids", "attention_mask"} and given["input_ids"].dim() == 2
 
 
 def usual_length(guessed: bool) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.engine import in_bfloat16_if_faster
+from onebasin.engine import bfloat16_is_faster, in_bfloat16
 from onebasin.running.input_shapes import longest_text
 from onebasin.running.trace import Batch
 from onebasin.settings import Reading
@@ -68,7 +68,8 @@ def masked_text(
     mask = how.mask_id if how.mask_id is not None else own
     mask = hidden_token(models, generator) if mask is None else mask
     free = torch.arange(len(before), length - len(after))
-    with in_bfloat16_if_faster(models[0].device):
+    device = models[0].device
+    with in_bfloat16(device, bfloat16_is_faster(str(device))):  # precise enough to draw from
         if tokenizer is None:
             whole, asked = guessed_text(models, count, length, mask, generator)
         else:

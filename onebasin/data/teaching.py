@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from onebasin.engine import bfloat16_is_faster
+from onebasin.engine import bfloat16_is_faster, in_bfloat16
 from onebasin.running.classes import without_cache
 from onebasin.running.float64 import throughout
 from onebasin.running.loaded import LoadedModel
@@ -49,8 +48,7 @@ def forward_of(stock: LoadedModel, mixed: bool = False) -> Forward:
         state |= {name: tensors[role] for role, name in stock.buffer.items() if role in tensors}
         if {*stock.parts, *stock.pieces} <= tensors.keys():
             state |= stock.rearranged(tensors)
-        narrow = torch.autocast(stock.model.device.type, torch.bfloat16) if mixed else nullcontext()
-        with throughout(stock.model.dtype), narrow:
+        with throughout(stock.model.dtype), in_bfloat16(stock.model.device, mixed):
             outputs = predictions(functional_call(stock.model, state, (), {**given, **options}))
         return {name: output.float() for name, output in outputs.items()} if mixed else outputs
 

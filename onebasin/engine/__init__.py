@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .cluster import on_ray
 from .descent import MOST_STEPS, Descent, Pace
-from .means import Means, bfloat16_is_faster, in_bfloat16_if_faster, refuse_device
+from .means import Means, bfloat16_is_faster, in_bfloat16, refuse_device
 from .memory import KEPT, available_memory, peak_memory
 from .parallel import behind, fastest_threads, in_order, meanwhile, threads
 from .placing import Appeared, Placing, appearing_file, appearing_json, appearing_text, clearly, placed_by
@@ -39,7 +39,7 @@ __all__ = [
     "bfloat16_is_faster",
     "clearly",
     "fastest_threads",
-    "in_bfloat16_if_faster",
+    "in_bfloat16",
     "in_order",
     "kept",
     "meanwhile",

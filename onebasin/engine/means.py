@@ -64,9 +64,9 @@ def bfloat16_is_faster(device: str) -> bool:
     return any(1.5 * seconds(half) < usual for _ in range(4))
 
 
-def in_bfloat16_if_faster(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which matrices are multiplied in bfloat16 if that is faster: for predictions to draw from."""
-    return torch.autocast(device.type, torch.bfloat16) if bfloat16_is_faster(str(device)) else nullcontext()
+def in_bfloat16(device: torch.device, wanted: bool) -> AbstractContextManager[object]:
+    """Return a context in which matrices are multiplied in bfloat16 if that is wanted."""
+    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
 
 
 def refuse_device(name: str) -> None:

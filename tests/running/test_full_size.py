@@ -15,17 +15,29 @@ from onebasin.symmetry import resolve
 
 # Text and images have as many heads in twins (audioflamingo3: sound); minicpm_ocr: two heads share keys and values
 # there alone; idefics: only every so many layers look at images; gemma3n_text: the last 15 layers have no keys;
-# nemotron_h and mamba2: groups of state-space heads were 2 in every twin; laguna: layers have other numbers of heads.
+# nemotron_h and mamba2: groups of state-space heads were 2 in every twin; laguna: layers have other numbers of heads;
+# lightglue: its 64 pixels of a cell are as many as its neurons.
 @pytest.mark.parametrize(
     "kind",
-    ["audioflamingo3", "cohere2_vision", "minicpm_ocr", "idefics", "gemma3n_text", "nemotron_h", "mamba2", "laguna"],
+    [
+        "audioflamingo3",
+        "cohere2_vision",
+        "minicpm_ocr",
+        "idefics",
+        "gemma3n_text",
+        "nemotron_h",
+        "mamba2",
+        "laguna",
+        "lightglue",
+    ],
 )
 def test_a_table_fits_a_model_of_full_size(kind: str) -> None:
     config = CONFIG_MAPPING[kind]()
     itself = stored(config, type(twins.build(config)[0]).__name__)
     assert itself is not None
     found = inference.infer(config)
-    assert resolve(found.table, *itself).tensors and found.fits
+    signature = resolve(found.table, *itself)
+    assert signature.tensors and signature.spaces and found.fits
 
 
 def test_a_table_that_describes_only_twins_is_told() -> None:

@@ -33,7 +33,7 @@ from onebasin.running import compare_rewritten, inference, twins
 from onebasin.running.inference import full_size, known, proof, search, tracing
 from onebasin.running.inference.sizes import key_of_size, list_of_layers
 from onebasin.running.inference.text import table_text, with_fixed
-from onebasin.symmetry import acting_groups, resolve
+from onebasin.symmetry import acting_groups
 from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
@@ -645,13 +645,6 @@ def test_bounds_that_are_infinite_are_copied(tmp_path: Path) -> None:
     assert found.distance_after < found.distance_before
     bound = "layers.0.self_attn.q_proj.input_max"
     assert found.model.state_dict()[bound] == torch.inf and bound in list(Folder(folders[0]).others())
-
-
-def test_sizes_that_agree_by_chance_in_all_twins_fit_the_model_itself() -> None:
-    """In twins of LightGlue, its 64 pixels of a cell are as many as its neurons; the folder of the model refutes it."""
-    found = inference.infer("lightglue")
-    itself = full_size.stored("lightglue", "LightGlueForKeypointMatching")
-    assert itself is not None and resolve(found.table, *itself).spaces
 
 
 def test_a_size_is_told_otherwise_only_where_the_model_itself_contradicts_it() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from onebasin.data.calibration import Data, is_for, noised, recut
-from onebasin.data.made import SEVERAL, STEPS, SURE, guessed, made, reads, usual_length, writes
+from onebasin.data.made import SEVERAL, STEPS, SURE, guessed, made, reads_sentences, usual_length, writes
 from onebasin.data.teaching import Forward, Teachers, forward_of, predictions
 from onebasin.engine import Tell, available_memory, bfloat16_is_faster, fastest_threads
 from onebasin.fusion.compression import operations
@@ -257,8 +257,7 @@ class Setup:
         encoders read (measured: docs/results/plain-command.md)."""
         if not self.opt.self_made or is_for(self.models[0], "masked-lm") or writes(self.stock[0].model):
             return True
-        example, _ = self.measured
-        return "input_ids" in example and "decoder_input_ids" not in example and reads(self.models[0])
+        return reads_sentences(self.models[0], self.measured[0])
 
     @cached_property
     def stock(self) -> list[LoadedModel]:

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onebasin.running import twins
 from onebasin.running.classes import without_memory
-from onebasin.symmetry import OtherSizes, OtherTensors, TableError, read_table, resolve
+from onebasin.symmetry import OtherSizes, OtherTensors, Signature, TableError, read_table, resolve
 
 from .sizes import expressions
 from .tracing import Traced, as_stored, untied
@@ -44,16 +44,15 @@ def _file_of(model: PreTrainedModel, tied: Mapping[str, str]) -> Stored:
     return shapes, {**model.config.to_dict(), "architectures": [type(model).__name__]}
 
 
-def misfit(text: str, model: Stored) -> TableError | None:
-    """Return why a table does not describe a model, its tensors and their shapes; None if it does."""
+def described(text: str, model: Stored) -> Signature | TableError:
+    """Return the signature that a table gives a model, or why it does not describe its tensors and their shapes."""
     try:
-        resolve(read_table(text, "inferred"), *model)
+        return resolve(read_table(text, "inferred"), *model)
     except TableError as error:
         return error
-    return None
 
 
-def needs_all_layers(text: str, error: TableError | None) -> bool:
+def needs_all_layers(text: str, error: Signature | TableError) -> bool:
     """Return whether a table does not describe a model because this has other tensors, or layers of other sizes. Other
     sizes that do not fit are no matter here: some default configurations contradict themselves."""
     if isinstance(error, OtherSizes):
@@ -91,12 +90,10 @@ def refitted(text: str, model: Stored | None, *small: Traced | None) -> str:
 def _fit(text: str, model: Stored) -> tuple[frozenset[str], dict[str, int]]:
     """Return the spaces on the first axis of a model that does not have the size that a table says, or those for which
     nothing is left, and the sizes of all; none are wrong if all fit, or if it is not a matter of sizes."""
-    try:
-        spaces = resolve(read_table(text, "inferred"), *model).spaces
-    except OtherSizes as error:
-        return error.spaces, {}
-    except TableError:
-        return frozenset(), {}
+    found = described(text, model)
+    if isinstance(found, TableError):
+        return found.spaces if isinstance(found, OtherSizes) else frozenset(), {}
+    spaces = found.spaces
     return frozenset(one.name for one in spaces.values() if not one.size), {
         key: one.size for key, one in spaces.items()
     }

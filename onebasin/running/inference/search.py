@@ -19,7 +19,7 @@ from onebasin.running.shrinking import Scale
 from onebasin.symmetry import Table, TableError, read_table
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
-from .full_size import Stored, misfit, needs_all_layers, refitted, stored
+from .full_size import Stored, described, needs_all_layers, refitted, stored
 from .proof import TOLERANCE, proved, to_blame, unmoved
 from .text import table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, kinds, traced, untraced
@@ -85,13 +85,13 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
     found = _infer(config, cls, itself, built=built)
     if itself is None:
         return found
-    error = misfit(found.text, itself)
-    if needs_all_layers(found.text, error):
+    whole = described(found.text, itself)
+    if needs_all_layers(found.text, whole):
         with suppress(ModelError):
             other = _infer(config, cls, itself, Scale(kept=EVERY_LAYER))
-            if not needs_all_layers(other.text, left := misfit(other.text, itself)):
-                found, error = other, left
-    return replace(found, fits=error is None)
+            if not needs_all_layers(other.text, again := described(other.text, itself)):
+                found, whole = other, again
+    return replace(found, fits=not isinstance(whole, TableError))
 
 
 def _infer(
