@@ -21,6 +21,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from onebasin.engine import Tell
 from onebasin.models.errors import ModelError
@@ -112,9 +113,9 @@ class _Meter:
                 self.norms.setdefault(signature.root[space], []).append(site)
         self.channels: set[str] = set()  # convolutions, whose outputs have channels before positions
         for role, entry in signature.tensors.items():
-            if len(entry.axes) > 2 and role in source.owner:
+            if len(entry.axes) > 2 and role in source.owner and isinstance(owner := source.module(role), _ConvNd):
                 module = source.owner[role]
-                axis = entry.axes[int(getattr(source.module(role), "transposed", False))]
+                axis = entry.axes[int(owner.transposed)]
                 self.channels.add(module)
                 self.outputs[module] = axis, self._cut(axis)
                 for site in self.outputs[module][1]:
