@@ -6,7 +6,7 @@
 Every type is tried in a process of its own, forked from one that has transformers loaded, and what FILE says already is
 kept, so it goes on where it was stopped.
 Prints how many types of each kind are exact. FILE: {"transformers": version, "types": {TYPE: {"source", "exact",
-"free", "reason", ...}}}.
+"free", "seconds" of computing, rounded up, "reason", ...}}}.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import json
 import multiprocessing
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterable
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ def one(kind: str) -> dict[str, Any]:
     from onebasin.models import ModelError
     from onebasin.running import inference
 
+    start = time.process_time()
     try:
         source = "table" if table_for(kind) else ""
     except UnknownFamily:
@@ -43,7 +46,7 @@ def one(kind: str) -> dict[str, Any]:
         found = inference.infer(kind)
     except ModelError as error:
         return {"source": source, "exact": source == "table", "reason": str(error)}
-    return {"source": source, "exact": True, **found.facts}
+    return {"source": source, "exact": True, "seconds": ceil(time.process_time() - start), **found.facts}
 
 
 def tried(kind: str, work: Callable[[str], dict[str, Any]], seconds: int = SECONDS) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from onebasin.symmetry import Alignment, Entry, Signature
 from onebasin.symmetry.gauge.canonical import plan
 from onebasin.symmetry.gauge.dataflow import along, cut, downstream, noted, outlets, speaks_of
 from onebasin.symmetry.tables.axes import Leaf
-from onebasin.symmetry.tables.ties import tied, with_ties
+from onebasin.symmetry.tables.ties import with_ties
 
 from .loaded import loaded_model
 
@@ -125,7 +125,7 @@ def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype
     whole = with_ties(base.signature)
     for name, entry in fitted.tensors.items():
         role = next((role for role, own in whole.tensors.items() if own.name == entry.name), "")
-        if entry.norm or not role or tied(whole, role):
+        if entry.norm or not role or role in whole.sharing:
             raise ModelError(
                 f"'{adapter.folder / WEIGHTS}': '{name}' changes a norm or a tied table, which cannot follow a "
                 "rotation of the residual stream; use paper or permutation"
@@ -136,7 +136,7 @@ def folded(adapter: Adapter, fitted: Signature, base: Folder, dtype: torch.dtype
                          "weights, which an adapter cannot follow; use paper or permutation")  # fmt: skip
     tensors = {name: tensor.to(dtype, copy=True).contiguous() for name, tensor in adapter.tensors.items()}
     for outlet in outlets(signature):
-        if outlet.free and not any(tied(signature, reader) for reader in outlet.readers):
+        if outlet.free and signature.sharing.isdisjoint(outlet.readers):
             gain = outlet.norm.weight(base.read(outlet.role, dtype))
             for name, tensor in tensors.items():
                 for view in along(fitted, name, tensor, outlet.source[0]):

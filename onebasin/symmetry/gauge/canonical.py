@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..tables.signature import Signature
-from ..tables.ties import bare, parted, separate, share, tied, with_ties, without_ties
+from ..tables.ties import bare, parted, separate, share, with_ties, without_ties
 from .dataflow import joined, outlets
 from .evening import evened, evening
 from .rewrites import Step, steps
@@ -145,5 +145,5 @@ def _in_the_way(signature: Signature) -> list[str]:
         for outlet in outlets(signature)
         if outlet.free and "ones" in signature.moves(outlet.norm.source)
         for role in outlet.readers
-        if tied(signature, role)
+        if role in signature.sharing
     ]

@@ -18,7 +18,6 @@ from torch import Tensor
 from ..tables.axes import Axis, Cat, Flat, Leaf, blocks, size
 from ..tables.axes import leaves as leaves_of
 from ..tables.signature import MOVES, Entry, Norm, Signature, bias_beside
-from ..tables.ties import tied
 
 Block = tuple[Tensor, tuple[Leaf, ...]]
 
@@ -213,7 +212,7 @@ def beside(signature: Signature, role: str, space: str) -> list[str]:
 def traded(signature: Signature) -> Iterator[tuple[str, str]]:
     """Yield (first, other) for biases that enter the same sum."""
     for role, entry in signature.tensors.items():
-        vector = len(entry.axes) == 1 and moves(signature, role) and not tied(signature, role)
+        vector = len(entry.axes) == 1 and moves(signature, role) and role not in signature.sharing
         if vector and isinstance(entry.axes[0], Leaf):
             summed = beside(signature, role, entry.axes[0].space)
             if role in summed[1:]:
@@ -368,7 +367,7 @@ def summands(signature: Signature, entry: Entry) -> tuple[list[tuple[str, slice]
     rows = [(role, slice(*some)) for role, some in zip(taking, pairwise(ends), strict=True)]
     leaf = signature.leaves(entry)[-1]
     rest = [role for role in entry.notes["into"].split() if role in signature.tensors and has(signature, role, leaf)]
-    if any(tied(signature, role) for role in rest):
+    if not signature.sharing.isdisjoint(rest):
         kin = [e.role for e in signature.tensors.values() if e.notes.get("into") == entry.notes["into"]]
         rest = [] if kin[0] == entry.role else kin[:1]
     return rows, rest

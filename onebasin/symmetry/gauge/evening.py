@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..tables.axes import Axis, Leaf, size
 from ..tables.signature import MOVES, Entry, Norm, Signature
-from ..tables.ties import tied
 from .dataflow import Outlet, absorb, bias_of, fed, outlet_of
 from .rewrites import Step
 
@@ -55,7 +54,7 @@ def evening(signature: Signature) -> Iterator[Step]:
         if norm is None:
             continue
         outlet = outlet_of(signature, role)
-        if outlet is not None and not any(tied(signature, reader) for reader in outlet.readers):
+        if outlet is not None and signature.sharing.isdisjoint(outlet.readers):
             for reader in outlet.readers:
                 target = bias_of(signature, reader, outlet.source) if outlet.bias is not None else None
                 if outlet.bias is not None and target is not None:

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from ..tables.axes import Leaf
 from ..tables.signature import Signature, bias_beside
-from ..tables.ties import tied
 from .dataflow import (
     Outlet,
     absorb,
@@ -126,7 +125,7 @@ def _norms(signature: Signature) -> Iterator[Step]:
             places = downstream(signature, bias, (leaf,))
             yield from _moved(signature, bias, None, (leaf,), places)
             bias = None if places else bias
-        if not moves(signature, role) or any(tied(signature, reader) for reader in outlet.readers):
+        if not moves(signature, role) or not signature.sharing.isdisjoint(outlet.readers):
             continue
         folds = outlet.free and (bias is None or layer_norm)
         for reader in outlet.readers if folds else ():
@@ -285,7 +284,7 @@ def _project(role: str, table: str, tensors: Mapping[str, Tensor]) -> None:
 
 def _writers(signature: Signature) -> Iterator[Step]:
     for role, parts in writers(signature):
-        if not tied(signature, role):
+        if role not in signature.sharing:
             yield Step(role, (), partial(_centre, signature, role, parts))
 
 

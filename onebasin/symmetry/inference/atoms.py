@@ -113,9 +113,10 @@ def _reduced(parts: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return parts
     kept: list[Axis] = []
     for part in parts:
-        inverse = [other.size == 1 and other.top == ~part.top for other in kept]
-        if True in inverse:
-            kept.pop(inverse.index(True))
+        inverse = ~part.top if part.atom.size == 1 else None
+        place = next((n for n, other in enumerate(kept) if other.atom.size == 1 and other.top == inverse), None)
+        if place is not None:
+            kept.pop(place)
         else:
             kept.append(part)
     return tuple(kept)

@@ -230,6 +230,12 @@ class Signature:
         return MOVES["ones" if layer_norm else "orthogonal"]
 
     @cached_property
+    def sharing(self) -> set[str]:
+        """Return the roles of tensors that share their numbers with another, so that one use cannot change alone."""
+        copies = {role: entry.alias for role, entry in self.tensors.items() if entry.alias is not None}
+        return {*copies, *copies.values()}
+
+    @cached_property
     def touching(self) -> dict[str, list[str]]:
         """Return root space -> roles of the tensors with it on an axis (without aliases)."""
         found: dict[str, list[str]] = {root: [] for root in self.members}

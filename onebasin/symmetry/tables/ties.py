@@ -61,8 +61,3 @@ def share(signature: Signature, tensors: Mapping[str, Tensor]) -> dict[str, Tens
         elif role not in found:
             found[role] = found[entry.notes["tied"]].clone()
     return found
-
-
-def tied(signature: Signature, role: str) -> bool:
-    """Return whether another tensor shares the numbers of this one, so that it cannot be changed for one use alone."""
-    return signature.tensors[role].alias is not None or any(e.alias == role for e in signature.tensors.values())
