@@ -18,11 +18,12 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterable
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
 SECONDS, WALL = 120, 900  # for one type: of computing, so that a busy machine does not count; and by the clock
+HEADER = "| types | registered | tried | exact | half free | fit | in 10 s |\n|---|---|---|---|---|---|---|"
 GROUPS = {
     "causal": "CAUSAL_LM",
     "masked": "MASKED_LM",
@@ -80,7 +81,8 @@ def tried(kind: str, work: Callable[[str], dict[str, Any]], seconds: int = SECON
 
 
 def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return for every kind of head, and for all types: how many there are, were tried, are exact, half free, fit."""
+    """Return for every kind of head, and for all types: how many there are, were tried, are exact, half free, fit, and
+    are inferred within 10 s of computing."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
@@ -94,6 +96,7 @@ def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
             "exact": sum(types.get(kind, {}).get("exact", False) for kind in kinds),
             "half free": sum(types.get(kind, {}).get("free", 0) >= 0.5 for kind in kinds),
             "fit": sum(types.get(kind, {}).get("fits") is True for kind in kinds),
+            "in 10 s": sum(types.get(kind, {}).get("seconds", inf) <= 10 for kind in kinds),
         }
         for name, kinds in {**groups, "all with a class": list(filter(twins.classes, CONFIG_MAPPING))}.items()
     }
@@ -102,7 +105,7 @@ def counts(types: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
 def table(types: dict[str, dict[str, Any]]) -> str:
     """Return these counts as a table in Markdown."""
     rows = [f"| {name} | {' | '.join(map(str, count.values()))} |" for name, count in counts(types).items()]
-    return "\n".join(["| types | registered | tried | exact | half free | fit |", "|---|---|---|---|---|---|", *rows])
+    return "\n".join([HEADER, *rows])
 
 
 def swept(

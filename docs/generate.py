@@ -285,13 +285,14 @@ TYPES = """
 What `make families` found for every type that transformers registers. Exact: random elements of every group leave the
 outputs of tiny models as they are, in float64. Moves: the share of the matrices that an inferred table moves. Fits: it
 also describes the tensors of a model of the default configuration; empty where the class refuses that, and `no` also
-where it contradicts itself. Complete: the audit finds no direction beyond what the inferred table generates; empty
-where it was not counted.
+where it contradicts itself. Seconds: of computing with one thread, to infer the table the first time. Complete: the
+audit finds no direction beyond what the inferred table generates; empty where it was not counted.
 
-| model type | by | exact | moves | fits | complete | why not |
-|---|---|---|---|---|---|---|
+| model type | by | exact | moves | fits | seconds | complete | why not |
+|---|---|---|---|---|---|---|---|
 """
 LONGEST = 120  # characters of a reason
+ANSWERS = {True: "yes", False: "no"}
 
 
 def type_rows() -> list[str]:
@@ -303,7 +304,9 @@ def type_rows() -> list[str]:
             "hand" if found["source"] == "table" else "inference",
             "yes" if found["exact"] else "no",
             f"{found['free']:.0%}".replace("%", " %") if "free" in found else "",
-            *({True: "yes", False: "no"}.get(found.get(what), "") for what in ("fits", "complete")),
+            ANSWERS.get(found.get("fits"), ""),
+            str(found.get("seconds", "")),
+            ANSWERS.get(found.get("complete"), ""),
             reason if len(reason) <= LONGEST else reason[:LONGEST].rsplit(" ", 1)[0] + " ...",
         ]
         rows.append(f"| {kind} | {' | '.join(cells)} |")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 VOCABULARY, POSITIONS, GRID, CONVOLVED = 67, 40, 4, 64
 WIDE = 16  # smaller widths are not changed
+MULTIPLIED, NARROWER = "width_coefficient", 8  # by which a class multiplies its widths, and what divides it in a twin
 
 FREE = [10, 14, 22, 26, 34, 38, 46, 50, 58, 62, 70, 74, 82, 86, 94, 98]  # not multiples of the size of a head
 _MOST = {"period": 2, "offset": 1, "first": 1, "shared": 2, "experts": 8, "chosen": 2, "groups": 2, "chosen groups": 1,
@@ -122,6 +123,8 @@ class SmallSettings:
                 return [self.number(key, n) for n in value]  # as in a file
         if isinstance(value, float) and re.search(r"depth_(coefficient|mult)", key) and "layers" not in self.scale.kept:
             return min(value, 1.0)
+        if isinstance(value, float) and key == MULTIPLIED:
+            return value / NARROWER
         if isinstance(value, float) and kind_of_number(key) == "ratio":
             return min(value, float(self.plan.most.get("ratio", value)))
         return deepcopy(value)
@@ -131,6 +134,8 @@ class SmallSettings:
         kind, plan, depths = kind_of_number(key), self.plan, self.depths
         if kind in self.scale.kept or n < 0:
             return n
+        if kind == "width" and MULTIPLIED in self.own:  # by its class, but for the last
+            return n // NARROWER if key == "hidden_dim" else n
         if plan.divisor and kind in ("width", "neurons", "in head", "rotary", "heads", "key heads"):
             return n if "heads" in kind or n % plan.divisor or n < WIDE else n // plan.divisor
         if kind == "rotary":

@@ -134,6 +134,8 @@ def test_products_and_sums_stay() -> None:
     assert seen.vision_config.hidden_size == seen.text_config.hidden_size
     layout = twins.twin_config("layoutlmv3", Scale(divisor=8))
     assert layout.hidden_size == 4 * layout.coordinate_size + 2 * layout.shape_size
+    sound = twins.twin_config("clap").audio_config
+    assert sound.hidden_size == sound.patch_embeds_hidden_size * 2 ** (len(sound.depths) - 1) < 768
 
 
 @pytest.mark.parametrize("kind", ["superglue", "lightglue"])
