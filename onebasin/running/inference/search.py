@@ -16,7 +16,7 @@ from onebasin.models import ModelError
 from onebasin.models.errors import one_line
 from onebasin.running import twins
 from onebasin.running.shrinking import Scale
-from onebasin.symmetry import Table, TableError, read_table
+from onebasin.symmetry import OtherSizes, Table, TableError, read_table
 from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
 from .full_size import Stored, described, needs_all_layers, refitted, stored
@@ -27,6 +27,7 @@ from .tracing import Traced, as_before, free_share, kinds, traced, untraced
 LOSS = 0.9  # the least share of the free matrices that must stay free when layers that differ a little form one block
 WIDE = 32  # size of a head, if some size is 1 in the smallest twin and more in another
 EVERY_LAYER = frozenset({"layers", "first", "period", "offset", "shared"})  # numbers to keep, for layers of all kinds
+COUNTS = frozenset({"heads", "key heads", "groups", "head groups"})  # to keep, where one divides another in twins only
 DEEPEST = 8  # most layers of a twin that is deepened until it has every kind of layer
 
 
@@ -70,7 +71,8 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
 
     If the canonical form changes the outputs of a twin, the tensors responsible are exempted from it, or a table with
     fewer notes on constants is tried; if random elements do, the spaces responsible are fixed. If the model itself has
-    other tensors, or layers of other sizes, the table is inferred again from a twin with all of its layers.
+    other tensors, or layers of other sizes, the table is inferred again from a twin with all of its layers; if its axes
+    do not split as those of the twin do, from one with as many heads and groups.
 
     Args:
         config: A configuration, or a model type, for its default configuration.
@@ -90,6 +92,11 @@ def infer(config: PretrainedConfig | str, cls: str | None = None) -> Inferred:
         with suppress(ModelError):
             other = _infer(config, cls, itself, Scale(kept=EVERY_LAYER))
             if not needs_all_layers(other.text, again := described(other.text, itself)):
+                found, whole = other, again
+    if isinstance(whole, OtherSizes) and len(whole.spaces) > 1:  # an axis of several that does not split into them
+        with suppress(ModelError):
+            other = _infer(config, cls, itself, Scale(kept=COUNTS))
+            if not isinstance(again := described(other.text, itself), TableError):
                 found, whole = other, again
     return replace(found, fits=not isinstance(whole, TableError))
 

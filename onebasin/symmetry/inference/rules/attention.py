@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import inspect
 import string
+from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -58,19 +60,28 @@ def attention(trace: Trace, call: Call) -> Any:
 
 @rule("multi_head_attention_forward")
 def fused(trace: Trace, call: Call) -> Any:
-    """Apply the rules of the projections in one matrix, of attention, and of the output projection."""
+    """Apply the rules of the projections, in one matrix or in three, of attention, and of the output projection."""
     given = inspect.signature(functional.multi_head_attention_forward).bind(*call.args, **call.kwargs).arguments
-    apart = ("bias_k", "bias_v", "key_padding_mask", "attn_mask", "use_separate_proj_weight", "static_k", "static_v")
-    if given["query"].dim() != 3 or given.get("add_zero_attn") or any(given.get(name) is not None and given[name] is not
-                                                                     False for name in apart):  # fmt: skip
+    query, number, mask, padding = (given.get(name) for name in ("query", "num_heads", "attn_mask", "key_padding_mask"))
+    rest = any(given.get(name) is not None for name in ("bias_k", "bias_v", "static_k", "static_v"))
+    logical = mask is not None and not mask.is_floating_point()
+    if query.dim() != 3 or given.get("add_zero_attn") or rest or logical:
         return trace.unruled(call)
     _, weights = call.run()
-    number, bias = given["num_heads"], given["in_proj_bias"]
     with trace:
-        rows = given["in_proj_weight"].chunk(3)
+        if given.get("use_separate_proj_weight"):
+            rows = [given[f"{name}_proj_weight"] for name in "qkv"]
+        else:
+            rows = given["in_proj_weight"].chunk(3)
+        bias = given["in_proj_bias"]
         biases = [None] * 3 if bias is None else bias.chunk(3)
         made = [functional.linear(given[name], w, b)
                 for name, w, b in zip(("query", "key", "value"), rows, biases, strict=True)]  # fmt: skip
         q, k, v = [each.view(*each.shape[:2], number, -1).permute(1, 2, 0, 3) for each in made]
-        joined = functional.scaled_dot_product_attention(q, k, v).permute(2, 0, 1, 3).flatten(2)
+        if mask is not None and mask.dim() == 3:  # (batch heads) queries keys
+            mask = mask.view(*q.shape[:2], *mask.shape[1:])
+        if padding is not None:  # batch keys
+            hidden = torch.zeros(padding.shape, dtype=q.dtype).masked_fill(padding.bool(), -inf)[:, None, None]
+            mask = hidden if mask is None else mask + hidden
+        joined = functional.scaled_dot_product_attention(q, k, v, mask).permute(2, 0, 1, 3).flatten(2)
         return functional.linear(joined, given["out_proj_weight"], given["out_proj_bias"]), weights

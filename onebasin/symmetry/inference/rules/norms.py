@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from ...tables.signature import MOVES
 from ..atoms import PERMUTE, Axis, fix, hold, lower, new, restrict
@@ -48,6 +49,17 @@ def normalized(trace: Trace, call: Call) -> Any:
     if its is not None and its.axes[0] is not None and made.target is not None:
         unify(its.axes[0], made.target, "norm")
     return trace.put(out, [*axes[:-1], made.target], x, normed=made)
+
+
+@rule("_weight_norm")
+def weight_norm(trace: Trace, call: Call) -> Any:
+    """Apply the rules of what it is made of: every slice of a tensor divided by its length, times a number."""
+    direction, size = call.get(0, "v"), call.get(1, "g")
+    dim = call.get(2, "dim", 0)
+    with trace:
+        first = direction.movedim(dim, 0)
+        unit = functional.normalize(first.flatten(1), dim=1).view(first.shape)
+        return unit.movedim(0, dim) * size
 
 
 def norm(trace: Trace, kind: str, source: Axis, weight: str, along: Axis, bias: str, plus: bool) -> Normed:
