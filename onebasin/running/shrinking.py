@@ -130,8 +130,9 @@ class Shrinking:
                 self.sizes.setdefault(n, n // max(wider) * self.sizes[max(wider)] if wider else next(narrow))
         for scope in scopes:  # widths that double from stage to stage, up to the stream's
             times = 2 ** (next((len(scope[key]) for key in STAGED if isinstance(scope.get(key), list | tuple)), 1) - 1)
-            for n in numbers(scope.get("hidden_size")) if times > 1 else ():
-                self.sizes |= {n: times * self.sizes[first] for first in widths if n == times * first}
+            stream = scope.get("hidden_size")
+            if times > 1 and stream in widths and stream % times == 0 and stream // times in widths:
+                self.sizes[stream] = times * self.sizes[stream // times]
         cells = {n for scope in scopes for n in numbers(scope.get("groups_width")) if n >= WIDE}
         self.sizes |= {n: n // cell * self.head for cell in cells for n in widths if n % cell == 0}  # as many groups
         least = self.most.get("neurons")

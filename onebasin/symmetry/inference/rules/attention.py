@@ -62,7 +62,7 @@ def attention(trace: Trace, call: Call) -> Any:
 def fused(trace: Trace, call: Call) -> Any:
     """Apply the rules of the projections, in one matrix or in three, of attention, and of the output projection."""
     given = inspect.signature(functional.multi_head_attention_forward).bind(*call.args, **call.kwargs).arguments
-    query, number, mask, padding = (given.get(name) for name in ("query", "num_heads", "attn_mask", "key_padding_mask"))
+    query, mask, padding = given["query"], given.get("attn_mask"), given.get("key_padding_mask")
     rest = any(given.get(name) is not None for name in ("bias_k", "bias_v", "static_k", "static_v"))
     logical = mask is not None and not mask.is_floating_point()
     if query.dim() != 3 or given.get("add_zero_attn") or rest or logical:
@@ -77,7 +77,7 @@ def fused(trace: Trace, call: Call) -> Any:
         biases = [None] * 3 if bias is None else bias.chunk(3)
         made = [functional.linear(given[name], w, b)
                 for name, w, b in zip(("query", "key", "value"), rows, biases, strict=True)]  # fmt: skip
-        q, k, v = [each.view(*each.shape[:2], number, -1).permute(1, 2, 0, 3) for each in made]
+        q, k, v = [each.view(*each.shape[:2], given["num_heads"], -1).permute(1, 2, 0, 3) for each in made]
         if mask is not None and mask.dim() == 3:  # (batch heads) queries keys
             mask = mask.view(*q.shape[:2], *mask.shape[1:])
         if padding is not None:  # batch keys
