@@ -16,7 +16,8 @@ from onebasin.symmetry import resolve
 # Text and images have as many heads in twins (audioflamingo3: sound); minicpm_ocr: two heads share keys and values
 # there alone; idefics: only every so many layers look at images; gemma3n_text: the last 15 layers have no keys;
 # nemotron_h and mamba2: groups of state-space heads were 2 in every twin; laguna: layers have other numbers of heads;
-# lightglue: its 64 pixels of a cell are as many as its neurons.
+# lightglue: its 64 pixels of a cell are as many as its neurons; longcat_flash: some of its experts only pass on what
+# they are given.
 @pytest.mark.parametrize(
     "kind",
     [
@@ -29,6 +30,7 @@ from onebasin.symmetry import resolve
         "mamba2",
         "laguna",
         "lightglue",
+        "longcat_flash",
     ],
 )
 def test_a_table_fits_a_model_of_full_size(kind: str) -> None:
