@@ -294,6 +294,8 @@ class _Meter:
         for site in self._sites_inside(root):
             assert site.cross is not None
             number = len(site.cross) // n  # heads, or query heads
+            if number not in (h, len(order)):
+                continue
             pairs = index if number == h else order
             chosen.append(site.cross.view(number, n, number, n)[torch.arange(number, device=pairs.device), :, pairs])
         for role, _ in self.readers.get(root, []):
@@ -309,9 +311,9 @@ class _Meter:
         total = torch.zeros(h, h, dtype=self.source.model.dtype, device=self.source.model.device)
         for role, site in self.readers.get(root, []):
             a, s = (self._by_head(role, root, tensor) for tensor in self._aligned(role, aligned))
-            if site.cross is None or len(a) != h:
-                continue
             n = a.shape[1]
+            if site.cross is None or len(a) != h or len(site.cross) != h * n:  # heads that are inside of others
+                continue
             cross = site.centred().view(h, n, h, n).transpose(1, 2)
             dot = torch.einsum("ijnm,ind,jmd->ij", cross, a, s)
             norms = []

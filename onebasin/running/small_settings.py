@@ -56,6 +56,7 @@ class SmallSettings:
         self.counts: list[tuple[str, int]] = [(key, own[key]) for kind in ("heads", "key heads") for key in own
                        if kind_of_number(key) == kind and is_number(own[key])]  # fmt: skip
         self.in_heads = {key: n for key, n in own.items() if kind_of_number(key) == "in head" and is_number(n)}
+        self.multiplied: bool = self.own.get(MULTIPLIED, 0) >= 1  # and not a twin already
         self.multiples: list[int] = [1, *(n for key, n in own.items() if "expand" in key and is_number(n))]
 
         self.patch = next(
@@ -123,7 +124,7 @@ class SmallSettings:
                 return [self.number(key, n) for n in value]  # as in a file
         if isinstance(value, float) and re.search(r"depth_(coefficient|mult)", key) and "layers" not in self.scale.kept:
             return min(value, 1.0)
-        if isinstance(value, float) and key == MULTIPLIED:
+        if key == MULTIPLIED and self.multiplied:
             return value / NARROWER
         if isinstance(value, float) and kind_of_number(key) == "ratio":
             return min(value, float(self.plan.most.get("ratio", value)))
@@ -134,7 +135,7 @@ class SmallSettings:
         kind, plan, depths = kind_of_number(key), self.plan, self.depths
         if kind in self.scale.kept or n < 0:
             return n
-        if kind == "width" and MULTIPLIED in self.own:  # by its class, but for the last
+        if kind == "width" and self.multiplied:  # by its class, but for the last
             return n // NARROWER if key == "hidden_dim" else n
         if plan.divisor and kind in ("width", "neurons", "in head", "rotary", "heads", "key heads"):
             return n if "heads" in kind or n % plan.divisor or n < WIDE else n // plan.divisor

@@ -72,7 +72,7 @@ def test_the_neurons_of_experts_are_matched_by_weights_after_the_rest(case: str,
         assert torch.allclose(found.alignment.after(planted).apply(signature, role, tensor), tensor, atol=1e-6), role
 
 
-@pytest.mark.parametrize("kind", ["slanext", "dac"])
+@pytest.mark.parametrize("kind", ["slanext", "dac", "wavlm"])
 def test_norms_and_transposed_convolutions_are_measured_along_their_channels(kind: str, tmp_path: Path) -> None:
     """Which stand before the positions, as they do for a convolution."""
     model, given = twins.build(kind)
