@@ -56,6 +56,8 @@ def weight_norm(trace: Trace, call: Call) -> Any:
     """Apply the rules of what it is made of: every slice of a tensor divided by its length, times a number."""
     direction, size = call.get(0, "v"), call.get(1, "g")
     dim = call.get(2, "dim", 0)
+    if dim == -1:  # the length of all of it
+        return trace.unruled(call)
     with trace:
         first = direction.movedim(dim, 0)
         unit = functional.normalize(first.flatten(1), dim=1).view(first.shape)
