@@ -183,11 +183,15 @@ def numbers(value: Any) -> Iterator[int]:
     yield from (n for n in (value if isinstance(value, list | tuple) else [value]) if is_number(n))
 
 
+def stages_of(own: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of stages in a configuration, which are the lengths of its lists with an entry for each."""
+    return [len(own[key]) for key in STAGED if isinstance(own.get(key), list | tuple)]
+
+
 def depths_of(own: Mapping[str, Any]) -> list[int]:
     """Return the numbers of layers in a configuration, which its lists may have as lengths; not those of stages."""
-    stages = {len(own[key]) for key in STAGED if isinstance(own.get(key), list | tuple)}
     found = {value for key, value in own.items() if kind_of_number(key) == "layers" and is_number(value) and value > 1}
-    return sorted(found - stages, reverse=True)
+    return sorted(found.difference(stages_of(own)), reverse=True)
 
 
 def is_per_layer(value: Any, depth: int) -> bool:

@@ -19,7 +19,6 @@ from transformers import PretrainedConfig
 
 from .configuration import (
     HIDDEN,
-    STAGED,
     all_settings,
     configs,
     declared,
@@ -33,6 +32,7 @@ from .configuration import (
     numbers,
     rotary_shares,
     settings,
+    stages_of,
 )
 from .small_settings import FREE, VOCABULARY, WIDE, SmallSettings, runnable_config
 from .unset import add_missing
@@ -129,8 +129,7 @@ class Shrinking:
                 wider = [m for m in streams if n % m == 0]
                 self.sizes.setdefault(n, n // max(wider) * self.sizes[max(wider)] if wider else next(narrow))
         for scope in scopes:  # widths that double from stage to stage, up to the stream's
-            times = 2 ** (next((len(scope[key]) for key in STAGED if isinstance(scope.get(key), list | tuple)), 1) - 1)
-            stream = scope.get("hidden_size")
+            times, stream = 2 ** (next(iter(stages_of(scope)), 1) - 1), scope.get("hidden_size")
             if times > 1 and stream in widths and stream % times == 0 and stream // times in widths:
                 self.sizes[stream] = times * self.sizes[stream // times]
         cells = {n for scope in scopes for n in numbers(scope.get("groups_width")) if n >= WIDE}

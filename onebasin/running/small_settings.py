@@ -13,7 +13,6 @@ from transformers.utils.import_utils import is_timm_available
 
 from .configuration import (
     HIDDEN,
-    STAGED,
     depths_of,
     is_layers,
     is_number,
@@ -21,6 +20,7 @@ from .configuration import (
     is_staged,
     kind_of_number,
     numbers,
+    stages_of,
 )
 from .unset import fill
 
@@ -65,9 +65,8 @@ class SmallSettings:
         self.small_patch = min(self.patch, 2) if "patch" not in self.scale.kept else self.patch
         self.staged = any(re.search(r"(patch_sizes|(?<!encoder_)strides?)$", key) for key in own)  # shrinks the image
         self.rate = next((n for key, n in own.items() if "downsample" in key and is_number(n)), 1)  # before a window
-        lists = (own.get(key) for key in STAGED)
-        stages = next((len(each) for each in lists if isinstance(each, list | tuple)), 0)
-        self.grid: int = max(plan.most.get("grid", GRID), 2**stages)
+        self.stages = stages_of(own)
+        self.grid: int = max(plan.most.get("grid", GRID), 2 ** next(iter(self.stages), 0))
 
     def least(self) -> int:
         """Return the least number of layers if no list distinguishes them: with a period, or with special first ones,
@@ -145,8 +144,7 @@ class SmallSettings:
             return self.in_head(key, n)
         if kind == "shared" and n in depths:
             return len(depths[n])
-        if kind == "layers" and any(isinstance(self.own.get(key), list | tuple) and len(self.own[key]) == n
-                                    for key in STAGED):  # fmt: skip
+        if kind == "layers" and n in self.stages:
             return n
         if kind == "head groups":
             return self.head_groups(n)

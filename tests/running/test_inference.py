@@ -17,8 +17,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.nn.utils import parametrizations
 from transformers import (
     AutoConfig,
     PhiConfig,
@@ -36,7 +34,7 @@ from onebasin.running.inference import full_size, known, proof, search, tracing
 from onebasin.running.inference.sizes import key_of_size, list_of_layers
 from onebasin.running.inference.text import table_text, with_fixed
 from onebasin.symmetry import acting_groups
-from onebasin.symmetry.inference.atoms import PERMUTE, new
+from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
 from onebasin.symmetry.inference.writing.draft import STYLES
@@ -587,63 +585,6 @@ def test_a_gain_whose_product_is_used_twice_stays() -> None:
         assert bool(settle_gains(trace, (), wanted=True)) != twice
         moves.append("rotate" in trace.axes(module.gain)[0].moves)
     assert moves == [True, False]
-
-
-def test_fused_attention_has_the_axes_of_its_parts() -> None:
-    """Heads permute, and any invertible map acts inside them."""
-    module = nn.MultiheadAttention(6, 2)
-    trace = Trace(rules=RULES, silent=SILENT)
-    for name, parameter in module.named_parameters():
-        setattr(parameter, KEY, Label([new(n) for n in parameter.shape], name=name))
-    with torch.no_grad(), trace:
-        x = torch.randn(5, 3, 6)
-        module(x, x, x)
-    axis = trace.axes(module.in_proj_weight)[0]
-    assert axis is not None and not trace.unknown
-    assert [("shear" in leaf.moves, leaf.size) for leaf in axis.leaves] == [(False, 2), (True, 3)] * 3
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_fused_attention_of_three_matrices_adds_what_it_is_given_for_heads(padded: bool) -> None:
-    """As WavLM's does: the heads of a bias of positions permute with those of queries and keys, others stay."""
-    held = {f"{name}_proj_weight": torch.randn(6, 6) for name in "qkv"}
-    held |= {"bias": torch.randn(2, 5, 5), "out": torch.randn(6, 6)}
-    trace = Trace(rules=RULES, silent=SILENT)
-    for name, tensor in held.items():
-        setattr(tensor, KEY, Label([new(n) for n in tensor.shape], name=name))
-    x, padding = torch.randn(5, 3, 6), torch.arange(5) > torch.tensor([[4], [3], [2]])
-
-    def run() -> torch.Tensor:
-        mask = held["bias"].expand(3, 2, 5, 5).reshape(6, 5, 5)
-        return functional.multi_head_attention_forward(
-            x, x, x, 6, 2, None, None, None, None, False, 0.0, held["out"], None, attn_mask=mask,
-            key_padding_mask=padding if padded else None, use_separate_proj_weight=True,
-            **{name: held[name] for name in held if "proj" in name})[0]  # fmt: skip
-
-    expected = run()
-    with torch.no_grad(), trace:
-        assert torch.allclose(run(), expected, atol=1e-6)
-    assert not trace.unknown
-    heads = [next(trace.axes(held[f"{name}_proj_weight"])[0].leaves).top for name in "qkv"]
-    bias = trace.axes(held["bias"])
-    assert {head.atom for head in heads} == {bias[0].top.atom} and bias[0].moves == PERMUTE
-    assert [leaf.size for leaf in trace.axes(held["out"])[1].leaves] == [2, 3]
-
-
-def test_the_rows_of_a_normed_weight_permute_with_their_sizes_and_what_they_read_turns() -> None:
-    """W = g v / |v|, where |v| is the length of a slice over all axes but one."""
-    module = parametrizations.weight_norm(nn.Linear(4, 3, bias=False))
-    trace = Trace(rules=RULES, silent=SILENT)
-    held = {**dict(module.named_parameters()), "before": torch.randn(4, 4)}
-    for name, tensor in held.items():
-        setattr(tensor, KEY, Label([new(n) if n > 1 else None for n in tensor.shape], name=name))
-    with torch.no_grad(), trace:
-        module(functional.linear(torch.randn(2, 4), held["before"]))
-    assert not trace.unknown
-    size, direction, before = (trace.axes(tensor) for tensor in held.values())
-    (row,) = direction[0].leaves
-    assert row.moves == PERMUTE and row.top in [leaf.top for leaf in size[0].leaves]
-    assert direction[1].top.atom is before[0].top.atom and direction[1].moves == MOVES["orthogonal"]
 
 
 @pytest.mark.parametrize("kind", ["efficientnet", "hubert"])

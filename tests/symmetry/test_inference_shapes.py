@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Axes of vectors that stand beside others in one dimension, and constants that parameters make."""
+"""Axes of vectors that stand beside others in one dimension, constants that parameters make, and functions
+that are made of others."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
-from onebasin.symmetry.inference.atoms import Axis, new
+from onebasin.symmetry.inference.atoms import PERMUTE, Axis, new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.rules.places import coordinates
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
@@ -213,3 +215,54 @@ def test_the_coordinates_of_numbers_are_their_remainders(name: str) -> None:
         for size, found in zip(reversed(shape), reversed(coordinates(where, torch.Size(shape))), strict=True):
             assert torch.equal(found, rest % size)
             rest = rest // size
+
+
+def test_fused_attention_has_the_axes_of_its_parts() -> None:
+    """Heads permute, and any invertible map acts inside them."""
+    module = nn.MultiheadAttention(6, 2)
+    trace = labelled(**dict(module.named_parameters()))
+    with torch.no_grad(), trace:
+        x = torch.randn(5, 3, 6)
+        module(x, x, x)
+    axis = trace.axes(module.in_proj_weight)[0]
+    assert axis is not None and not trace.unknown
+    assert [("shear" in leaf.moves, leaf.size) for leaf in axis.leaves] == [(False, 2), (True, 3)] * 3
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_fused_attention_of_three_matrices_adds_what_it_is_given_for_heads(padded: bool) -> None:
+    """As WavLM's does: the heads of a bias of positions permute with those of queries and keys, others stay."""
+    held = {f"{name}_proj_weight": torch.randn(6, 6) for name in "qkv"}
+    held |= {"bias": torch.randn(2, 5, 5), "out": torch.randn(6, 6)}
+    trace = labelled(**held)
+    x, padding = torch.randn(5, 3, 6), torch.arange(5) > torch.tensor([[4], [3], [2]])
+
+    def run() -> torch.Tensor:
+        mask = held["bias"].expand(3, 2, 5, 5).reshape(6, 5, 5)
+        return functional.multi_head_attention_forward(
+            x, x, x, 6, 2, None, None, None, None, False, 0.0, held["out"], None, attn_mask=mask,
+            key_padding_mask=padding if padded else None, use_separate_proj_weight=True,
+            **{name: held[name] for name in held if "proj" in name})[0]  # fmt: skip
+
+    expected = run()
+    with torch.no_grad(), trace:
+        assert torch.allclose(run(), expected, atol=1e-6)
+    assert not trace.unknown
+    heads = [next(trace.axes(held[f"{name}_proj_weight"])[0].leaves).top for name in "qkv"]
+    bias = trace.axes(held["bias"])
+    assert {head.atom for head in heads} == {bias[0].top.atom} and bias[0].moves == PERMUTE
+    assert [leaf.size for leaf in trace.axes(held["out"])[1].leaves] == [2, 3]
+
+
+def test_the_rows_of_a_normed_weight_permute_with_their_sizes_and_what_they_read_turns() -> None:
+    """W = g v / |v|, where |v| is the length of a slice over all axes but one."""
+    module = parametrizations.weight_norm(nn.Linear(4, 3, bias=False))
+    held = {**dict(module.named_parameters()), "before": torch.randn(4, 4)}
+    trace = labelled(**held)
+    with torch.no_grad(), trace:
+        module(functional.linear(torch.randn(2, 4), held["before"]))
+    assert not trace.unknown
+    size, direction, before = (trace.axes(tensor) for tensor in held.values())
+    (row,) = direction[0].leaves
+    assert row.moves == PERMUTE and row.top in [leaf.top for leaf in size[0].leaves]
+    assert direction[1].top.atom is before[0].top.atom and direction[1].moves == MOVES["orthogonal"]

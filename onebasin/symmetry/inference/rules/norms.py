@@ -60,8 +60,8 @@ def weight_norm(trace: Trace, call: Call) -> Any:
         return trace.unruled(call)
     with trace:
         first = direction.movedim(dim, 0)
-        unit = functional.normalize(first.flatten(1), dim=1).view(first.shape)
-        return unit.movedim(0, dim) * size
+        slices = functional.normalize(first.flatten(1), dim=1).view(first.shape)
+        return slices.movedim(0, dim) * size
 
 
 def norm(trace: Trace, kind: str, source: Axis, weight: str, along: Axis, bias: str, plus: bool) -> Normed:

@@ -121,6 +121,12 @@ class Draft:
     def bias_of(self) -> dict[str, Normed]:
         return {norm.bias: norm for norm in self.trace.norms if norm.bias}
 
+    @cached_property
+    def written_norms(self) -> list[tuple[Normed, set[int]]]:
+        """Return the norms that the table writes as such, with the atoms that they read; final once these are."""
+        written = filter(self.is_written, self.trace.norms)
+        return [(norm, {id(leaf.top.atom) for leaf in norm.source.leaves}) for norm in written]
+
     def bare(self, name: str) -> str:
         return name.removeprefix(self.prefix)
 

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from ...tables.axes import parse, space_leaves
 from ...tables.signature import kind_of
 from ..atoms import Axis
-from ..trace import Normed
 from .draft import Draft, Place, atoms_of
 from .layers import Homes, homes_of
 from .settling import left_by
 
 ListOf = Callable[[Sequence[str]], tuple[str, Sequence[str]] | None]
-Norms = Sequence[tuple[Normed, set[int]]]
 
 
 def declarations(draft: Draft, list_of: ListOf) -> Iterator[str]:
@@ -24,7 +22,7 @@ def declarations(draft: Draft, list_of: ListOf) -> Iterator[str]:
     used = set(re.findall(r"[A-Za-z_]\w*", " ".join(line.axes for line in draft.lines)))
     targets = {id(n.target.top.atom) for n in draft.trace.norms if n.target is not None and draft.free[n.weight]
                and (draft.style.norms or n.kind != "layernorm") and n.target.moves}  # fmt: skip
-    homes, norms = homes_of(draft), written_norms(draft)
+    homes = homes_of(draft)
     for place in draft.places:
         if place.name not in used or any(id(axis.atom) in targets for axis in place.atoms):
             continue
@@ -33,15 +31,15 @@ def declarations(draft: Draft, list_of: ListOf) -> Iterator[str]:
         if draft.style.sums and _begins_anew(draft, place):
             properties = [*properties, "post-norm"]
         after = [place.part, *([f"per {', '.join(per)}"] if per else []), *properties]
-        declared = _declared(draft, place, norms)
+        declared = _declared(draft, place)
         yield " ".join([place.name, declared, *after])
-        for kind, asked in _in_some_layers(draft, place, declared, norms, homes, list_of):
+        for kind, asked in _in_some_layers(draft, place, declared, homes, list_of):
             yield " ".join([place.name, kind, *after, f"; when {asked}"])
     yield from (f"{name} fixed{' per layer' if layer else ''}" for name, layer in draft.kept)
 
 
 def _in_some_layers(
-    draft: Draft, place: Place, declared: str, norms: Norms, homes: Homes, list_of: ListOf
+    draft: Draft, place: Place, declared: str, homes: Homes, list_of: ListOf
 ) -> Iterator[tuple[str, str]]:
     """Yield the kinds of a space in some layers other than the declared one, with conditions on a list of the
     configuration."""
@@ -51,24 +49,18 @@ def _in_some_layers(
             layers[home[1]].append(axis)
     if not place.heading or set(layers) != set(range(len(layers))) or kind_of(place.moves) == "fixed":
         return
-    kinds = [_declared(draft, Place(layers[number], place.heading), norms) for number in range(len(layers))]
+    kinds = [_declared(draft, Place(layers[number], place.heading)) for number in range(len(layers))]
     if len(set(kinds)) > 1 and (listed := list_of(kinds)) is not None:
         named = dict(zip(listed[1], kinds, strict=True))
         yield from ((kind, f"{listed[0]}[layer]={item}") for item, kind in named.items() if kind != declared)
 
 
-def written_norms(draft: Draft) -> Norms:
-    """Return the norms that a table writes as such, with the atoms that they read."""
-    written = filter(draft.is_written, draft.trace.norms)
-    return [(norm, {id(leaf.top.atom) for leaf in norm.source.leaves}) for norm in written]
-
-
-def _declared(draft: Draft, place: Place, norms: Norms) -> str:
+def _declared(draft: Draft, place: Place) -> str:
     """Return the kind of a space without the restrictions by norms, if their lines in the table imply these."""
     if re.fullmatch(r"label\d*", place.name):
         return "labels"
     keys = {id(axis.atom) for axis in place.atoms}
-    left = [left_by(norm, draft.free[norm.weight]) for norm, read in norms if keys & read]
+    left = [left_by(norm, draft.free[norm.weight]) for norm, read in draft.written_norms if keys & read]
     own = frozenset.intersection(*(axis.top.atom.own for axis in place.atoms))
     implied = kind_of(own.intersection(*left)) == kind_of(place.moves)
     return kind_of(own if implied else place.moves)
