@@ -99,6 +99,7 @@ def half_a_second_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a search thinks that it has time for everything, but not for long."""
     monkeypatch.setattr("onebasin.jobs.search.Setup.left", 0.5)
     monkeypatch.setattr("onebasin.jobs.search.Setup.has_time", lambda *_: True)
+    monkeypatch.setattr("onebasin.jobs.search.Setup.learns", lambda *_: True)
     monkeypatch.setattr("onebasin.jobs.search.trials.SHORTEST", 0.2)
 
 

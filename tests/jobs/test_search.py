@@ -24,12 +24,12 @@ from onebasin.jobs.frame import Frame, in_one_frame
 from onebasin.jobs.options import Options
 from onebasin.jobs.search.candidates import align, shortened
 from onebasin.jobs.search.chosen import Candidate, Earlier
-from onebasin.jobs.search.setup import BAGS, CLOSE, Setup
+from onebasin.jobs.search.setup import BAGS, CHOOSING, CLOSE, FEWEST, SYNTHETIC, Setup
 from onebasin.models import Common, Model
 from onebasin.models.kinship import APART, ONE_BASE, SAME_FUNCTION, Kinship, kinship
 from onebasin.running import twins
 from onebasin.running.loaded import LoadedModel, loaded_model
-from onebasin.running.trace import Batch
+from onebasin.running.trace import Batch, examples_in
 from onebasin.symmetry.groups.elements import Monomial
 
 
@@ -149,7 +149,8 @@ def test_towers_that_take_the_patches_of_all_images_in_one_sequence_are_fitted(t
     for seed in (0, 1):
         twins.build("hunyuan_vl_vision", seed=seed)[0].float().save_pretrained(tmp_path / str(seed))
     found = onebasin.merge([tmp_path / "0", tmp_path / "1"], tmp_path / "out", samples=9)
-    assert {"weights", "activations", "unmatched"} == {name.split(",")[0] for name in found["search"]["candidates"]}
+    tried = {name.split(",")[0] for name in found["search"]["candidates"]}
+    assert tried == {"weights", "activations", "unmatched", "learned from activations"}
     assert not [note for note in found["notes"] if "no candidate" in note]
 
 
@@ -296,11 +297,28 @@ def test_without_time_to_learn_imagined_pictures_neither_match_nor_spread(
 def test_nothing_is_fitted_to_pictures_that_are_too_easy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = models_of("ViTForImageClassification", tmp_path)
     monkeypatch.setattr("onebasin.jobs.verdict.EASY", -1.0)
+
+    def imagined(setup: Setup) -> None:
+        raise AssertionError("pictures to fit to were made")
+
+    monkeypatch.setattr(Setup, "gathered", property(imagined))
     found = onebasin.merge(models, tmp_path / "out", samples=16, anchor=0)
     onebasin.merge(models, tmp_path / "full", match="full", method="circuit", anchor=0, tolerance=CLOSE)
     assert not found["verdict"]["works"] and any("give --data FILE" in note for note in found["notes"])
     first, second = (loaded_model(onebasin.Folder(tmp_path / name)).parameter for name in ("out", "full"))
     assert all(torch.equal(first[role], second[role]) for role in first)
+
+
+def test_models_of_many_small_operations_imagine_few_pictures(tmp_path: Path) -> None:
+    given, opt = [onebasin.Folder(folder) for folder in models_of("ViTForImageClassification", tmp_path)], Options()
+    frame = in_one_frame(given, 0, "full", opt, None, verify=False)
+    wanted = round(opt.samples / (1 - CHOOSING) * SYNTHETIC["pixel_values"])
+    for seconds, few in ((1e-6, wanted), (10.0, FEWEST)):  # that a model takes for several pictures
+        setup = Setup(frame, 0, [], Kinship(0.0, APART), opt, None, 0.0, None)
+        setup.__dict__["timed"] = 1, seconds
+        made = examples_in(setup.several) * setup.measured[1] / seconds  # FLOP per second
+        assert made / 2 <= setup.speed <= made
+        assert setup.affordable() == few
 
 
 @pytest.mark.usefixtures("half_a_second_left", "three_sweeps")

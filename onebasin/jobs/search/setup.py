@@ -189,10 +189,10 @@ class Setup:
     @cached_property
     def speed(self) -> float:
         """FLOP per second that this machine makes in a pass over several examples: `SLOW` times a power of two, so that
-        the same machine usually counts on the same."""
+        the same machine usually counts on the same. Fewer than `SLOW` in many small operations."""
         _, needed = self.measured
         doublings = log2(examples_in(self.several) * needed / self.timed[1] / SLOW) if needed else 0
-        return SLOW * 2.0 ** max(0, floor(doublings))
+        return SLOW * 2.0 ** floor(doublings)
 
     @cached_property
     def several(self) -> Batch:

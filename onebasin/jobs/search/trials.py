@@ -46,7 +46,7 @@ def choose(setup: Setup) -> Chosen:
             for model in setup.models:
                 runnable(model.origin)
             stack.enter_context(threads(setup.timed[0]))
-            if not comparable(setup.stock, setup.split[1][0]):
+            if not comparable(setup.stock, setup.judging[0]):
                 raise ValueError("the models predict nothing that is comparable: their heads have no output in common")
             too_easy = setup.too_easy()
         except Exception as error:  # each model class fails in its own way on inputs that it does not accept
