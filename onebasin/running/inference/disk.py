@@ -52,7 +52,7 @@ def on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
             continue
         ordered = [disk[names[i]] for i in range(len(names))]
         stacked = torch.stack(ordered)
-        expert, *inner = _axes_of(found, parameter, stacked - starts[parameter])
+        expert, *inner = _axes_of(found, parameter, numbered[parameter], stacked)
         places = [
             d
             for d, axis in enumerate(inner)
@@ -75,10 +75,10 @@ def on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
             axes = (
                 found.axes[mine[0]]
                 if torch.equal(ids, numbered[mine[0]].long())
-                else _axes_of(found, mine[0], ids - starts[mine[0]])
+                else _axes_of(found, mine[0], numbered[mine[0]], ids)
             )
         else:
-            axes = _side_by_side(found, mine, ids, starts, ends)
+            axes = _side_by_side(found, {one: numbered[one] for one in mine}, ids)
         entries.append(Found(name, axes, mine[0], tuple(ids.shape), found.tied.get(mine[0], "")))
     for name, home in found.tied.items():
         for a, b in zip(found.axes[name], found.axes.get(home, ()), strict=False):
@@ -96,19 +96,22 @@ def _numbers_in(name: str) -> Iterator[tuple[str, int, str]]:
         yield name[: match.start()], int(match[0]), name[match.end() :]
 
 
-def _axes_of(found: Traced, parameter: str, places: Tensor) -> list[Axis | None]:
-    """Return the axes of a tensor whose entry i is entry places[i] of a parameter."""
-    source = torch.empty(found.model.state_dict()[parameter].shape)
+def _axes_of(found: Traced, parameter: str, numbered: Tensor, ids: Tensor) -> list[Axis | None]:
+    """Return the axes of a tensor that has entries of a parameter, by the numbers of its entries and of these."""
+    source, places = torch.empty(numbered.shape), ids - int(numbered.flatten()[0])
     setattr(source, KEY, Label(list(found.axes[parameter])))
     out = torch.empty(places.shape)
     moved(found.trace, source, out, places, Call("stored", None, (), {}))
     return found.trace.axes(out)
 
 
-def _side_by_side(
-    found: Traced, owners: list[str], ids: Tensor, starts: Mapping[str, int], ends: Mapping[str, int]
-) -> list[Axis | None]:
-    """Return the axes of a tensor that consists of several parameters, one after another along a dimension."""
+def _side_by_side(found: Traced, owners: Mapping[str, Tensor], ids: Tensor) -> list[Axis | None]:
+    """Return the axes of a tensor that consists of several parameters, one after another along a dimension.
+
+    owners: the parameters with the numbers of their entries. ids: those of the tensor.
+    """
+    starts = {one: int(numbers.flatten()[0]) for one, numbers in owners.items()}
+    ends = {one: starts[one] + numbers.numel() for one, numbers in owners.items()}
     for dim in range(ids.dim()):
         lines = ids.movedim(dim, 0).reshape(ids.shape[dim], -1)
         which = [next(one for one in owners if starts[one] <= int(line[0]) < ends[one]) for line in lines]
@@ -121,7 +124,7 @@ def _side_by_side(
         pieces = []
         for start, end in zip(cuts, [*cuts[1:], len(which)], strict=True):
             part = ids.narrow(dim, start, end - start)
-            pieces.append((_axes_of(found, which[start], part - starts[which[start]]), end - start))
+            pieces.append((_axes_of(found, which[start], owners[which[start]], part), end - start))
         axes: list[Axis | None] = []
         for d in range(ids.dim()):
             here = [got[d] for got, _ in pieces]

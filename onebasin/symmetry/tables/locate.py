@@ -53,23 +53,24 @@ def joined(table: Table, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[st
     Raises TableError if an index is missing, or if shapes differ.
     """
     indexed = [(line, found[1]) for line in table.lines if (found := re.search(r"\{(\w+)\}", line.full))]
-    prefixes = "|".join(map(re.escape, [*table.prefixes, ""]))
-    matchers = []
+    choices, joints = [], dict[str, tuple[str, int]]()  # group of the index in a name -> its word, and the joint axis
     for line, word in indexed:
-        before, after = (regex(part).pattern for part in line.full.split("{" + word + "}"))
+        before, after = (regex(part).pattern.replace(r"(\d+)", r"\d+") for part in line.full.split("{" + word + "}"))
         joint = next(i for i, axis in enumerate(line.axes) if word in (leaf.space for leaf in leaves(axis)))
-        matchers.append((re.compile(f"((?:{prefixes}){before})(?P<index>\\d+)({after})"), word, joint))
+        joints[group := f"index{len(joints)}"] = word, joint
+        choices.append(f"{before}(?P<{group}>\\d+){after}")
+    prefixes = "|".join(map(re.escape, [*table.prefixes, ""]))
+    matcher = re.compile(f"(?:{prefixes})(?:{'|'.join(choices)})")  # one for all lines, since there are many names
     whole: dict[str, tuple[int, ...]] = {}
     pieces: dict[str, Pieces] = {}
     for name, shape in shapes.items():
-        hits = ((matcher.fullmatch(name), word, joint) for matcher, word, joint in matchers)
-        match, word, joint = next((hit for hit in hits if hit[0]), (None, "", 0))
-        if match is None:
+        match = matcher.fullmatch(name) if choices else None
+        if match is None or match.lastgroup is None:
             whole[name] = tuple(shape)
             continue
-        start, end = match.span("index")
+        (word, joint), (start, end) = joints[match.lastgroup], match.span(match.lastgroup)
         key = f"{name[:start]}{{{word}}}{name[end:]}"
-        pieces.setdefault(key, Pieces(joint)).names[int(match["index"])] = name
+        pieces.setdefault(key, Pieces(joint)).names[int(match[match.lastgroup])] = name
     for key, each in pieces.items():
         names, joint = each.names, each.joint
         one = tuple(shapes[names[min(names)]])

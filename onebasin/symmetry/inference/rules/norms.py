@@ -58,10 +58,9 @@ def weight_norm(trace: Trace, call: Call) -> Any:
     dim = call.get(2, "dim", 0)
     if dim == -1:  # the length of all of it
         return trace.unruled(call)
+    along = [each for each in range(direction.dim()) if each != dim]
     with trace:
-        first = direction.movedim(dim, 0)
-        slices = functional.normalize(first.flatten(1), dim=1).view(first.shape)
-        return slices.movedim(0, dim) * size
+        return functional.normalize(direction, dim=along) * size  # type: ignore[arg-type]  # it takes several
 
 
 def norm(trace: Trace, kind: str, source: Axis, weight: str, along: Axis, bias: str, plus: bool) -> Normed:
@@ -83,12 +82,12 @@ def unit(trace: Trace, call: Call) -> Any:
     source, order, dim = call.get(0, "input"), call.get(1, "p", 2), call.get(2, "dim", 1)
     out = call.run()
     axes = trace.axes(source, call.name)
-    place = dim % source.dim()
+    along = {each % source.dim() for each in (dim if isinstance(dim, list | tuple) else [dim])}
     for d, axis in enumerate(axes):
         if axis is not None:
-            restrict(axis, MOVES["orthogonal"] if d == place and order in (2, 2.0) else PERMUTE, call.name)
-    trace.mixed([a for d, a in enumerate(axes) if d != place], [axes[place]])
-    last = axes[place] if place == source.dim() - 1 else None
+            restrict(axis, MOVES["orthogonal"] if d in along and order in (2, 2.0) else PERMUTE, call.name)
+    trace.mixed([a for d, a in enumerate(axes) if d not in along], [axes[d] for d in along])
+    last = axes[-1] if along == {source.dim() - 1} else None
     return trace.put(out, axes, source, normed=None if last is None else Normed("rmsnorm", last))
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -25,17 +27,17 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         trace.axes(source, why)
     if out.numel() == 0:
         return
-    places = coordinates(where, source.shape)
-    depends = [
-        {j for j in range(out.dim()) if each.shape[j] > 1 and bool((each != each.narrow(j, 0, 1)).any())}
-        for each in (once(each, 0) for each in places)
-    ]
+    base = where._base
+    if base is not None and base.dim() == 1 and base.is_contiguous():  # a view of numbers in their order
+        places, depends = _of_view(where.shape, where.stride(), int(where.storage_offset()), source.shape)
+    else:
+        places, depends = _of_entries(where, source.shape)
     axes: list[Axis | None] = [None] * out.dim()
     linear: Linear | None = None
     dims: tuple[int, ...] = ()
     passed = set[int]()  # dimensions of `source`
     if label.linear is not None:
-        mine = set().union(*(depends[d] for d in label.dims))
+        mine = frozenset[int]().union(*(depends[d] for d in label.dims))
         beside = {d: axis for d, axis in enumerate(label.axes) if d not in label.dims and axis is not None}
         shared = {d: axis for d, axis in beside.items() if depends[d] & mine}
         if any(leaf.moves for axis in shared.values() for leaf in axis.leaves):
@@ -111,7 +113,25 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         kept.name = label.name
 
 
-def _moved(images: Tensor, places: list[Tensor], depends: list[set[int]], shape: torch.Size) -> Tensor:
+@lru_cache(maxsize=4096)  # loops and layers repeat the same views
+def _of_view(
+    size: torch.Size, stride: tuple[int, ...], start: int, shape: torch.Size
+) -> tuple[list[Tensor], list[frozenset[int]]]:
+    """Return the coordinates in a tensor of the entries of a view of it, and the dimensions that each depends on."""
+    return _of_entries(torch.arange(prod(shape)).as_strided(size, stride, start), shape)
+
+
+def _of_entries(where: Tensor, shape: torch.Size) -> tuple[list[Tensor], list[frozenset[int]]]:
+    """Return the coordinates in a tensor of the entries with these numbers, and the dimensions that each depends on."""
+    places = coordinates(where, shape)
+    depends = [
+        frozenset(j for j in range(where.dim()) if each.shape[j] > 1 and bool((each != each.narrow(j, 0, 1)).any()))
+        for each in (once(each, 0) for each in places)
+    ]
+    return places, depends
+
+
+def _moved(images: Tensor, places: list[Tensor], depends: Sequence[Set[int]], shape: torch.Size) -> Tensor:
     """Return images whose entry i is the one at places[i]; expanded dimensions remain expanded."""
     images = once(images)
     varied = [d for d, size in enumerate(images.shape[1:]) if size > 1]
@@ -140,7 +160,7 @@ def _at_the_beginning(places: Tensor, dims: set[int]) -> Tensor:
     return places
 
 
-def _entries(places: Tensor, varied: set[int], size: int) -> Tensor:
+def _entries(places: Tensor, varied: Set[int], size: int) -> Tensor:
     """Return the images of a choice of entries of an axis; places vary along some dimensions."""
     shape = places.shape
     places = _at_the_beginning(places, set(range(places.dim())) - varied)
@@ -224,7 +244,7 @@ def _merged(
     return flat([label.axes[e] or data(source.shape[e]) for e in order])
 
 
-def _stretched(axis: Axis, places: Tensor, mine: set[int], out: Tensor) -> Axis | None:
+def _stretched(axis: Axis, places: Tensor, mine: Set[int], out: Tensor) -> Axis | None:
     """Return the axis of repeated entries, each by itself or all in turn."""
     (j,) = mine
     line, n = line_of(places, j), axis.size
