@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 
 from onebasin.symmetry.inference.atoms import PERMUTE, Axis, new
 from onebasin.symmetry.inference.rules import RULES, SILENT
-from onebasin.symmetry.inference.rules.places import coordinates
+from onebasin.symmetry.inference.rules.places import located
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
 from onebasin.symmetry.tables.signature import MOVES
 
@@ -208,13 +208,16 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_the_coordinates_of_numbers_are_their_remainders(name: str) -> None:
-    """In steps or one by one."""
-    where = VIEWS[name](torch.arange(240).view(4, 6, 10))
+    """In steps or one by one, looked up or not."""
+    numbers = torch.arange(240).view(4, 6, 10)
+    view = VIEWS[name](numbers)
     for shape in ((4, 6, 10), (240,), (2, 1, 120), (3, 5, 4, 4)):
-        rest = where
-        for size, found in zip(reversed(shape), reversed(coordinates(where, torch.Size(shape))), strict=True):
-            assert torch.equal(found, rest % size)
-            rest = rest // size
+        for where in (view, view.clone(), view):
+            rest, (places, depends) = where, located(where, torch.Size(shape), numbers)
+            for size, found, along in zip(*map(reversed, (shape, places, depends)), strict=True):
+                assert torch.equal(found, rest % size)
+                assert along == {j for j, n in enumerate(where.shape) if n and (found != found.narrow(j, 0, 1)).any()}
+                rest = rest // size
 
 
 def test_fused_attention_has_the_axes_of_its_parts() -> None:

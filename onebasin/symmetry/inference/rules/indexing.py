@@ -67,7 +67,7 @@ def _by_items(trace: Trace, call: Call) -> Any:
     else:
         where = torch.arange(tensor.numel()).view(tensor.shape)
         out = stripped.run()
-        moved(trace, tensor, out, where[tuple(plain)], stripped)
+        moved(trace, tensor, out, where[tuple(plain)], stripped, where)
     setattr(tensor, KEY, label)
     got = trace.label(out)
     if got is None:

@@ -18,8 +18,11 @@ from ..trace import Call, Label, Trace
 from .summands import as_biases, vectors_of
 
 
-def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) -> None:
-    """Label `out`, whose entry i is entry where[i] of `source`."""
+def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call, numbers: Tensor | None = None) -> None:
+    """Label `out`, whose entry i is entry where[i] of `source`.
+
+    numbers: of all entries in their order, of which `where` may be a view.
+    """
     label = trace.label(source)
     assert label is not None
     why = call.name
@@ -27,11 +30,7 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         trace.axes(source, why)
     if out.numel() == 0:
         return
-    base = where._base
-    if base is not None and base.dim() == 1 and base.is_contiguous():  # a view of numbers in their order
-        places, depends = _of_view(where.shape, where.stride(), int(where.storage_offset()), source.shape)
-    else:
-        places, depends = _of_entries(where, source.shape)
+    places, depends = located(where, source.shape, numbers)
     axes: list[Axis | None] = [None] * out.dim()
     linear: Linear | None = None
     dims: tuple[int, ...] = ()
@@ -113,16 +112,26 @@ def moved(trace: Trace, source: Tensor, out: Tensor, where: Tensor, call: Call) 
         kept.name = label.name
 
 
-@lru_cache(maxsize=4096)  # loops and layers repeat the same views
+def located(
+    where: Tensor, shape: torch.Size, numbers: Tensor | None = None
+) -> tuple[list[Tensor], list[frozenset[int]]]:
+    """Return the coordinates in a tensor of the entries with these numbers, and the dimensions that each depends on.
+
+    Loops and layers repeat the same views of the numbers of all entries: these are looked up.
+    """
+    if numbers is None or where.untyped_storage().data_ptr() != numbers.untyped_storage().data_ptr():
+        return _located(where, shape)
+    return _of_view(where.shape, where.stride(), int(where.storage_offset()), shape)
+
+
+@lru_cache(maxsize=4096)
 def _of_view(
     size: torch.Size, stride: tuple[int, ...], start: int, shape: torch.Size
 ) -> tuple[list[Tensor], list[frozenset[int]]]:
-    """Return the coordinates in a tensor of the entries of a view of it, and the dimensions that each depends on."""
-    return _of_entries(torch.arange(prod(shape)).as_strided(size, stride, start), shape)
+    return _located(torch.arange(prod(shape)).as_strided(size, stride, start), shape)
 
 
-def _of_entries(where: Tensor, shape: torch.Size) -> tuple[list[Tensor], list[frozenset[int]]]:
-    """Return the coordinates in a tensor of the entries with these numbers, and the dimensions that each depends on."""
+def _located(where: Tensor, shape: torch.Size) -> tuple[list[Tensor], list[frozenset[int]]]:
     places = coordinates(where, shape)
     depends = [
         frozenset(j for j in range(where.dim()) if each.shape[j] > 1 and bool((each != each.narrow(j, 0, 1)).any()))

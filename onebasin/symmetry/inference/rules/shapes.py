@@ -40,11 +40,11 @@ def rearranged(trace: Trace, call: Call) -> Any:
     after = _patches(trace, call, where) if call.func is functional.unfold else call.on({id(source): where})
     out = call.run()
     if isinstance(out, Tensor):
-        moved(trace, source, out, after, call)
+        moved(trace, source, out, after, call, where)
     else:
         out = tuple(out)
         for one, place in zip(out, after, strict=True):
-            moved(trace, source, one, place, call)
+            moved(trace, source, one, place, call, where)
     return out
 
 
