@@ -51,7 +51,10 @@ SHAPES: Mapping[str, str] = {
         books? codes batch books length | books? codes batch length books+1""",
     "decoder_input_ids": "decoder batch length | parallel? decoder batch length parallel",
     "attention_mask": "ones batch length",
+    "global_attention_mask": "first batch length",
     "token_type_ids": "token_types batch length",
+    "entity_ids": "entity_vocab_size=1 batch 2",
+    "entity_position_ids": "length batch 2 2",
     "bbox": "boxes batch length",
     "lang_ids": "zeros batch",
     "langs": "zeros batch length",
@@ -132,7 +135,7 @@ _STATED: Mapping[str, tuple[str, str, int]] = {
     "books": ("", "num_codebooks codebooks", 0),
     "variables": ("", "num_input_channels input_size", 1),
     "hidden": ("", "hidden_size d_model", 24),
-    "encoder_hidden": ("", "encoder_hidden_size hidden_size", 24),
+    "encoder_hidden": ("", "encoder_hidden_size cross_attention_hidden_size hidden_size d_model", 24),
 }
 
 
@@ -237,6 +240,10 @@ class Inputs:
 
     def zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.long)
+
+    def first(self, *shape: int) -> Tensor:
+        """Return ones for the first token and zeros for the others."""
+        return (torch.arange(shape[-1]) == 0).long().expand(shape)
 
     def everywhere(self, *shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.float64)

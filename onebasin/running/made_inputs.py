@@ -25,7 +25,8 @@ LENGTH, WAYS = 13, 10
 Given = dict[str, Any]
 
 # Inputs that go with the main one if `forward` accepts them.
-_TEXT = ("input_ids", "attention_mask", "decoder_input_ids", "token_type_ids", "bbox", "protein_input_ids",
+_TEXT = ("input_ids", "attention_mask", "global_attention_mask", "decoder_input_ids", "token_type_ids", "bbox",
+         "entity_ids", "entity_position_ids", "visual_embeds", "protein_input_ids",
          "protein_attention_mask")  # fmt: skip
 _IMAGE = ("pixel_values", "image_pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "high_res_pixel_values",
           "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
@@ -80,6 +81,8 @@ def made_inputs(
     through = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
     first = [*needed, *([main] if main in accepted or (through and not needed) else [])]
     text = [name for name in _TEXT if name in accepted and ("input_ids" in accepted or name == "decoder_input_ids")]
+    if "encoder_hidden_states" in accepted and any(name.endswith("encoder_attn") for name, _ in model.named_modules()):
+        text.append("encoder_hidden_states")  # a decoder, alone
     image = [name for name in _IMAGE if name in accepted]
     sized = [*image, *(name for name in _SIZES if name in accepted)]
     sound = [name for name in _SOUND if name in accepted]

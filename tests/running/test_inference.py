@@ -37,6 +37,7 @@ from onebasin.symmetry import acting_groups
 from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
+from onebasin.symmetry.inference.unification import unify
 from onebasin.symmetry.inference.writing.draft import STYLES
 from onebasin.symmetry.inference.writing.settling import settle_gains
 from onebasin.symmetry.tables.signature import MOVES, Signature
@@ -351,6 +352,47 @@ def test_nothing_is_left_out_where_norms_share_a_space_with_parts(kind: str) -> 
     """Norms whose vector is divided by other layers, that read a part of what another reads, or that are gains."""
     found = inference.infer(kind)
     assert found.style == STYLES[0] and found.lowered == [] and found.departure < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls", "more"),
+    [
+        ("csm", None, lambda model, given: {"labels": given["input_ids"].clone()}),
+        ("whisper", "WhisperForCausalLM", lambda model, given: {"encoder_outputs": (random_states(model.config),)}),
+        ("longformer", None, lambda model, given: {"global_attention_mask": 1 - given["global_attention_mask"]}),
+    ],
+)
+def test_tables_hold_for_inputs_that_reach_what_the_run_did_not_use(
+    kind: str, cls: str | None, more: Callable[[PreTrainedModel, dict[str, torch.Tensor]], dict[str, object]]
+) -> None:
+    """The decoder of sounds of CSM runs with labels, the cross attention of Whisper's decoder with an encoder."""
+    text = inference.infer(kind, cls).text
+    model, given = twins.build(kind, cls)
+    departure, _ = proof.proved(text, tracing.untraced(model, {**given, **more(model, given)}))
+    assert departure < proof.TOLERANCE
+
+
+def random_states(config: PretrainedConfig) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(3, 5, config.d_model, generator=generator, dtype=torch.float64)
+
+
+def test_spaces_beside_what_is_unused_stay() -> None:
+    """Unused parameters of the kinds `a.{}` may meet what leaves `a.{}`, not what stays within another module."""
+
+    def fixed(unused: str, size: int, seen: Collection[str] = ()) -> list[str]:
+        axes = {"a.0.up": [new(6), new(4)], "a.0.down": [new(4), new(6)], "b.up": [new(6), new(5)]}
+        unify(axes["a.0.up"][0], axes["a.0.down"][1], "neurons")
+        unify(axes["a.0.down"][0], axes["a.0.up"][1], "stream")
+        unify(axes["a.0.up"][1], stream := new(4), "stream")
+        axes["embed"] = [None, stream]
+        tracing._hold_around([unused], axes | {unused: [new(size)]}, set(seen))
+        return [name for name, each in axes.items() if any(not axis.moves for axis in each if axis is not None)]
+
+    assert fixed("c.map", 4) == fixed("c.map", 8) == ["a.0.up", "a.0.down", "embed"]  # the stream
+    assert fixed("c.map", 6) == fixed("c.map", 5) == []  # neurons
+    assert fixed("a.0.more", 6) == ["a.0.up", "a.0.down"] and fixed("b.more", 6) == ["b.up"]
+    assert not fixed("c.map", 4, seen=["c.map"]) and not fixed("c.mask_token", 4)
 
 
 def test_outputs_of_another_length_differ() -> None:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace, tensors
 from onebasin.symmetry.inference.unification import unify
 
+TRAINING = re.compile(r"mask(ed)?_(token|spec)|\bcriterion\b")  # parameters that only training uses
 RUNS = 6  # most runs of a twin until every parameter has been used
 
 
@@ -84,13 +85,15 @@ def _ran(twin: Traced) -> Traced:
         equal = tied if tied and _looks_at_ties(model, inputs) else shared
         for copy, home in equal.items():  # of layers that share one, a block has one line, which says nothing of a tie
             _unify(axes.get(copy, ()), axes.get(home, ()))
-        used = {shared.get(name, name) for name in trace.seen}
+        used, idle = {shared.get(name, name) for name in trace.seen}, list[str]()
         for name in (name for name in held.keys() - trace.seen.keys() if shared.get(name, name) not in used):
             copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
             for copy in copies[1:] or copies:  # only these are looked up, but stored under this name
                 _unify(axes[name], axes[copy])
             if not copies:
                 hold(axes[name], "unused")
+                idle.append(name)
+        _hold_around(idle, axes, kinds(trace.seen))
         for leaf in (leaf for each in axes.values() for axis in each if axis is not None for leaf in axis.leaves):
             if leaf.home != leaf.top:  # there are parameters in both orders
                 fix(leaf, "in another order")
@@ -99,6 +102,30 @@ def _ran(twin: Traced) -> Traced:
             if hasattr(tensor, KEY):
                 delattr(tensor, KEY)
     return Traced(model, inputs, trace, axes, tied)
+
+
+def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]], seen: Collection[str]) -> None:
+    """Fix the spaces that parameters may share which the run did not use: other inputs may reach these, such as images.
+
+    Such a parameter may read or write the vectors of every module that it is in, if their size is that of one of its
+    axes, or divides it. One of a kind that was used says nothing new, and masks and criteria are for training.
+
+    idle: their names. seen: kinds of names that were used.
+    """
+    sizes = {tuple(name.split(".")): [axis.size for axis in axes[name] if axis is not None] for name in idle
+             if kind_of(name) not in seen and not TRAINING.search(name)}  # fmt: skip
+    spaces: dict[int, tuple[Axis, set[int], set[tuple[str, ...]]]] = {}  # a leaf, sizes of axes, names of modules
+    for name in axes.keys() - set(idle) if sizes else ():
+        for axis in filter(None, axes[name]):
+            for leaf in axis.leaves:
+                _, known, modules = spaces.setdefault(id(leaf.top.atom), (leaf, set(), set()))
+                known |= {leaf.size, axis.size} - {1}
+                modules.add(tuple(name.split(".")[:-1]))
+    for leaf, known, modules in spaces.values():
+        around = list(takewhile(lambda words: len(set(words)) == 1, zip(*modules, strict=False)))
+        inside = (own for name, own in sizes.items() if name[: len(around)] == tuple(words[0] for words in around))
+        if leaf.moves and any(n % one == 0 for own in inside for n in own for one in known):
+            fix(leaf, "beside what is unused")
 
 
 @contextmanager
