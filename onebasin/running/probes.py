@@ -110,7 +110,8 @@ def _needed(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _text(configs: list[PretrainedConfig], rows: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return input_ids, attention_mask and token_type_ids, each (rows, length), and mc_token_ids (rows,)."""
+    """Return input_ids, masks and token_type_ids, each (rows, length), mc_token_ids (rows,), and for models that read
+    these, entity_ids (rows, mentions) and entity_position_ids (rows, mentions, 2)."""
     vocabulary = _least(configs, "vocab_size", default=1)
     special = {value for config in configs for word in _SPECIAL for value in _ids(config, f"{word}_token_id")}
     plain = torch.tensor([token for token in range(vocabulary) if token not in special] or [0])
@@ -128,7 +129,11 @@ def _text(configs: list[PretrainedConfig], rows: int, length: int, generator: to
         ids[torch.arange(rows), lengths - 1] = end[0]
     ids = torch.where(mask == 1, ids, pad[0] if pad else 0)
     kinds = _least(configs, "type_vocab_size", default=0)  # GPT-2 has none: it would embed them as tokens
-    found = {"input_ids": ids, "attention_mask": mask, "mc_token_ids": lengths - 1}
+    first = (torch.arange(length) == 0).long().expand(rows, -1)
+    found = {"input_ids": ids, "attention_mask": mask, "global_attention_mask": first, "mc_token_ids": lengths - 1}
+    if entities := _least(configs, "entity_vocab_size", default=0):  # two mentions, of two tokens each
+        found["entity_ids"] = torch.randint(entities, (rows, 2), generator=generator)
+        found["entity_position_ids"] = torch.randint(length - length // 2, (rows, 2, 2), generator=generator)
     if kinds:
         found["token_type_ids"] = torch.randint(kinds, ids.shape, generator=generator)
     return found
