@@ -37,7 +37,6 @@ from onebasin.symmetry import acting_groups
 from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
-from onebasin.symmetry.inference.unification import unify
 from onebasin.symmetry.inference.writing.draft import STYLES
 from onebasin.symmetry.inference.writing.settling import settle_gains
 from onebasin.symmetry.tables.signature import MOVES, Signature
@@ -378,21 +377,21 @@ def random_states(config: PretrainedConfig) -> torch.Tensor:
 
 
 def test_spaces_beside_what_is_unused_stay() -> None:
-    """Unused parameters of the kinds `a.{}` may meet what leaves `a.{}`, not what stays within another module."""
+    """An unused parameter may meet what enters or leaves several layers, and what is in its own module."""
 
-    def fixed(unused: str, size: int, seen: Collection[str] = ()) -> list[str]:
-        axes = {"a.0.up": [new(6), new(4)], "a.0.down": [new(4), new(6)], "b.up": [new(6), new(5)]}
-        unify(axes["a.0.up"][0], axes["a.0.down"][1], "neurons")
-        unify(axes["a.0.down"][0], axes["a.0.up"][1], "stream")
-        unify(axes["a.0.up"][1], stream := new(4), "stream")
-        axes["embed"] = [None, stream]
+    def fixed(unused: str, size: int, seen: Collection[str] = ()) -> set[str]:
+        stream, neurons, others = new(4), new(6), new(6)
+        axes = {"lm.embed.weight": [None, stream],
+                "lm.0.up.weight": [neurons, stream], "lm.0.down.weight": [stream, neurons],
+                "lm.1.up.weight": [others, stream], "lm.1.down.weight": [stream, others]}  # fmt: skip
         tracing._hold_around([unused], axes | {unused: [new(size)]}, set(seen))
-        return [name for name, each in axes.items() if any(not axis.moves for axis in each if axis is not None)]
+        spaces = {"stream": stream, "neurons": neurons, "others": others}
+        return {name for name, axis in spaces.items() if not axis.moves}
 
-    assert fixed("c.map", 4) == fixed("c.map", 8) == ["a.0.up", "a.0.down", "embed"]  # the stream
-    assert fixed("c.map", 6) == fixed("c.map", 5) == []  # neurons
-    assert fixed("a.0.more", 6) == ["a.0.up", "a.0.down"] and fixed("b.more", 6) == ["b.up"]
-    assert not fixed("c.map", 4, seen=["c.map"]) and not fixed("c.mask_token", 4)
+    assert fixed("map", 4) == fixed("map", 8) == fixed("lm.2.map.weight", 4) == {"stream"}
+    assert fixed("map", 6) == fixed("map", 5) == set()
+    assert fixed("lm.0.map.weight", 6) == {"neurons"}
+    assert fixed("map", 4, seen=["map"]) == fixed("mask_token", 4) == fixed("criterion.map", 4) == set()
 
 
 def test_outputs_of_another_length_differ() -> None:

@@ -86,13 +86,15 @@ def _ran(twin: Traced) -> Traced:
         for copy, home in equal.items():  # of layers that share one, a block has one line, which says nothing of a tie
             _unify(axes.get(copy, ()), axes.get(home, ()))
         used, idle = {shared.get(name, name) for name in trace.seen}, list[str]()
+        stored = {tied.get(name, name) for name in trace.seen}
         for name in (name for name in held.keys() - trace.seen.keys() if shared.get(name, name) not in used):
             copies = [copy for copy, home in tied.items() if home == name and (copy,) in trace.rows]
             for copy in copies[1:] or copies:  # only these are looked up, but stored under this name
                 _unify(axes[name], axes[copy])
             if not copies:
                 hold(axes[name], "unused")
-                idle.append(name)
+                if tied.get(name, name) not in stored:
+                    idle.append(name)
         _hold_around(idle, axes, kinds(trace.seen))
         for leaf in (leaf for each in axes.values() for axis in each if axis is not None for leaf in axis.leaves):
             if leaf.home != leaf.top:  # there are parameters in both orders
@@ -108,7 +110,8 @@ def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]],
     """Fix the spaces that parameters may share which the run did not use: other inputs may reach these, such as images.
 
     Such a parameter may read or write the vectors of every module that it is in, if their size is that of one of its
-    axes, or divides it. One of a kind that was used says nothing new, and masks and criteria are for training.
+    axes, or divides it; and those of a space of several layers, which may come from outside the module that has them.
+    One of a kind that was used says nothing new, and masks and criteria are for training.
 
     idle: their names. seen: kinds of names that were used.
     """
@@ -122,8 +125,10 @@ def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]],
                 known |= {leaf.size, axis.size} - {1}
                 modules.add(tuple(name.split(".")[:-1]))
     for leaf, known, modules in spaces.values():
-        around = list(takewhile(lambda words: len(set(words)) == 1, zip(*modules, strict=False)))
-        inside = (own for name, own in sizes.items() if name[: len(around)] == tuple(words[0] for words in around))
+        around = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*modules, strict=False))]
+        if not (around and around[-1].isdigit()) and any(len(each) > len(around) + 1 for each in modules):
+            around = []
+        inside = (own for name, own in sizes.items() if list(name[: len(around)]) == around)
         if leaf.moves and any(n % one == 0 for own in inside for n in own for one in known):
             fix(leaf, "beside what is unused")
 
