@@ -379,17 +379,17 @@ def random_states(config: PretrainedConfig) -> torch.Tensor:
 def test_spaces_beside_what_is_unused_stay() -> None:
     """An unused parameter may meet what enters or leaves several layers, and what is in its own module."""
 
-    def fixed(unused: str, size: int, seen: Collection[str] = ()) -> set[str]:
+    def fixed(unused: str, *sizes: int, seen: Collection[str] = ()) -> set[str]:
         stream, neurons, others = new(4), new(6), new(6)
         axes = {"lm.embed.weight": [None, stream],
                 "lm.0.up.weight": [neurons, stream], "lm.0.down.weight": [stream, neurons],
                 "lm.1.up.weight": [others, stream], "lm.1.down.weight": [stream, others]}  # fmt: skip
-        tracing._hold_around([unused], axes | {unused: [new(size)]}, set(seen))
+        tracing._hold_around([unused], axes | {unused: [new(size) for size in sizes]}, set(seen))
         spaces = {"stream": stream, "neurons": neurons, "others": others}
         return {name for name, axis in spaces.items() if not axis.moves}
 
-    assert fixed("map", 4) == fixed("map", 8) == fixed("lm.2.map.weight", 4) == {"stream"}
-    assert fixed("map", 6) == fixed("map", 5) == set()
+    assert fixed("map", 4) == fixed("map", 8, 3) == fixed("lm.2.map.weight", 4) == {"stream"}
+    assert fixed("map", 6) == fixed("map", 6, 5) == fixed("bias", 8) == set()
     assert fixed("lm.0.map.weight", 6) == {"neurons"}
     assert fixed("map", 4, seen=["map"]) == fixed("mask_token", 4) == fixed("criterion.map", 4) == set()
 

@@ -27,7 +27,7 @@ from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace, tensors
 from onebasin.symmetry.inference.unification import unify
 
-TRAINING = re.compile(r"mask(ed)?_(token|spec)|\bcriterion\b")  # parameters that only training uses
+TRAINING = re.compile(r"mask(ed)?_(token|spec)|\bcriterion\b|denoising")  # parameters that only training uses
 RUNS = 6  # most runs of a twin until every parameter has been used
 
 
@@ -110,8 +110,8 @@ def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]],
     """Fix the spaces that parameters may share which the run did not use: other inputs may reach these, such as images.
 
     Such a parameter may read or write the vectors of every module that it is in, if their size is that of one of its
-    axes, or divides it; and those of a space of several layers, which may come from outside the module that has them.
-    One of a kind that was used says nothing new, and masks and criteria are for training.
+    axes (a matrix: or divides it), and those of a space of several layers, which may come from outside their module.
+    One of a kind that was used says nothing new, and masks, criteria and queries to denoise are for training.
 
     idle: their names. seen: kinds of names that were used.
     """
@@ -126,11 +126,18 @@ def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]],
                 modules.add(tuple(name.split(".")[:-1]))
     for leaf, known, modules in spaces.values():
         around = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*modules, strict=False))]
-        if not (around and around[-1].isdigit()) and any(len(each) > len(around) + 1 for each in modules):
+        if len({layer_of(each) for each in modules}) > 1:
             around = []
         inside = (own for name, own in sizes.items() if list(name[: len(around)]) == around)
-        if leaf.moves and any(n % one == 0 for own in inside for n in own for one in known):
+        if leaf.moves and any(
+            n == one or (n % one == 0 and len(own) > 1) for own in inside for n in own for one in known
+        ):
             fix(leaf, "beside what is unused")
+
+
+def layer_of(module: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words of a module's name up to the last number."""
+    return module[: max((place + 1 for place, word in enumerate(module) if word.isdigit()), default=0)]
 
 
 @contextmanager
