@@ -563,6 +563,14 @@ def test_tied_weights_stay_tied_in_the_table() -> None:
     assert "tied embed_tokens.weight" in found.text
 
 
+@pytest.mark.parametrize(("kind", "free"), [("squeezebert", 0.9), ("udop", 0.6)])
+def test_ties_that_a_line_cannot_state(kind: str, free: float) -> None:
+    """SqueezeBERT's embedding is divided into groups, and its head reads a vector that is not; of UDOP's tables of
+    distances, the first one is tied."""
+    found = inference.infer(kind)
+    assert found.departure < 1e-12 and found.free > free and not found.unknown
+
+
 def test_sizes_that_agree_by_chance_on_one_twin_are_told_apart(tmp_path: Path) -> None:
     """Half of each head of Phi turns: on a small twin as many dimensions as heads, or an eighth of the width."""
     sizes = dict(hidden_size=160, intermediate_size=48, num_attention_heads=8, num_hidden_layers=2, vocab_size=50)

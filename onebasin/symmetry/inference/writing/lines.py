@@ -17,14 +17,17 @@ def lines_of(draft: Draft) -> Iterator[Line]:
     done: set[tuple[str, str]] = set()
     layers: dict[str, set[int]] = defaultdict(set)
     present: dict[tuple[str, str], int] = defaultdict(int)
+    stored: set[tuple[str, str]] = set()
     for one in draft.found:
         heading, layer, rest = draft.parsed(one)
+        if not one.tied:
+            stored.add((heading, rest))
         if heading:
             layers[heading].add(layer)
             present[heading, rest] += 1
     for order, one in enumerate(draft.found):
         heading, _, rest = draft.parsed(one)
-        if (heading, rest) in done:
+        if (heading, rest) in done or (one.tied and (heading, rest) in stored):  # of some layers, say: not of all
             continue
         done.add((heading, rest))
         notes = " ; ".join(notes_on(draft, one))

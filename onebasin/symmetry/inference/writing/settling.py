@@ -20,6 +20,8 @@ def settle(draft: Draft) -> None:
     tied = [name for one in found if one.tied for name in (one.parameter, draft.original(one).parameter)]
     draft.gains = settle_gains(trace, tied, draft.style.norms)
     draft.free = settle_norms(trace.norms, found)
+    if settle_ties(draft):
+        draft.free = settle_norms(trace.norms, found)
     for norm in () if draft.style.norms else trace.norms:
         if norm.kind == "layernorm":
             stays = norm.target is not None and not norm.target.moves
@@ -81,6 +83,18 @@ def settle_norms(norms: Sequence[Normed], found: Sequence[Found]) -> dict[str, b
     return free
 
 
+def settle_ties(draft: Draft) -> bool:
+    """Give tied tensors the same axes where one is divided into more parts than the other, since a table could not say
+    which of them correspond. Return whether there were any."""
+    apart = False
+    for one in draft.found:
+        for a, b in zip(one.axes, draft.original(one).axes, strict=True) if one.tied else ():
+            if a is not None and b is not None and _parts(a) != _parts(b):
+                unify(a, b, "tied to what is divided")
+                apart = True
+    return apart
+
+
 def settle_parts(draft: Draft) -> None:
     """Fix what norms with an output space of their own read and write, where layers of the same structure divided it
     into parts: a table has no such norm."""
@@ -93,8 +107,11 @@ def settle_parts(draft: Draft) -> None:
 
 def _one_vector(axis: Axis) -> bool:
     """Whether this is the axis of one vector, or of several side by side in which nothing moves."""
-    several = axis.cat or sum(leaf.size > 1 for leaf in axis.leaves) > 1
-    return not several or not any(leaf.moves for leaf in axis.leaves)
+    return not (axis.cat or _parts(axis) > 1) or not any(leaf.moves for leaf in axis.leaves)
+
+
+def _parts(axis: Axis) -> int:
+    return sum(leaf.size > 1 for leaf in axis.leaves)
 
 
 def settle_factors(axes: Iterable[Axis]) -> None:
