@@ -34,6 +34,8 @@ class OnlyFloat64(TorchFunctionMode):
             return _batch_norm(*args, **kwargs)
         if func in _CASTS:
             return args[0].to(torch.float64)
+        if func is Tensor.mul and type(args[1]) is float and not (args[0].is_floating_point() or args[0].is_complex()):
+            args = (args[0].to(torch.float64), args[1])  # a mask times the least float64, which float32 does not have
         fills = func is torch.full and isinstance(kwargs["fill_value"] if "fill_value" in kwargs else args[1], float)
         if (fills or func in _FACTORIES) and kwargs.get("dtype") is None and torch.get_default_dtype() in _WIDER:
             kwargs["dtype"] = torch.float64

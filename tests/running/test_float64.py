@@ -46,3 +46,10 @@ def test_nothing_is_computed_in_less_than_float64() -> None:
         assert {one.dtype for one in (*narrow, *made)} == {torch.float64}
         assert torch.full((2,), 1).dtype == torch.arange(2).dtype == torch.int64
     assert x.float().dtype == torch.float32
+
+
+def test_a_mask_times_the_least_number_is_finite() -> None:
+    """Splinter adds this to its logits; in float32 it is 0 times minus infinity."""
+    with OnlyFloat64():
+        found = (1 - torch.ones(2, dtype=torch.int64)) * torch.finfo(torch.float64).min
+    assert torch.equal(found, torch.zeros(2, dtype=torch.float64))
