@@ -43,7 +43,7 @@ RULES = {
     "head groups": r"(^|_)n_?groups$",
     "groups": r"(^n_group|_groups?|group_num)$",
     "distances": r"((?<!hash_)bucket|relative|max_distance|codevectors)",
-    "queries": r"num_queries$",
+    "queries": r"(num_queries|query_num)$",
     "labels": r"_labels$",
     "image tokens": r"(mm_tokens_per_image|num_image_tokens|soft_tokens_per_image)$",
     "positions": r"(position|n_ctx|^max_length$|max_seq_len|max_text_length|seq_length|max_pos|block_size|"

@@ -51,7 +51,7 @@ SHAPES: Mapping[str, str] = {
         books? codes batch books length | books? codes batch length books+1""",
     "decoder_input_ids": "decoder batch length | parallel? decoder batch length parallel",
     "attention_mask": "ones batch length",
-    "global_attention_mask": "first batch length",
+    "global_attention_mask": "leading batch length 1",
     "token_type_ids": "token_types batch length",
     "entity_ids": "entity_vocab_size=1 batch 2",
     "entity_position_ids": "length batch 2 2",
@@ -78,6 +78,7 @@ SHAPES: Mapping[str, str] = {
     "pixel_attention_mask": "sequences? ones batch side*side | tiles? true batch 1",
     "pixel_position_ids": "places batch",
     "image_position_ids": "places batch",
+    "image_embeds_position_mask": "leading batch length latent_query_num=5",
     "merge_sizes": "each spread",
     "image_merge_sizes": "each spread",
     "input_features": _SPECTRUM,
@@ -241,9 +242,9 @@ class Inputs:
     def zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.long)
 
-    def first(self, *shape: int) -> Tensor:
-        """Return ones for the first token and zeros for the others."""
-        return (torch.arange(shape[-1]) == 0).long().expand(shape)
+    def leading(self, batch: int, length: int, count: int) -> Tensor:
+        """Return ones for the first tokens and zeros for the others."""
+        return (torch.arange(length) < count).long().expand(batch, -1)
 
     def everywhere(self, *shape: int) -> Tensor:
         return torch.ones(shape, dtype=torch.float64)

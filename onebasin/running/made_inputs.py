@@ -30,7 +30,8 @@ _TEXT = ("input_ids", "attention_mask", "global_attention_mask", "decoder_input_
          "protein_attention_mask")  # fmt: skip
 _IMAGE = ("pixel_values", "image_pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "high_res_pixel_values",
           "flattened_patches", "image_grid_thw", "grid_thw", "spatial_shapes", "pixel_attention_mask",
-          "pixel_position_ids", "image_position_ids", "target_sizes", "merge_sizes", "image_merge_sizes")  # fmt: skip
+          "pixel_position_ids", "image_position_ids", "image_embeds_position_mask", "target_sizes",
+          "merge_sizes", "image_merge_sizes")  # fmt: skip
 _SIZES = ("image_sizes", "image_attention_mask")
 _SOUND = ("input_features", "input_values", "audio_input_features", "audio_embed_sizes", "input_features_mask",
           "feature_attention_mask", "feature_lens", "audio_feature_lengths")  # fmt: skip

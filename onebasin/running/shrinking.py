@@ -70,24 +70,31 @@ def twin_config(
     """
     whole = default_config(config) if isinstance(config, str) else config
     found = Shrinking(whole, scale or Scale(), decoder).config(whole)
-    _settle(found)
+    _settle(found, _image(found) / max(_image(whole), 1))
     return found
 
 
-def _settle(config: PretrainedConfig) -> None:
-    """Switch off caches and dropout, choose eager attention and experts, and let an image be one tile, in a
-    configuration and its towers."""
-    image = next((n for each in configs(config) for n in numbers(vars(each).get("image_size"))), 0)
+def _settle(config: PretrainedConfig, zoom: float) -> None:
+    """Switch off caches and dropout, choose eager attention and experts, let an image be one tile and maps of its
+    features be as much smaller as it is, in a configuration and its towers."""
+    image = _image(config)
     for each in configs(config):
         if "image_grid_pinpoints" in vars(each):
             each.image_grid_pinpoints = [[image, image]]
         for name, value in declared(each).items():
             if type(value) in (int, float) and re.search(r"drop(out|_path)?(_rate|_prob)?$", name):
                 setattr(each, name, type(value)(0))
+            if name.endswith("feature_sizes"):
+                setattr(each, name, [[int(n * zoom) for n in numbers(sizes)] for sizes in value])
             if name == "use_cache":
                 each.use_cache = False
         each._attn_implementation = "eager"
         each._experts_implementation = "eager"
+
+
+def _image(config: PretrainedConfig) -> int:
+    """Return the size of the images that a configuration or a tower of it states, 0 if none does."""
+    return next((n for each in configs(config) for n in numbers(vars(each).get("image_size"))), 0)
 
 
 class Shrinking:

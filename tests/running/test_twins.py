@@ -18,7 +18,7 @@ from transformers.models.auto import modeling_auto
 
 from onebasin.models import ModelError
 from onebasin.running import small_settings, twins
-from onebasin.running.configuration import configs
+from onebasin.running.configuration import configs, default_config
 from onebasin.running.float64 import OnlyFloat64
 from onebasin.running.made_inputs import LENGTH
 from onebasin.running.shrinking import Scale
@@ -159,6 +159,14 @@ def test_no_dropout_no_cache_and_tokens_within_the_vocabulary(kind: str) -> None
         assert all(token < small.get_text_config().vocab_size for token in tokens)
 
 
+def test_maps_of_features_shrink_like_the_image() -> None:
+    """SAM 2 states the sizes of the maps that it makes of an image."""
+    large, small = default_config("sam2").vision_config, twins.twin_config("sam2").vision_config
+    zoom = large.backbone_config.image_size[0] // small.backbone_config.image_size[0]
+    assert zoom > 1
+    assert small.backbone_feature_sizes == [[n // zoom for n in sizes] for sizes in large.backbone_feature_sizes]
+
+
 def unused(model: PreTrainedModel, inputs: dict[str, Any]) -> list[str]:
     """The names of the parameters on which no output depends, by their gradients."""
     with OnlyFloat64():
@@ -177,7 +185,7 @@ def test_every_parameter_reaches_an_output() -> None:
 @pytest.mark.parametrize(("kind", "cls"), [
     *((kind, None) for kind in ("llava", "qwen3_vl", "voxtral", "granite_docling", "deepseek_vl_hybrid", "qwen3_asr",
                                 "llava_onevision", "musicflamingo", "qwen2_audio", "colpali", "video_llama_3",
-                                "idefics", "qwen3_omni_moe_thinker")),
+                                "idefics", "qwen3_omni_moe_thinker", "kosmos-2")),
     ("mllama", "MllamaForConditionalGeneration"),
 ])  # fmt: skip
 def test_images_and_sounds_reach_the_output(kind: str, cls: str | None) -> None:
