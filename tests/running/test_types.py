@@ -60,7 +60,7 @@ def patience() -> Iterator[None]:
 def test_a_type_is_exact(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with patience():
         found = inference.infer(kind)
-        assert found.departure < proof.TOLERANCE
+        assert found.departure < 1e-9
         twin = described_twin(found.text, kind)
         for use, inputs, forward in other_uses(twin.model, twin.inputs, monkeypatch):
             with monkeypatch.context() as patch:
@@ -69,14 +69,14 @@ def test_a_type_is_exact(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 with suppress(Exception):  # the class accepts no such inputs
                     assert other.outputs
                 if "outputs" in vars(other):
-                    assert proof.proved(found.text, other)[0] < proof.TOLERANCE, use
+                    assert proof.proved(found.text, other)[0] < 1e-9, use
 
 
 def described_twin(text: str, kind: str) -> tracing.Traced:
     """Return a twin that a table describes: with all of its layers if it lists them by name."""
     twin = tracing.untraced(*twins.build(kind))
     try:
-        proof.proved(text, twin)
+        proof._Proof.of(text, twin)
     except TableError:
         twin = tracing.untraced(*twins.build(kind, scale=Scale(kept=search.EVERY_LAYER)))
     return twin
