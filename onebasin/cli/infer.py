@@ -49,4 +49,7 @@ def infer(
         summary += f"; fixed, since elements changed the outputs: {', '.join(found.lowered)}"
     if found.fits is False:
         summary += "; but it does not describe the model itself, which has other tensors, or sizes unlike its twins'"
-    c.stdout().print(summary if output is None else f"{output}: {summary}")
+    if output is None:
+        c.console.print(summary)  # so that the output is a table, for `> FILE`
+    else:
+        c.stdout().print(f"{output}: {summary}")

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PhiForSequenceClassification,
@@ -203,6 +204,23 @@ def test_a_size_is_told_from_what_two_configurations_say(name: str, sizes: tuple
     configs = [
         {"width": 24, "heads": 4, "inner": {"few": 2}, "stages": [9, 8], "label2id": {"b": 5}, "n_layers": 11},
         {"width": 60, "heads": 6, "inner": {"few": 3}, "stages": [9, 1], "label2id": {"b": 7}, "n_layers": 13},
+    ]
+    assert key_of_size(name, sizes, configs) == key
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "key"),
+    [
+        ("head", (3, 6), "heads / groups"),  # not num_layers
+        ("qk", (12, 24), None),  # not heads
+        ("qk", (6, 12), None),  # not heads / 2
+        ("qk", (2, 4), "hidden_size / heads"),
+    ],
+)
+def test_the_size_of_a_head_is_no_number_of_heads_or_layers(name: str, sizes: tuple[int, int], key: str | None) -> None:
+    configs = [
+        {"hidden_size": 24, "heads": 12, "groups": 4, "num_layers": 3},
+        {"hidden_size": 96, "heads": 24, "groups": 4, "num_layers": 6},
     ]
     assert key_of_size(name, sizes, configs) == key
 
@@ -456,6 +474,19 @@ def test_what_acts_only_beside_another_is_found() -> None:
     names = [f"a{n}" for n in range(12)]
     assert proof._blamed(change, names) == {"a5": 1.0}
     assert proof._blamed(change, [n for n in names if n != "a5"]) == {"a3": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["codegen", "gptj"])
+def test_tables_hold_for_more_heads_and_more_pairs_than_twins_have(kind: str) -> None:
+    """CodeGen's queries, values and keys stand side by side in each of four shards of its heads, and the first entries
+    of every head turn in pairs that stand next to each other. In the smallest twin, a shard has one head, and a head
+    has one pair."""
+    found = inference.infer(kind)
+    assert re.search(r"(?m)^ +rope interleaved", found.text) and re.search(r"(?m)^ +qk linear", found.text)
+    config = AutoConfig.for_model(kind, n_embd=192, n_head=16, n_layer=2, rotary_dim=8, vocab_size=67, n_positions=40)
+    model = twins.random_model(config, type(AutoModelForCausalLM.from_config(config)))
+    twin = tracing.untraced(model, {"input_ids": torch.arange(20).view(2, 10)})
+    assert proof.proved(found.text, twin)[0] < 1e-9
 
 
 def test_what_is_wrongly_taken_stays() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/families.json calls exact is, also for texts of other lengths, padded or generated: other types every day,
-all of them within a month, but for those of which it says that they take long."""
+"""What docs/families.json calls exact is, also for models of another size, and for texts of other lengths, padded or
+generated: other types every day, all of them within a month, but for those of which it says that they take long."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from onebasin.models import ModelError
 from onebasin.running import inference, twins
 from onebasin.running.inference import proof, search, tracing
 from onebasin.running.probes import unpadded
@@ -29,6 +30,7 @@ RECORD = json.loads((Path(__file__).parents[2] / "docs" / "families.json").read_
 LONG = 4  # seconds on record; most types take one or two, a few whose twins keep all layers half a minute
 EXACT = sorted(kind for kind, found in RECORD["types"].items() if found["exact"] and found.get("seconds", LONG) < LONG)
 A_DAY, SECONDS = 100, 10
+LARGER = Scale(head=16, heads=8)  # another size than those for which inference proves its tables
 DAYS = -(-len(EXACT) // A_DAY)
 ROUND, TODAY = divmod(date.today().toordinal(), DAYS)
 
@@ -62,6 +64,9 @@ def test_a_type_is_exact(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         found = inference.infer(kind)
         assert found.departure < 1e-9
         twin = described_twin(found.text, kind)
+        with suppress(ModelError, TableError):  # no such twin runs, or the table lists its layers by name
+            larger = tracing.untraced(*twins.build(kind, type(twin.model), scale=LARGER))
+            assert proof.proved(found.text, larger)[0] < 1e-9
         for use, inputs, forward in other_uses(twin.model, twin.inputs, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(twin.model, "forward", forward)

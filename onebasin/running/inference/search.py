@@ -25,9 +25,10 @@ from .text import table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, kinds, traced, untraced
 
 LOSS = 0.9  # the least share of the free matrices that must stay free when layers that differ a little form one block
-WIDE = 32  # size of a head, if some size is 1 in the smallest twin and more in another
+WIDE = 32  # size of a head, if the smallest twin does not show all of the structure
 EVERY_LAYER = frozenset({"layers", "first", "period", "offset", "shared"})  # numbers to keep, for layers of all kinds
 COUNTS = frozenset({"heads", "key heads", "groups", "head groups"})  # to keep, where one divides another in twins only
+LARGER = ((16, 3), (16, 4), (14, 3), (14, 2))  # size and number of heads of the other twin, the first that runs
 DEEPEST = 8  # most layers of a twin that is deepened until it has every kind of layer
 
 
@@ -112,7 +113,7 @@ def _infer(
     of the first twin (default: the smallest at which it runs). built: that twin and its inputs, if it is there already.
     """
     reason, attempts = "", list[Attempt]()
-    another, even = partial(_larger, config, cls), partial(_larger, config, cls, heads=(2,))
+    another, even = partial(_larger, config, cls), partial(_larger, config, cls, scales=LARGER[3:])
     depth, larger = 2, another(scale.kept if scale else frozenset())
     styles = list(STYLES)
     found, level = None, ""
@@ -171,6 +172,12 @@ def _infer(
         if departure < TOLERANCE:
             text = refitted(text, itself, found, larger)
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
+        if level != "invertible" and not kept and (scale is None or scale.head < WIDE):
+            wide = replace(scale or Scale(), head=WIDE, heads=8)  # has shards of several heads, and several pairs
+            with suppress(ModelError):
+                found = traced(*twins.build(config, cls, 0, wide))
+                scale, styles, attempts = wide, list(STYLES), []
+                continue
         reason = reason or f"random elements change the outputs by {departure:.2g}"
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
 
@@ -210,7 +217,7 @@ def _larger(
     cls: str,
     kept: frozenset[str] = frozenset(),
     layers: int = 3,
-    heads: Sequence[int] = (3, 2),
+    scales: Sequence[tuple[int, int]] = LARGER,
 ) -> Traced | None:
     """Return another twin, with other sizes and numbers of heads and one more layer, if one can be built: sizes that
     agree by chance in one twin do not in both.
@@ -220,11 +227,11 @@ def _larger(
         cls: The name of the class.
         kept: Kinds of numbers that are not changed.
         layers: The number of layers, unless a list determines it.
-        heads: The numbers of heads to try, since some classes want powers of two.
+        scales: The sizes and numbers of heads to try, since some classes want powers of two.
     """
-    for count in heads:
+    for head, heads in scales:
         try:
-            return untraced(*twins.build(config, cls, 1, Scale(14, layers, count, kept)))
+            return untraced(*twins.build(config, cls, 1, Scale(head, layers, heads, kept)))
         except ModelError:
             continue
     return None

@@ -17,7 +17,9 @@ NAMED = {
     "head": r"head", "group": r"group", "expert": r"expert|local", "ffn": r"inter|ffn|inner|mlp", "rope": r"rope|rot",
     "vo": r"v_head|head_dim|head_size|d_kv", "qk": r"head_dim|head_size|d_kv|qk",
 }  # fmt: skip
-WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|head_dim|head_size|d_kv"
+WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|\bwidth$|head_dim|head_size|d_kv"
+IN_HEADS = ("vo", "qk", "rope")
+COUNTED = ("heads", "key heads", "head groups", "groups", "experts", "chosen", "layers")  # kinds that are no widths
 
 
 def key_of_size(name: str, sizes: tuple[int, ...], configs: Sequence[Mapping[str, Any]], scope: str = "") -> str | None:
@@ -49,6 +51,7 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     whole: dict[str, tuple[int, ...]] = {
         key: values for key, values in numbers.items() if all(type(value) is int and value > 0 for value in values)
     }
+    factors = {key: values for key, values in whole.items() if kind_of_number(key.split(".")[-1]) != "layers"}
     word = re.sub(r"\d+$", "", name)
     wanted = NAMED.get(word, r".")
     changing = len(set(sizes)) > 1
@@ -58,13 +61,16 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
               if values == sizes and not by_chance and (changing or re.search(wanted, key))]  # fmt: skip
     ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
                                  kind_of_number(key.split(".")[-1]) != "head groups", "." in key))  # fmt: skip
+    if word in IN_HEADS:  # agreement with a number of heads is chance
+        ranked = [key for key in ranked if kind_of_number(key.split(".")[-1]) not in COUNTED]
+    depths = [key for key in ranked if key not in factors]  # numbers of layers, which are hardly sizes of anything else
+    ranked = [key for key in ranked if key in factors]
     shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []
     if ranked and (not shared or re.search(wanted, ranked[0])):
         return ranked
     if shared:
         return sorted(shared, key=len)
     found = []
-    factors = {key: values for key, values in whole.items() if kind_of_number(key.split(".")[-1]) != "layers"}
     for a, n in factors.items():
         for b, m in factors.items():
             if a != b and all(x == y * size for x, y, size in zip(n, m, sizes, strict=True)):
@@ -76,11 +82,15 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
             ratio = ratios.pop()
             if min(ratio.numerator, ratio.denominator) == 1 and max(ratio.numerator, ratio.denominator) < 9:
                 found.append(f"{a} * {ratio.numerator}" if ratio > 1 else f"{a} / {ratio.denominator}")
-    words = {"head": "head", "group": "head|group", "vo": WIDTHS, "qk": WIDTHS, "rope": WIDTHS}.get(word, ".")
-    found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]), len(text)))
+    words = WIDTHS if word in IN_HEADS else {"head": "head", "group": "head|group"}.get(word, ".")
+    found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]),
+                                 not re.search(r"/ \S*(groups?|heads)$", text), len(text)))  # fmt: skip
+    if word in IN_HEADS:  # so is half of something, or a third
+        parts = {text: text.split(" ") for text in found}
+        found = [text for text in found if re.search(WIDTHS, parts[text][0]) and not parts[text][-1].isdigit()]
     if alike:
         found = [text for text in found[:1] if re.search("head", text)]
-    return found
+    return found + depths
 
 
 def _shares_of(

@@ -79,8 +79,38 @@ def settle(linear: Linear, dims: list[int], tensor: Tensor, why: str) -> list[Ax
             return settle(narrow, dims, tensor, why)
         if len(dims) == 1 and sizes == [axis.size]:
             return [_commuting(axis, torch.unique(maps, dim=0), why)]
+        nested = _nested(linear, dims, tensor, why)
+        if nested is not None:
+            return nested
     fix(axis, why)
     return [None for _ in dims]
+
+
+def _nested(linear: Linear, dims: list[int], tensor: Tensor, why: str) -> list[Axis | None] | None:
+    """Return the axes if one dimension is a product of two, of which only the outer one can be split off: heads in
+    shards, each with its own queries and keys."""
+    for dim in dims:
+        size = tensor.shape[dim]
+        for count in (n for n in range(size // 2, 1, -1) if size % n == 0):
+            parts = (count, size // count)
+            apart = Linear(linear.axis, _divided(linear.images, dim + 1, parts))
+            rest, _, off = peeled(apart, (dim,), ())
+            if off:
+                within = [d + (d >= dim) for d in dims]
+                found = settle(rest, within, _divided(tensor, dim, parts), why)
+                place = dims.index(dim)
+                inner = found[place]
+                if inner is None:
+                    fix(off[dim], why)
+                else:
+                    found[place] = flat([off[dim], inner])
+                return found
+    return None
+
+
+def _divided(tensor: Tensor, dim: int, parts: tuple[int, int]) -> Tensor:
+    """Return a tensor with one dimension as a product of two."""
+    return tensor.view(*tensor.shape[:dim], *parts, *tensor.shape[dim + 1 :])
 
 
 def peeled(
@@ -196,11 +226,17 @@ def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
     if not bool(off.any()) and bool((diagonal == diagonal[:, :1]).all()):
         return axis
     touched = (off != 0).any(0)
-    still = ~touched.any(0) & ~touched.any(1) & (diagonal == diagonal[:1, :1].expand_as(diagonal)).all(0)
+    untouched = ~touched.any(0) & ~touched.any(1)
     for word in ("pair", "next"):
+        # Beside halves that turn, no entry is free: no key gives its place where norms read it, too (Qwen3-Next).
+        one = diagonal[:1, untouched][:, :1] if word == "next" and bool(untouched.any()) else diagonal[:1, :1]
+        still = untouched & (diagonal == one).all(0)
         for end in range(n, 1, -1):
             for start in (0, n - end):
                 rest = torch.cat([here[:start], here[start + end :]]) if end < n else here[:0]
+                outermost = slice(start + end - 2, None) if start == 0 else slice(start, start + 2)
+                if word == "next" and not bool(touched[outermost].any()):  # a pair that does not turn is no part of it
+                    continue
                 if (
                     end % 2 == 0
                     and (end == n or bool(still[rest].all()))
