@@ -34,7 +34,7 @@ from onebasin.running import compare_rewritten, inference, twins
 from onebasin.running.inference import full_size, known, proof, search, tracing
 from onebasin.running.inference.sizes import key_of_size, list_of_layers
 from onebasin.running.inference.text import table_text, with_fixed
-from onebasin.symmetry import acting_groups
+from onebasin.symmetry import acting_groups, read_table
 from onebasin.symmetry.inference.atoms import new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
@@ -183,6 +183,8 @@ def test_the_command_writes_a_table_that_can_be_corrected_and_used(tmp_path: Pat
     assert shown.exit_code == 0
     assert json.loads(shown.stdout)["dimension"] > 0
     assert runner.invoke(app, ["infer", "granite", "-o", str(table)]).exit_code != 0  # it exists
+    printed = runner.invoke(app, ["infer", str(tmp_path / "model")])
+    assert read_table(printed.stdout, "printed") == read_table(table.read_text("utf-8"), "printed")
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def _infer(
     of the first twin (default: the smallest at which it runs). built: that twin and its inputs, if it is there already.
     """
     reason, attempts = "", list[Attempt]()
-    another, even = partial(_larger, config, cls), partial(_larger, config, cls, scales=LARGER[3:])
+    another, even = partial(_larger, config, cls), partial(_larger, config, cls, scales=LARGER[-1:])
     depth, larger = 2, another(scale.kept if scale else frozenset())
     styles = list(STYLES)
     found, level = None, ""
@@ -128,6 +128,7 @@ def _infer(
             attempts = []
             continue
         kept = scale.kept if scale else frozenset[str]()
+        narrow = not kept and (scale is None or scale.head < WIDE)
         try:
             if found is None:
                 found = traced(*(built or twins.build(config, cls, 0, scale)))
@@ -157,7 +158,7 @@ def _infer(
             attempts[-1] = (text, *attempts[-1][1:])
         except (ValueError, RuntimeError, LookupError, AssertionError) as error:
             reason = reason or one_line(error)
-            if not kept and (scale is None or scale.head < WIDE) and _single(found, larger):
+            if narrow and _single(found, larger):
                 scale = replace(scale or Scale(), head=WIDE)
             elif not kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
                 scale = Scale(kept=EVERY_LAYER)
@@ -172,7 +173,7 @@ def _infer(
         if departure < TOLERANCE:
             text = refitted(text, itself, found, larger)
             return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
-        if level != "invertible" and not kept and (scale is None or scale.head < WIDE):
+        if narrow and level != "invertible":
             wide = replace(scale or Scale(), head=WIDE, heads=8)  # has shards of several heads, and several pairs
             with suppress(ModelError):
                 found = traced(*twins.build(config, cls, 0, wide))

@@ -51,7 +51,7 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     whole: dict[str, tuple[int, ...]] = {
         key: values for key, values in numbers.items() if all(type(value) is int and value > 0 for value in values)
     }
-    factors = {key: values for key, values in whole.items() if kind_of_number(key.split(".")[-1]) != "layers"}
+    factors = {key: values for key, values in whole.items() if _kind(key) != "layers"}
     word = re.sub(r"\d+$", "", name)
     wanted = NAMED.get(word, r".")
     changing = len(set(sizes)) > 1
@@ -60,9 +60,9 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     ranked = [key for key, values in whole.items()
               if values == sizes and not by_chance and (changing or re.search(wanted, key))]  # fmt: skip
     ranked.sort(key=lambda key: (not re.search(wanted, key), "head" in name and bool(re.search("key_value|kv", key)),
-                                 kind_of_number(key.split(".")[-1]) != "head groups", "." in key))  # fmt: skip
+                                 _kind(key) != "head groups", "." in key))  # fmt: skip
     if word in IN_HEADS:  # agreement with a number of heads is chance
-        ranked = [key for key in ranked if kind_of_number(key.split(".")[-1]) not in COUNTED]
+        ranked = [key for key in ranked if _kind(key) not in COUNTED]
     depths = [key for key in ranked if key not in factors]  # numbers of layers, which are hardly sizes of anything else
     ranked = [key for key in ranked if key in factors]
     shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []
@@ -86,11 +86,15 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     found.sort(key=lambda text: (not re.search(words, text), not re.search(WIDTHS, text.split(" ")[0]),
                                  not re.search(r"/ \S*(groups?|heads)$", text), len(text)))  # fmt: skip
     if word in IN_HEADS:  # so is half of something, or a third
-        parts = {text: text.split(" ") for text in found}
-        found = [text for text in found if re.search(WIDTHS, parts[text][0]) and not parts[text][-1].isdigit()]
+        found = [text for text in found if re.search(WIDTHS, text.split(" ")[0]) and not re.search(r" \d+$", text)]
     if alike:
         found = [text for text in found[:1] if re.search("head", text)]
     return found + depths
+
+
+def _kind(key: str) -> str:
+    """Return the kind of number that a key states, which may be in a nested configuration."""
+    return kind_of_number(key.split(".")[-1])
 
 
 def _shares_of(

@@ -93,11 +93,11 @@ def _nested(linear: Linear, dims: list[int], tensor: Tensor, why: str) -> list[A
         size = tensor.shape[dim]
         for count in (n for n in range(size // 2, 1, -1) if size % n == 0):
             parts = (count, size // count)
-            apart = Linear(linear.axis, _divided(linear.images, dim + 1, parts))
+            apart = Linear(linear.axis, linear.images.unflatten(dim + 1, parts))  # type: ignore[no-untyped-call]
             rest, _, off = peeled(apart, (dim,), ())
             if off:
                 within = [d + (d >= dim) for d in dims]
-                found = settle(rest, within, _divided(tensor, dim, parts), why)
+                found = settle(rest, within, tensor.unflatten(dim, parts), why)  # type: ignore[no-untyped-call]
                 place = dims.index(dim)
                 inner = found[place]
                 if inner is None:
@@ -106,11 +106,6 @@ def _nested(linear: Linear, dims: list[int], tensor: Tensor, why: str) -> list[A
                     found[place] = flat([off[dim], inner])
                 return found
     return None
-
-
-def _divided(tensor: Tensor, dim: int, parts: tuple[int, int]) -> Tensor:
-    """Return a tensor with one dimension as a product of two."""
-    return tensor.view(*tensor.shape[:dim], *parts, *tensor.shape[dim + 1 :])
 
 
 def peeled(
