@@ -293,6 +293,21 @@ def test_a_twin_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_a_twin_that_puts_out_nothing_but_0_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose last ReLU no number passes: nothing could be proven on it."""
+    sizes = []
+
+    def outputs(model: PreTrainedModel, inputs: dict[str, Any], seed: int = 0) -> list[torch.Tensor]:
+        sizes.append(model.config.hidden_size)
+        return [found * (len(sizes) > 1) for found in real(model, inputs, seed)]
+
+    twins.build("vit")
+    real = twins.outputs
+    monkeypatch.setattr(twins, "outputs", outputs)
+    model, _ = twins.build("vit", None, 1, Scale(head=16))
+    assert model.config.hidden_size != sizes[0]
+
+
 def test_ties_stay() -> None:
     model, _ = twins.build("gemma3_text")
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
