@@ -33,13 +33,15 @@ from onebasin.models import Canonical, Folder, ModelError
 from onebasin.running import compare_rewritten, inference, twins
 from onebasin.running.inference import full_size, known, proof, search, tracing
 from onebasin.running.inference.sizes import key_of_size, list_of_layers
-from onebasin.running.inference.text import table_text, with_fixed
+from onebasin.running.inference.text import sizes_in, table_text, with_fixed
+from onebasin.running.shrinking import Scale
 from onebasin.symmetry import acting_groups, read_table
-from onebasin.symmetry.inference.atoms import new
+from onebasin.symmetry.inference.atoms import flat, index, joined, new
 from onebasin.symmetry.inference.rules import RULES, SILENT
 from onebasin.symmetry.inference.trace import KEY, Label, Trace
-from onebasin.symmetry.inference.writing.draft import STYLES
+from onebasin.symmetry.inference.writing.draft import STYLES, Draft, Line
 from onebasin.symmetry.inference.writing.settling import settle_gains
+from onebasin.symmetry.inference.writing.structures import taken_apart
 from onebasin.symmetry.tables.signature import MOVES, Signature
 
 # A type each of what tables have to tell apart; none but the first four has a table by hand, and of the others a third
@@ -217,12 +219,14 @@ def test_a_size_is_told_from_what_two_configurations_say(name: str, sizes: tuple
         ("qk", (12, 24), None),  # not heads
         ("qk", (6, 12), None),  # not heads / 2
         ("qk", (2, 4), "hidden_size / heads"),
+        ("qk", (5, 5), None),  # it may be larger than in both
+        ("vo", (4, 4), "even head_dim * rope.rotary_factor"),
     ],
 )
 def test_the_size_of_a_head_is_no_number_of_heads_or_layers(name: str, sizes: tuple[int, int], key: str | None) -> None:
     configs = [
-        {"hidden_size": 24, "heads": 12, "groups": 4, "num_layers": 3},
-        {"hidden_size": 96, "heads": 24, "groups": 4, "num_layers": 6},
+        {"hidden_size": 24, "heads": 12, "groups": 4, "num_layers": 3, "head_dim": 16, "rope": {"rotary_factor": 0.25}},
+        {"hidden_size": 96, "heads": 24, "groups": 4, "num_layers": 6, "head_dim": 16, "rope": {"rotary_factor": 0.25}},
     ]
     assert key_of_size(name, sizes, configs) == key
 
@@ -414,6 +418,37 @@ def test_spaces_beside_what_is_unused_stay() -> None:
     assert fixed("map", 4, seen=["map"]) == fixed("mask_token", 4) == fixed("criterion.map", 4) == set()
 
 
+def test_a_part_that_nothing_reads_stays() -> None:
+    """Positions past the end of the inputs are written and not read. Experts are neither, since they only permute."""
+    past, stream, experts, pooled = new(3), new(4), index(2), new(5)
+    positions = joined([new(2, frozenset()), past])
+    tracing._hold_unread([[positions, stream], [joined([experts, index(1)]), ~stream], [pooled, ~stream]])
+    assert not past.moves and stream.moves == pooled.moves == MOVES["linear"]
+    assert experts.moves == MOVES["permutation"]
+
+
+def test_layers_with_pairs_have_no_parts_of_those_with_fewer() -> None:
+    turning, linear, part, rest = new(6, MOVES["rotary"]), new(6), new(2, MOVES["rotary"]), new(4)
+    heads, parted = flat([index(3), turning]), flat([index(3), joined([part, rest])])
+    assert taken_apart(heads, parted) and taken_apart(parted, heads)
+    assert not taken_apart(flat([index(3), linear]), parted) and not taken_apart(heads, flat([index(3), new(6)]))
+
+
+def test_a_space_has_the_size_of_what_stands_in_its_place_in_another_twin() -> None:
+    """Names may differ, and what the other writes in another way says nothing."""
+
+    def draft(sizes: dict[str, int], *axes: str) -> Draft:
+        lines = [Line(n, "layers", f"{n}.weight", each, "", False) for n, each in enumerate(axes)]
+        return Draft(Trace(), [], "", STYLES[0], sizes=sizes, lines=lines)
+
+    mine = draft(
+        {"head": 2, "qk": 3, "fixed": 5, "odd": 4}, "(head qk) fixed", "odd fixed'", "odd qk'", "rmsnorm: fixed"
+    )
+    other = draft({"head2": 6, "vo": 7, "fixed": 8, "odd": 9, "head": 1}, "(head2 vo') fixed", "odd fixed", "head vo")
+    assert sizes_in(other, mine) == {"head": 6, "qk": 7, "fixed": 8}  # "odd" meets two
+    assert sizes_in(draft(other.sizes, "[head2 | vo] fixed"), mine) == {}
+
+
 def test_outputs_of_another_length_differ() -> None:
     assert proof._difference(torch.ones(3), torch.ones(4)) == inf
 
@@ -488,6 +523,25 @@ def test_tables_hold_for_more_heads_and_more_pairs_than_twins_have(kind: str) ->
     config = AutoConfig.for_model(kind, n_embd=192, n_head=16, n_layer=2, rotary_dim=8, vocab_size=67, n_positions=40)
     model = twins.random_model(config, type(AutoModelForCausalLM.from_config(config)))
     twin = tracing.untraced(model, {"input_ids": torch.arange(20).view(2, 10)})
+    assert proof.proved(found.text, twin)[0] < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "head", "kept"),
+    [
+        ("qwen3_next", [r"q_norm\.weight\?\?  \[kept\d+ \| \w+\]$"], 24, frozenset()),
+        ("neomme", [r"layers\.0\..*q_proj\.weight  \(head\d* group\d* qk\d*\)",
+                    r"layers\.5\..*q_proj\.weight  \(head\d* group\d* \[qk\d* \| qk\d*\]\)"], 32, search.EVERY_LAYER),
+    ],
+)  # fmt: skip
+def test_a_part_of_every_head_turns_and_the_rest_is_free(
+    kind: str, lines: list[str], head: int, kept: frozenset[str]
+) -> None:
+    """How much of a head turns is a share, whatever its size. In NeoMME's other layers, all of it turns."""
+    found = inference.infer(kind)
+    assert all(re.search(line, found.text, re.MULTILINE) for line in lines)
+    cls = type(twins.build(kind)[0]).__name__
+    twin = tracing.untraced(*twins.build(kind, cls, 2, Scale(head, kept=kept)))
     assert proof.proved(found.text, twin)[0] < 1e-9
 
 

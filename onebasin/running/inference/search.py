@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import inf
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
@@ -21,7 +22,7 @@ from onebasin.symmetry.inference.writing.draft import STYLES, Style
 
 from .full_size import Stored, described, needs_all_layers, refitted, stored
 from .proof import TOLERANCE, proved, to_blame, unmoved
-from .text import table_text, with_fixed, with_note
+from .text import Unalike, table_text, with_fixed, with_note
 from .tracing import Traced, as_before, free_share, kinds, traced, untraced
 
 LOSS = 0.9  # the least share of the free matrices that must stay free when layers that differ a little form one block
@@ -29,6 +30,8 @@ WIDE = 32  # size of a head, if the smallest twin does not show all of the struc
 EVERY_LAYER = frozenset({"layers", "first", "period", "offset", "shared"})  # numbers to keep, for layers of all kinds
 COUNTS = frozenset({"heads", "key heads", "groups", "head groups"})  # to keep, where one divides another in twins only
 LARGER = ((16, 3), (16, 4), (14, 3), (14, 2))  # size and number of heads of the other twin, the first that runs
+WIDER = ((16, 6), *LARGER)  # beside a wide one: as many heads in each of its shards, say
+FAILURES = (ValueError, RuntimeError, LookupError, AssertionError)  # of a run, a table or its proof
 DEEPEST = 8  # most layers of a twin that is deepened until it has every kind of layer
 
 
@@ -107,79 +110,75 @@ def _infer(
     cls: str,
     itself: Stored | None,
     scale: Scale | None = None,
+    others: Sequence[tuple[int, int]] = LARGER,
+    widen: bool = True,
     built: tuple[PreTrainedModel, Mapping[str, Any]] | None = None,
 ) -> Inferred:
-    """Infer a table from a twin. itself: what a folder has of the model, if its class accepts the configuration. scale:
-    of the first twin (default: the smallest at which it runs). built: that twin and its inputs, if it is there already.
+    """Infer a table from a twin, or from another one if this does not show all of the structure.
+
+    Args:
+        config: A configuration, or a model type.
+        cls: The name of the class.
+        itself: What a folder has of the model, if its class accepts the configuration.
+        scale: Of the twin (default: the smallest at which it runs).
+        others: Sizes and numbers of heads to try for the other twin.
+        widen: Whether to infer it from a wide twin if it would not be exact.
+        built: The twin and its inputs, if it is there already.
     """
-    reason, attempts = "", list[Attempt]()
-    another, even = partial(_larger, config, cls), partial(_larger, config, cls, scales=LARGER[-1:])
-    depth, larger = 2, another(scale.kept if scale else frozenset())
-    styles = list(STYLES)
-    found, level = None, ""
+    again, here = partial(_infer, config, cls, itself), scale or Scale()
+    every, wide = Scale(kept=EVERY_LAYER), replace(here, head=WIDE, heads=8)  # wide: shards of several heads and pairs
+    narrow = not here.kept and here.head < WIDE
+    larger = _larger(config, cls, here.kept, here.layers + 1, others)
+    try:
+        found = traced(*(built or twins.build(config, cls, 0, scale)))
+    except FAILURES as error:  # axes that contain themselves, say
+        raise ModelError(f"no exact table could be inferred for {cls}: {one_line(error)}") from None
+    few = larger is not None and bool(kinds(larger.axes) - kinds(found.axes))  # the other has more kinds of layers
+    if few and not here.kept and here.layers < DEEPEST:
+        return again(Scale(layers=here.layers + 2))
 
-    def other() -> Traced | None:
-        return larger.ran if larger is not None else None
-
-    while styles or attempts:
-        if attempts and not (styles and level == "invertible"):  # less of constants would not help, or all is tried
+    reason, attempts, free = "", list[Attempt](), free_share(found)
+    for style in STYLES:
+        try:
+            with as_before(found):
+                text = table_text(found, style, larger, bool(here.kept), strict=narrow and widen)
+                left = free_share(found)
+        except Unalike:
+            with suppress(ModelError):
+                return again(wide, WIDER)
+            return again(scale, others, widen=False)
+        except FAILURES as error:
+            reason = reason or one_line(error)
+            continue
+        if not here.kept and (few or left < LOSS * free):  # list layers by name, which needs all of them
+            with nullcontext() if few else suppress(ModelError):  # unless that twin is too large
+                return again(every)
+        level, departure = "", inf
+        try:
+            text, departure, level = _with_constants(text, found, larger)
+        except FAILURES as error:
+            reason = reason or one_line(error)
+            if narrow and _single(found, larger):
+                return again(replace(here, head=WIDE), others)
+            if not here.kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
+                return again(every)
+            if isinstance(error, TableError) and others != LARGER[-1:]:  # heads that are cut in half, say
+                return again(scale, LARGER[-1:])
+        if departure < TOLERANCE:
+            text = refitted(text, itself, found, larger)
+            return Inferred(text, departure, left, found.trace.unknown, style, [])
+        reason = reason or f"random elements change the outputs by {departure:.2g}"
+        if narrow and widen and level and level != "invertible":
+            with suppress(ModelError):
+                return again(wide, WIDER)
+            widen = False
+        attempts.append((text, found, left, style))
+        if level != "invertible":  # to state less of constants would not help
             if (exact := _blamed(attempts, larger, itself)) is not None:
                 return exact
             attempts = []
-            continue
-        kept = scale.kept if scale else frozenset[str]()
-        narrow = not kept and (scale is None or scale.head < WIDE)
-        try:
-            if found is None:
-                found = traced(*(built or twins.build(config, cls, 0, scale)))
-                built = None
-            free = free_share(found)
-            few = larger is not None and bool(kinds(larger.axes) - kinds(found.axes))  # has more kinds of layers
-            if not kept and few and depth < DEEPEST:
-                depth += 2
-                scale, larger, found = Scale(layers=depth), another(layers=depth + 1), None
-                continue
-            with as_before(found):
-                text = table_text(found, styles[0], other, bool(kept))
-                left = free_share(found)
-            if not kept and (few or left < LOSS * free):  # list layers by name, which needs all of them
-                with nullcontext() if few else suppress(ModelError):  # unless that twin is too large
-                    whole = Scale(kept=EVERY_LAYER)
-                    found = traced(*twins.build(config, cls, 0, whole))
-                    scale, larger = whole, another(whole.kept)
-                    continue
-        except (ValueError, RuntimeError, LookupError, AssertionError) as error:  # axes that contain themselves, say
-            reason = reason or one_line(error)
-            styles.pop(0)
-            continue
-        attempts.append((text, found, left, styles.pop(0)))
-        try:
-            text, departure, level = _with_constants(text, found, larger)
-            attempts[-1] = (text, *attempts[-1][1:])
-        except (ValueError, RuntimeError, LookupError, AssertionError) as error:
-            reason = reason or one_line(error)
-            if narrow and _single(found, larger):
-                scale = replace(scale or Scale(), head=WIDE)
-            elif not kept and isinstance(error, TableError):  # layers by name, and the other twin has more of them
-                scale = Scale(kept=EVERY_LAYER)
-                larger = another(scale.kept)
-            elif isinstance(error, TableError) and another is not even:  # heads that are cut in half, say
-                another = even
-                larger = another(kept)
-            else:
-                continue
-            found, styles, attempts = None, list(STYLES), []  # from the beginning
-            continue
-        if departure < TOLERANCE:
-            text = refitted(text, itself, found, larger)
-            return Inferred(text, departure, left, found.trace.unknown, attempts[-1][-1], [])
-        if narrow and level != "invertible":
-            wide = replace(scale or Scale(), head=WIDE, heads=8)  # has shards of several heads, and several pairs
-            with suppress(ModelError):
-                found = traced(*twins.build(config, cls, 0, wide))
-                scale, styles, attempts = wide, list(STYLES), []
-                continue
-        reason = reason or f"random elements change the outputs by {departure:.2g}"
+    if (exact := _blamed(attempts, larger, itself)) is not None:
+        return exact
     raise ModelError(f"no exact table could be inferred for {cls}: {reason}")
 
 
@@ -187,7 +186,7 @@ def _blamed(attempts: Sequence[Attempt], larger: Traced | None, itself: Stored |
     """Return the first of some tables that is exact once the spaces to blame stay, if there is one."""
     for text, found, left, style in attempts:
         lowered: dict[str, float] = {}
-        with suppress(ValueError, RuntimeError, LookupError, AssertionError):
+        with suppress(*FAILURES):
             while not (blame := to_blame(text, found, larger)).keys() <= lowered.keys():
                 lowered |= blame
                 text, departure, _ = _with_constants(with_fixed(text, blame), found, larger)

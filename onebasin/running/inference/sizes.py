@@ -41,7 +41,7 @@ def expressions(
     own = [{key: value for key, value in each.items() if key.startswith(f"{scope}.")} for each in flat]
     for numbers in [own, flat] if scope else [flat]:
         yield from _expressions(name, sizes, numbers)
-    if len(sizes) > 1 and len(set(sizes)) == 1:
+    if len(sizes) > 1 and len(set(sizes)) == 1 and _word(name) not in (*IN_HEADS, "ffn"):  # larger in others
         yield str(sizes[0])
 
 
@@ -52,7 +52,7 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
         key: values for key, values in numbers.items() if all(type(value) is int and value > 0 for value in values)
     }
     factors = {key: values for key, values in whole.items() if _kind(key) != "layers"}
-    word = re.sub(r"\d+$", "", name)
+    word = _word(name)
     wanted = NAMED.get(word, r".")
     changing = len(set(sizes)) > 1
     alike = not changing and len(sizes) > 1
@@ -63,10 +63,12 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
                                  _kind(key) != "head groups", "." in key))  # fmt: skip
     if word in IN_HEADS:  # agreement with a number of heads is chance
         ranked = [key for key in ranked if _kind(key) not in COUNTED]
+    if word == "ffn":  # and so it is with a part of a head, or any quotient
+        return [key for key in ranked if _kind(key) != "in head"]
     depths = [key for key in ranked if key not in factors]  # numbers of layers, which are hardly sizes of anything else
     ranked = [key for key in ranked if key in factors]
-    shared = list(_shares_of(sizes, numbers, whole)) if word == "rope" else []
-    if ranked and (not shared or re.search(wanted, ranked[0])):
+    shared = list(_shares_of(sizes, numbers, whole))
+    if ranked and (not shared or word not in IN_HEADS or re.search(wanted, ranked[0])):
         return ranked
     if shared:
         return sorted(shared, key=len)
@@ -92,6 +94,11 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     return found + depths
 
 
+def _word(name: str) -> str:
+    """Return the name of a space without its number."""
+    return re.sub(r"\d+$", "", name)
+
+
 def _kind(key: str) -> str:
     """Return the kind of number that a key states, which may be in a nested configuration."""
     return kind_of_number(key.split(".")[-1])
@@ -102,7 +109,7 @@ def _shares_of(
 ) -> Iterator[str]:
     """Yield expressions for these sizes as the share of a head that rotary embeddings rotate."""
     for share, parts in numbers.items():
-        if not re.search(r"rotary|rope", share) or not all(type(part) is float for part in parts):
+        if not re.search(r"rotary|rope", share) or not all(type(part) is float and part < 1 for part in parts):
             continue
         for a, n in whole.items():
             bodies = [(a, n)]

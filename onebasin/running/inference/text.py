@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,41 +17,58 @@ from .sizes import key_of_size, list_of_layers, scope_of
 from .tracing import Traced, as_before, as_stored, kind_of
 
 
+class Unalike(Exception):
+    """Two twins write a space so differently that its size in the other is not known."""
+
+
 def table_text(
     found: Traced,
     style: Style,
-    larger: Callable[[], Traced | None] = lambda: None,
+    larger: Traced | None = None,
     by_name: bool = False,
+    strict: bool = False,
     still: tuple[frozenset[str], ...] = (),
 ) -> str:
     """Return the table of a traced twin.
 
-    larger: returns another traced twin, to tell sizes apart that agree in one. by_name: whether to list layers that
-    differ by name. still: spaces that are fixed because no key gives their sizes, one set per attempt, each with the
-    names of that attempt.
+    Args:
+        found: The twin.
+        style: What to state about constants.
+        larger: Another twin, to tell sizes apart that agree in one. It is only run if that is needed.
+        by_name: Whether to list layers that differ by name.
+        strict: Whether to raise an error instead of fixing a space of which the twins write no tensor alike.
+        still: Spaces that are fixed because no key gives their sizes, one set per attempt, each with the names of that
+            attempt.
+
+    Raises:
+        Unalike: There is such a space.
     """
     draft, ignored = _draft(found, style, by_name, still[-1:])
     model = found.model
 
     @cache
-    def sizes() -> tuple[list[Mapping[str, int]], list[Mapping[str, Any]]]:
-        twin = larger()
-        with as_before(twin) if twin is not None else nullcontext():
-            other = None if twin is None else _draft(twin, style, by_name, still)[0]
-        if twin is None or other is None or other.lines != draft.lines:
-            return [draft.sizes], [model.config.to_dict()]
-        return [draft.sizes, other.sizes], [model.config.to_dict(), twin.model.config.to_dict()]
+    def other() -> tuple[Mapping[str, int], list[Mapping[str, Any]]]:
+        if larger is None:
+            return {}, []
+        with as_before(larger.ran):
+            return sizes_in(_draft(larger.ran, style, by_name, still)[0], draft), [larger.model.config.to_dict()]
 
     def key_of(name: str) -> str | None:
-        known, configs = sizes()
-        return key_of_size(name, tuple(each[name] for each in known), configs, scope_of(model, draft.parameters(name)))
+        sizes, configs = other()
+        if configs and name not in sizes:  # nothing tells it from what agrees with it by chance
+            return None
+        values = (draft.sizes[name], *([sizes[name]] if configs else []))
+        return key_of_size(name, values, [model.config.to_dict(), *configs], scope_of(model, draft.parameters(name)))
 
     def list_of(kinds: Sequence[str]) -> tuple[str, Sequence[str]] | None:
         return list_of_layers(kinds, model.config.to_dict())
 
     text, unsized = text_of(draft, model.config.model_type, key_of, list_of, ignored)
-    if any(place.moves for place in draft.places if place.name in unsized):
-        return table_text(found, style, larger, by_name, (*still, unsized))
+    if moving := [place.name for place in draft.places if place.name in unsized and place.moves]:
+        sizes, configs = other()
+        if strict and configs and not sizes.keys() >= set(moving):
+            raise Unalike
+        return table_text(found, style, larger, by_name, strict, (*still, unsized))
     return text
 
 
@@ -78,6 +94,19 @@ def _draft(
         hold_named(draft, names)
         draft = drafted(found.trace, entries, prefix, style, by_name, labels)
     return draft, ignored
+
+
+def sizes_in(other: Draft, draft: Draft) -> dict[str, int]:
+    """Return the sizes that the spaces of a draft have in another, by the tensors that both write alike."""
+    there = {(line.heading, line.name): line.axes for line in other.lines}
+    found: dict[str, set[int | None]] = defaultdict(set)
+    for line in draft.lines:
+        mine, its = (re.split(r"([A-Za-z_]\w*)", axes.replace("'", "")) for axes in
+                     (line.axes, there.get((line.heading, line.name), "")))  # fmt: skip
+        if mine[::2] == its[::2]:
+            for name, same in zip(mine[1::2], its[1::2], strict=True):
+                found[name].add(other.sizes.get(same))
+    return {name: size for name, sizes in found.items() if len(sizes) == 1 and (size := next(iter(sizes))) is not None}
 
 
 def with_fixed(text: str, names: Mapping[str, float]) -> str:

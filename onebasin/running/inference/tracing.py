@@ -96,6 +96,7 @@ def _ran(twin: Traced) -> Traced:
                 if tied.get(name, name) not in stored:
                     idle.append(name)
         _hold_around(idle, axes, kinds(trace.seen))
+        _hold_unread([*axes.values(), *([norm.target, ~norm.source] for norm in trace.norms)])
         for leaf in (leaf for each in axes.values() for axis in each if axis is not None for leaf in axis.leaves):
             if leaf.home != leaf.top:  # there are parameters in both orders
                 fix(leaf, "in another order")
@@ -133,6 +134,32 @@ def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]],
             n == one or (n % one == 0 and len(own) > 1) for own in inside for n in own for one in known
         ):
             fix(leaf, "beside what is unused")
+
+
+def _hold_unread(axes: Iterable[Sequence[Axis | None]]) -> None:
+    """Fix the parts of an axis, beside others, that tensors and norms write and none reads, or the reverse, such as
+    positions past the end of the inputs: longer inputs may reach these.
+
+    If only vectors x of one orientation occur, f(x) = f(s x) for every s > 0, so that f(x) = f(0): nothing depends on
+    them. Permutations alone (of experts, say) do not show it, so these stay as they are.
+    """
+    met: dict[int, tuple[Axis, set[bool], set[bool]]] = {}
+    for axis in (axis for each in axes for axis in each if axis is not None):
+        for leaf, beside in _parts(axis):
+            _, orientations, places = met.setdefault(id(leaf.home.atom), (leaf, set(), set()))
+            orientations.add(leaf.home.dual)
+            places.add(beside)
+    for leaf, orientations, places in met.values():
+        if len(orientations) == 1 and True in places and "scale" in leaf.moves:
+            fix(leaf, "nothing reads it")
+
+
+def _parts(axis: Axis, beside: bool = False) -> Iterator[tuple[Axis, bool]]:
+    """Yield the parts without structure of an axis, and whether others stand beside them."""
+    if not axis.parts:
+        yield axis, beside
+    for part in axis.parts:
+        yield from _parts(part, beside or axis.cat)
 
 
 def layer_of(module: tuple[str, ...]) -> tuple[str, ...]:

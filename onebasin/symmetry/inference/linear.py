@@ -221,11 +221,10 @@ def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
     if not bool(off.any()) and bool((diagonal == diagonal[:, :1]).all()):
         return axis
     touched = (off != 0).any(0)
-    untouched = ~touched.any(0) & ~touched.any(1)
+    still = ~touched.any(0) & ~touched.any(1)
+    if bool(still.any()):
+        still = still & (diagonal == diagonal[:1, still][:, :1]).all(0)
     for word in ("pair", "next"):
-        # Beside halves that turn, no entry is free: no key gives its place where norms read it, too (Qwen3-Next).
-        one = diagonal[:1, untouched][:, :1] if word == "next" and bool(untouched.any()) else diagonal[:1, :1]
-        still = untouched & (diagonal == one).all(0)
         for end in range(n, 1, -1):
             for start in (0, n - end):
                 rest = torch.cat([here[:start], here[start + end :]]) if end < n else here[:0]
@@ -237,8 +236,6 @@ def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
                     and (end == n or bool(still[rest].all()))
                     and _turns(maps[:, start : start + end, start : start + end], word)
                 ):
-                    if bool(touched[rest].any()):
-                        continue
                     return _paired(axis, start, end, word, why)
     evens = torch.cat([here[0::2], here[1::2]])
     if n % 2 == 0 and not axis.top.atom.parts and _turns(maps[:, :, evens], "pair"):
