@@ -34,7 +34,6 @@ from onebasin.data.text import character_vocabulary, encode, part
 
 CONTEXT = 64
 BATCH = 32
-LEARNING_RATE = 2e-3
 
 
 def like_llama(family: str, characters: int, width: int, layers: int) -> PreTrainedModel:
@@ -85,6 +84,8 @@ class Training:
     seed: int
     steps: int
     bfloat16: bool
+    lr: float = 2e-3
+    weight_decay: float = 0.1
 
 
 def train(ids: Tensor, characters: int, how: Training, kept: Path, every: int = 100) -> PreTrainedModel:
@@ -100,7 +101,7 @@ def train(ids: Tensor, characters: int, how: Training, kept: Path, every: int = 
             return gpt2(characters, how.width, how.layers)
         return like_llama(how.family, characters, how.width, how.layers)
 
-    return resumable.train(new_model, loss_of, kept, asdict(how), LEARNING_RATE, every)
+    return resumable.train(new_model, loss_of, kept, asdict(how), how.lr, every, how.weight_decay)
 
 
 def main() -> None:
@@ -112,6 +113,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--lr", type=float, default=Training.lr, help="the largest learning rate")
+    parser.add_argument("--weight-decay", type=float, default=Training.weight_decay)
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16, about twice as fast on new CPUs")
     given = parser.parse_args()
     if given.bfloat16:
@@ -126,7 +129,9 @@ def main() -> None:
         if (folder / "chars.json").exists() and not kept.exists():
             print(f"{folder}: is there already", flush=True)
             continue
-        how = Training(given.family, given.width, given.layers, seed, given.steps, given.bfloat16)
+        how = Training(
+            given.family, given.width, given.layers, seed, given.steps, given.bfloat16, given.lr, given.weight_decay
+        )
         model = train(ids, len(vocabulary), how, kept)
         model.save_pretrained(folder)
         (folder / "chars.json").write_text(json.dumps(vocabulary) + "\n", "utf-8")

@@ -18,7 +18,13 @@ Loss = Callable[[PreTrainedModel], Tensor]  # draws a batch and returns the loss
 
 
 def train(
-    new_model: Callable[[], PreTrainedModel], loss_of: Loss, kept: Path, how: dict[str, Any], rate: float, every: int
+    new_model: Callable[[], PreTrainedModel],
+    loss_of: Loss,
+    kept: Path,
+    how: dict[str, Any],
+    rate: float,
+    every: int,
+    weight_decay: float = 0.1,
 ) -> PreTrainedModel:
     """AdamW, one cycle of the learning rate; initial weights and batches from the seed.
 
@@ -29,6 +35,7 @@ def train(
         how: What the run depends on: `seed`, `steps`, `bfloat16` and more. A run with other settings is not continued.
         rate: The largest learning rate.
         every: So many steps.
+        weight_decay: Of all parameters.
     """
     steps, bfloat16 = how["steps"], how["bfloat16"]
     torch.manual_seed(how["seed"])
@@ -36,7 +43,7 @@ def train(
     if bfloat16:
         model.set_attn_implementation("eager")  # a third faster than fused attention in bfloat16 on a CPU
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=weight_decay)
     rising = max(0.05, 2 / steps)  # at least two steps
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=rising)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
