@@ -41,7 +41,7 @@ def expressions(
     own = [{key: value for key, value in each.items() if key.startswith(f"{scope}.")} for each in flat]
     for numbers in [own, flat] if scope else [flat]:
         yield from _expressions(name, sizes, numbers)
-    if len(sizes) > 1 and len(set(sizes)) == 1 and _word(name) not in (*IN_HEADS, "ffn"):  # larger in others
+    if len(sizes) > 1 and len(set(sizes)) == 1 and _word(name) not in IN_HEADS:  # heads may be larger than in both
         yield str(sizes[0])
 
 
@@ -63,6 +63,8 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
                                  _kind(key) != "head groups", "." in key))  # fmt: skip
     if word in IN_HEADS:  # agreement with a number of heads is chance
         ranked = [key for key in ranked if _kind(key) not in COUNTED]
+    if len(sizes) == 1 and word not in ("head", "group", *IN_HEADS):  # agreement with one twin alone says little
+        return [key for key in ranked if word in NAMED and re.search(wanted, key)]
     if word == "ffn":  # and so it is with a part of a head, or any quotient
         return [key for key in ranked if _kind(key) != "in head"]
     depths = [key for key in ranked if key not in factors]  # numbers of layers, which are hardly sizes of anything else
@@ -90,7 +92,7 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     if word in IN_HEADS:  # so is half of something, or a third
         found = [text for text in found if re.search(WIDTHS, text.split(" ")[0]) and not re.search(r" \d+$", text)]
     if alike:
-        found = [text for text in found[:1] if re.search("head", text)]
+        found = [text for text in found[:1] if re.search("head", text) and word in ("head", "group", *IN_HEADS)]
     return found + depths
 
 

@@ -217,8 +217,8 @@ def write(axes: Iterable[Axis | None]) -> None:
 def link(a: Axis, b: Axis, why: str) -> None:
     """Make an axis without structure one with another axis."""
     if b.atom.parts:
-        restrict(b, of_parts(a.atom.own), why)
-        restrict(b, of_parts(a.atom.normed), why, norm=True)
+        restrict(b, _of_parts(a.atom.own), why)
+        restrict(b, _of_parts(a.atom.normed), why, norm=True)
     if a.atom.written:
         write([b])
     if not b.atom.parts:
@@ -230,7 +230,7 @@ def link(a: Axis, b: Axis, why: str) -> None:
     a.atom.link = Axis(b.atom, a.dual != b.dual)
 
 
-def of_parts(moves: frozenset[str]) -> frozenset[str]:
+def _of_parts(moves: frozenset[str]) -> frozenset[str]:
     """Return the moves of the parts of an axis with these moves: its pairs are not theirs."""
     if moves == LINEAR:
         return moves
@@ -244,7 +244,7 @@ def bind(axis: Axis, sizes: Iterable[int], flattened: bool) -> None:
         fix(top, "pairs taken apart")
         top.atom.own, top.atom.evens = frozenset(), None
     parts = [
-        Axis(Atom(size, of_parts(top.atom.own), written=top.atom.written, data=top.atom.data, why=list(top.atom.why),
-                  normed=of_parts(top.atom.normed))) for size in sizes
+        Axis(Atom(size, _of_parts(top.atom.own), written=top.atom.written, data=top.atom.data, why=list(top.atom.why),
+                  normed=_of_parts(top.atom.normed))) for size in sizes
     ]  # fmt: skip
     top.atom.parts, top.atom.flat = tuple(parts), flattened

@@ -221,10 +221,11 @@ def _commuting(axis: Axis, maps: Tensor, why: str) -> Axis | None:
     if not bool(off.any()) and bool((diagonal == diagonal[:, :1]).all()):
         return axis
     touched = (off != 0).any(0)
-    still = ~touched.any(0) & ~touched.any(1)
-    if bool(still.any()):
-        still = still & (diagonal == diagonal[:1, still][:, :1]).all(0)
+    untouched = ~touched.any(0) & ~touched.any(1)
     for word in ("pair", "next"):
+        # Beside halves that turn, no entry is free: a table has no norm of the parts of a head (Persimmon).
+        one = diagonal[:1, untouched][:, :1] if word == "next" and bool(untouched.any()) else diagonal[:1, :1]
+        still = untouched & (diagonal == one).all(0)
         for end in range(n, 1, -1):
             for start in (0, n - end):
                 rest = torch.cat([here[:start], here[start + end :]]) if end < n else here[:0]

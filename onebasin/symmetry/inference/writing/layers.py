@@ -11,7 +11,7 @@ from ...tables.signature import MOVES
 from ..atoms import Atom, Axis, fix
 from ..unification import unify
 from .draft import Draft, Place
-from .structures import matched, moving, taken_apart
+from .structures import matched, moving
 
 
 class _NotLayers(Exception):
@@ -71,8 +71,6 @@ def _restructured(draft: Draft, rows: Rows) -> bool:
     for row, (first, *others) in rows.items():
         for axes in others:
             alike = len(axes) == len(first)
-            if draft.by_name and alike and any(map(taken_apart, first, axes)):
-                raise _NotLayers(row[0])
             same_as = [matched(a, b) for a, b in zip(first, axes, strict=True)] if alike else [None]
             if None in same_as:
                 _loosen(draft, row, rows[row])

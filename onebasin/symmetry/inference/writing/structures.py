@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain, product
 
-from ..atoms import Axis, bind, fix, of_parts
+from ..atoms import Axis, bind, fix
 from ..unification import split
 
 
@@ -38,15 +38,6 @@ def _views_of(axis: Axis) -> Iterator[list[Axis]]:
 def moving(axis: Axis) -> Iterator[Axis]:
     """Yield the leaves of an axis, without fixed factors."""
     return (leaf for leaf in axis.leaves if leaf.size > 1 or leaf.moves)
-
-
-def taken_apart(a: Axis, b: Axis) -> bool:
-    """Whether pairs of entries that move in one of two axes are lost if it is given the structure of the other."""
-    x, y = (list(pieces(axis)) for axis in (a, b))
-    if x and len(x) == len(y):
-        return any(map(taken_apart, x, y))
-    plain, other = (b, a) if x else (a, b)
-    return not plain.parts and bool(other.parts) and bool(plain.moves) and not of_parts(plain.moves)
 
 
 def matched(a: Axis, b: Axis) -> bool | None:
