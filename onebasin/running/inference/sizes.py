@@ -19,6 +19,7 @@ NAMED = {
 }  # fmt: skip
 WIDTHS = r"hidden_size|d_model|n_embd|embed_dim|dim$|\bwidth$|head_dim|head_size|d_kv"
 IN_HEADS = ("vo", "qk", "rope")
+OF_HEADS = ("head", "group", *IN_HEADS)
 COUNTED = ("heads", "key heads", "head groups", "groups", "experts", "chosen", "layers")  # kinds that are no widths
 
 
@@ -63,7 +64,7 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
                                  _kind(key) != "head groups", "." in key))  # fmt: skip
     if word in IN_HEADS:  # agreement with a number of heads is chance
         ranked = [key for key in ranked if _kind(key) not in COUNTED]
-    if len(sizes) == 1 and word not in ("head", "group", *IN_HEADS):  # agreement with one twin alone says little
+    if len(sizes) == 1 and word not in OF_HEADS:  # agreement with one twin alone says little
         return [key for key in ranked if word in NAMED and re.search(wanted, key)]
     if word == "ffn":  # and so it is with a part of a head, or any quotient
         return [key for key in ranked if _kind(key) != "in head"]
@@ -92,7 +93,7 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
     if word in IN_HEADS:  # so is half of something, or a third
         found = [text for text in found if re.search(WIDTHS, text.split(" ")[0]) and not re.search(r" \d+$", text)]
     if alike:
-        found = [text for text in found[:1] if re.search("head", text) and word in ("head", "group", *IN_HEADS)]
+        found = [text for text in found[:1] if re.search("head", text) and word in OF_HEADS]
     return found + depths
 
 
