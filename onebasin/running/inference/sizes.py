@@ -64,8 +64,6 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
                                  _kind(key) != "head groups", "." in key))  # fmt: skip
     if word in IN_HEADS:  # agreement with a number of heads is chance
         ranked = [key for key in ranked if _kind(key) not in COUNTED]
-    if len(sizes) == 1 and word not in OF_HEADS:  # agreement with one twin alone says little
-        return [key for key in ranked if word in NAMED and re.search(wanted, key)]
     if word == "ffn":  # and so it is with a part of a head, or any quotient
         return [key for key in ranked if _kind(key) != "in head"]
     depths = [key for key in ranked if key not in factors]  # numbers of layers, which are hardly sizes of anything else

@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from onebasin.symmetry.inference.writing.draft import Draft, Style
 from onebasin.symmetry.inference.writing.table import drafted, hold_named, text_of
 
@@ -60,11 +58,7 @@ def table_text(
         if configs and name not in sizes:  # nothing tells it from what agrees with it by chance
             return None
         values = (draft.sizes[name], *([sizes[name]] if configs else []))
-        parameters = draft.parameters(name)
-        found = key_of_size(name, values, [model.config.to_dict(), *configs], scope_of(model, parameters))
-        if found and found.isdigit() and larger is not None and _alike(parameters, model, larger.model):
-            return None  # where nothing is larger, it may be a number of something that is
-        return found
+        return key_of_size(name, values, [model.config.to_dict(), *configs], scope_of(model, draft.parameters(name)))
 
     def list_of(kinds: Sequence[str]) -> tuple[str, Sequence[str]] | None:
         return list_of_layers(kinds, model.config.to_dict())
@@ -113,12 +107,6 @@ def sizes_in(other: Draft, draft: Draft) -> dict[str, int]:
             for name, same in zip(mine[1::2], its[1::2], strict=True):
                 found[name].add(other.sizes.get(same))
     return {name: size for name, sizes in found.items() if len(sizes) == 1 and (size := next(iter(sizes))) is not None}
-
-
-def _alike(parameters: Sequence[str], *models: PreTrainedModel) -> bool:
-    """Whether parameters have the same shapes in two models."""
-    mine, other = (dict(model.state_dict()) for model in models)
-    return all(mine[name].shape == other[name].shape for name in parameters if name in mine.keys() & other.keys())
 
 
 def with_fixed(text: str, names: Mapping[str, float]) -> str:

@@ -44,8 +44,7 @@ def solved(
             if isinstance(value, (list, tuple)):
                 value = value[place.stage] if place.stage < len(value) else None
             if not isinstance(value, int) or value < 1:
-                lacking = f"the config lacks '{' or '.join(table.sizes[name])}' (number of '{name}')"
-                raise OtherSizes(lacking, frozenset({name}))
+                raise TableError(f"the config lacks '{' or '.join(table.sizes[name])}' (number of '{name}')")
             sizes[key] = value
     for entry in entries.values():
         if len(entry.axes) != len(entry.shape):
