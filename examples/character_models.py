@@ -85,7 +85,7 @@ class Training:
     steps: int
     bfloat16: bool
     lr: float = 2e-3
-    weight_decay: float = 0.1
+    weight_decay: float = resumable.WEIGHT_DECAY
 
 
 def train(ids: Tensor, characters: int, how: Training, kept: Path, every: int = 100) -> PreTrainedModel:

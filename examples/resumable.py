@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from onebasin.engine import bfloat16_is_faster
 from onebasin.engine.placing import appearing_file
 
+WEIGHT_DECAY = 0.1
 Loss = Callable[[PreTrainedModel], Tensor]  # draws a batch and returns the loss on it
 
 
@@ -24,7 +25,7 @@ def train(
     how: dict[str, Any],
     rate: float,
     every: int,
-    weight_decay: float = 0.1,
+    weight_decay: float = WEIGHT_DECAY,
 ) -> PreTrainedModel:
     """AdamW, one cycle of the learning rate; initial weights and batches from the seed.
 

@@ -68,11 +68,10 @@ def _expressions(name: str, sizes: tuple[int, ...], flat: Sequence[Mapping[str, 
         return [key for key in ranked if _kind(key) != "in head"]
     depths = [key for key in ranked if key not in factors]  # numbers of layers, which are hardly sizes of anything else
     ranked = [key for key in ranked if key in factors]
-    shared = list(_shares_of(sizes, numbers, whole))
-    if ranked and (not shared or word not in IN_HEADS or re.search(wanted, ranked[0])):
+    if ranked and (word not in IN_HEADS or re.search(wanted, ranked[0])):
         return ranked
-    if shared:
-        return sorted(shared, key=len)
+    if found := sorted(_shares_of(sizes, numbers, whole), key=len) or ranked:
+        return found
     found = []
     for a, n in factors.items():
         for b, m in factors.items():

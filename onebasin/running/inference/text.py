@@ -47,26 +47,29 @@ def table_text(
     model = found.model
 
     @cache
-    def other() -> tuple[Mapping[str, int], list[Mapping[str, Any]]]:
+    def both() -> list[tuple[Mapping[str, int], dict[str, Any]]]:
+        here = (draft.sizes, model.config.to_dict())
         if larger is None:
-            return {}, []
+            return [here]
         with as_before(larger.ran):
-            return sizes_in(_draft(larger.ran, style, by_name, still)[0], draft), [larger.model.config.to_dict()]
+            sizes = sizes_in(_draft(larger.ran, style, by_name, still)[0], draft)
+        return [here, (sizes, larger.model.config.to_dict())]
+
+    def is_in_both(name: str) -> bool:
+        return all(name in sizes for sizes, _ in both())
 
     def key_of(name: str) -> str | None:
-        sizes, configs = other()
-        if configs and name not in sizes:  # nothing tells it from what agrees with it by chance
+        if not is_in_both(name):  # nothing tells its size from what agrees with it by chance
             return None
-        values = (draft.sizes[name], *([sizes[name]] if configs else []))
-        return key_of_size(name, values, [model.config.to_dict(), *configs], scope_of(model, draft.parameters(name)))
+        sizes, configs = zip(*((sizes[name], config) for sizes, config in both()), strict=True)
+        return key_of_size(name, sizes, configs, scope_of(model, draft.parameters(name)))
 
     def list_of(kinds: Sequence[str]) -> tuple[str, Sequence[str]] | None:
         return list_of_layers(kinds, model.config.to_dict())
 
     text, unsized = text_of(draft, model.config.model_type, key_of, list_of, ignored)
     if moving := [place.name for place in draft.places if place.name in unsized and place.moves]:
-        sizes, configs = other()
-        if strict and configs and not sizes.keys() >= set(moving):
+        if strict and not all(map(is_in_both, moving)):
             raise Unalike
         return table_text(found, style, larger, by_name, strict, (*still, unsized))
     return text
