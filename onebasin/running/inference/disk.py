@@ -16,13 +16,12 @@ from onebasin.symmetry.inference.unification import unify
 from onebasin.symmetry.inference.writing.draft import Found
 from onebasin.symmetry.tables.signature import MOVES
 
-from .tracing import Traced, as_stored, with_numbers
+from .tracing import Traced
 
 
-def on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
-    """Return the tensors in a file with their axes, and for each of them the numbers of its entries in the model."""
-    numbered = with_numbers(found)
-    disk = {name: tensor.long() for name, tensor in as_stored(found.model, numbered).items()}
+def on_disk(found: Traced) -> list[Found]:
+    """Return the tensors in a twin's file with their axes."""
+    numbered, disk = found.numbered, found.file
     starts = {name: int(tensor.flatten()[0]) for name, tensor in numbered.items() if tensor.numel()}
     ends = {name: start + numbered[name].numel() for name, start in starts.items()}
     owner: dict[str, list[str]] = {}
@@ -87,7 +86,7 @@ def on_disk(found: Traced) -> tuple[list[Found], dict[str, Tensor]]:
     names_of = {one.parameter: one.name for one in entries if not one.tied}
     for one in entries:
         one.tied = names_of.get(one.tied, one.tied)
-    return entries, disk
+    return entries
 
 
 def _numbers_in(name: str) -> Iterator[tuple[str, int, str]]:

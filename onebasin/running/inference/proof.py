@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -16,7 +16,7 @@ from onebasin.running.trial import scrambling
 from onebasin.symmetry import acting_groups, read_table, resolve
 from onebasin.symmetry.gauge.canonical import Canonical, canonical
 
-from .tracing import Traced, as_stored, configured, kind_of, kinds, restored, shuffle, with_numbers
+from .tracing import Traced, configured, kind_of, kinds, restored, shuffle
 
 TOLERANCE = 1e-9
 
@@ -41,11 +41,9 @@ def proved(text: str, *found: Traced | None) -> tuple[float, str]:
 
 def _deaf(found: Traced) -> bool:
     """Whether the outputs of a twin stay the same when its parameters are shuffled."""
-    state = found.model.state_dict()
-    held = {name: state[name] for name in found.axes}
     before = found.outputs
-    with restored(held):
-        shuffle(held.values(), 0)
+    with restored(found.own):
+        shuffle(found.own.values(), 0)
         return all(map(_equal, before, twins.outputs(found.model, found.inputs)))
 
 
@@ -95,58 +93,39 @@ def _levels(text: str, found: Traced) -> Iterator[tuple[str, set[str], Callable[
 
 @dataclass(frozen=True)
 class _Proof:
-    """A twin and what a table says of it.
-
-    form: its tensors by role, and their signature. own: the twin's tensors by its own names. entries: all of their
-    entries in a row. places: name of a tensor in a file -> the places of its entries in that row.
-    """
+    """A twin and what a table says of it. form: its tensors by role, and their signature."""
 
     found: Traced
     form: Canonical
-    own: Mapping[str, Tensor]
-    entries: Tensor
-    places: Mapping[str, slice | Tensor]
 
     @classmethod
     def of(cls, text: str, found: Traced) -> _Proof:
         """Read a twin by a table. Tied tensors are stored once, as in any file that the class writes, and restored to
         every name."""
-        whole = found.model.state_dict()
-        own = {name: whole[name] for name in found.axes}
-        disk = as_stored(found.model, {name: tensor for name, tensor in own.items() if name not in found.tied})
-        numbered = as_stored(found.model, with_numbers(found))
-        rest = as_stored(found.model, {name: tensor for name, tensor in whole.items() if name not in own})
+        copies = torch.cat([torch.full((one.numel(),), name in found.tied) for name, one in found.own.items()])
+        disk = {name: found.entries[places] for name, places in found.file.items() if not copies[places].any()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in (disk | found.constants).items()}
         config = {**found.model.config.to_dict(), "architectures": [type(found.model).__name__]}
-        shapes = {name: tuple(tensor.shape) for name, tensor in (disk | rest).items()}
         signature = resolve(read_table(text, "inferred"), shapes, config)
-        values = {role: entry.whole([disk[name].clone() for name in entry.names])
-                  for role, entry in signature.tensors.items()}  # fmt: skip
-        entries = torch.cat([tensor.detach().flatten() for tensor in own.values()])
-        return cls(found, Canonical(signature, values), own, entries,
-                   {name: _places(tensor.flatten().long()) for name, tensor in numbered.items()})  # fmt: skip
+        values = {role: entry.whole([disk[name] for name in entry.names]) for role, entry in signature.tensors.items()}
+        return cls(found, Canonical(signature, values))
 
     def change(self, form: Canonical, level: str, only: Collection[str] | None) -> float:
         """Return the change of the twin's outputs when it holds the tensors of a form, moved by random elements in
         some of the spaces that move at a level, or in all (None)."""
         alignment = scrambling(form.signature, level, only)
-        entries, given = self.entries.clone(), torch.zeros(len(self.entries), dtype=torch.bool)
+        found, tied = self.found, self.found.tied
+        entries, given = found.entries.clone(), torch.zeros(len(found.entries), dtype=torch.bool)
         for role, entry in form.signature.tensors.items():
             for name, part in entry.split(alignment.apply(form.signature, role, form.tensors[role])):
-                entries[self.places[name]], given[self.places[name]] = part.flatten(), True
-        moved, tied = dict(self._apart(entries)), self.found.tied
-        homes = {name: tied[name] for name, stored in self._apart(given) if name in tied and not stored.any()}
-        own, before = self.own, dict(self._apart(self.entries))
-        with restored(own, before), configured(self.found.model, form.config_updates), torch.no_grad():
+                entries[found.places[name]], given[found.places[name]] = part.flatten(), True
+        moved, own = found.apart(entries), found.own
+        homes = {name: tied[name] for name, stored in found.apart(given).items() if name in tied and not stored.any()}
+        with restored(own, found.apart(found.entries)), configured(found.model, form.config_updates), torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(moved[homes.get(name, name)])
-            after = twins.outputs(self.found.model, self.found.inputs)
-        return max(_difference(a, b) for a, b in zip(self.found.outputs, after, strict=True))
-
-    def _apart(self, entries: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name of every tensor of the twin with its part of a row of entries."""
-        lengths = [tensor.numel() for tensor in self.own.values()]
-        for (name, tensor), part in zip(self.own.items(), torch.split(entries, lengths), strict=True):
-            yield name, part.view(tensor.shape)
+            after = twins.outputs(found.model, found.inputs)
+        return max(_difference(a, b) for a, b in zip(found.outputs, after, strict=True))
 
     def canonical_change(self, names: Collection[str]) -> float:
         """Return the change by a canonical form that takes something only from tensors of these names."""
@@ -154,12 +133,6 @@ class _Proof:
                    for role, entry in self.form.signature.tensors.items()}  # fmt: skip
         signature = replace(self.form.signature, tensors=tensors)
         return self.change(canonical(signature, self.form.tensors), "invertible", ())
-
-
-def _places(numbers: Tensor) -> slice | Tensor:
-    """Return numbers as a slice if they follow each other: copying a block is much faster than one entry at a time."""
-    first, count = int(numbers[0]), len(numbers)
-    return slice(first, first + count) if torch.equal(numbers, torch.arange(first, first + count)) else numbers
 
 
 def _blamed(

@@ -14,7 +14,7 @@ from onebasin.symmetry.inference.writing.table import drafted, hold_named, text_
 
 from .disk import on_disk
 from .sizes import key_of_size, list_of_layers, scope_of
-from .tracing import Traced, as_before, as_stored, kind_of
+from .tracing import Traced, as_before, kind_of
 
 
 class Unalike(Exception):
@@ -81,15 +81,14 @@ def _draft(
     """Return the draft of the table of a traced model, and patterns of the tensors in its files that are not
     parameters."""
     model = found.model
-    entries, disk = on_disk(found)
+    entries = on_disk(found)
     prefix = f"{model.base_model_prefix}." if model.base_model_prefix else ""
-    outside = [name for name in disk if not name.startswith(prefix)]
+    outside = [name for name in found.file if not name.startswith(prefix)]
     layers = {match[1]: match[2] for name in outside if (match := re.match(r"((.*?)\.\d+)\.", name))}
     blocks = Counter(layers.values())
-    if not outside or len(outside) == len(disk) or any(count > 1 for count in blocks.values()):
+    if not outside or len(outside) == len(found.file) or any(count > 1 for count in blocks.values()):
         prefix = ""
-    others = {name: tensor for name, tensor in model.state_dict().items() if name not in found.axes}
-    ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in as_stored(model, others)})
+    ignored = sorted({re.sub(r"\.\d+\.", ".{}.", name.removeprefix(prefix)) for name in found.constants})
 
     labels = getattr(model.config, "num_labels", 0)
     draft = drafted(found.trace, entries, prefix, style, by_name, labels)

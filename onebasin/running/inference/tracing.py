@@ -47,9 +47,52 @@ class Traced:
         return twins.outputs(self.model, self.inputs)
 
     @cached_property
+    def own(self) -> dict[str, Tensor]:
+        """The tensors with which it computes, by their names in the model."""
+        state = self.model.state_dict()
+        return {name: state[name] for name in self.axes}
+
+    @cached_property
+    def entries(self) -> Tensor:
+        """Their entries, one after another."""
+        return torch.cat([tensor.detach().flatten() for tensor in self.own.values()])
+
+    def apart(self, entries: Tensor) -> dict[str, Tensor]:
+        """Return such a row as tensors by their names in the model."""
+        parts = torch.split(entries, [tensor.numel() for tensor in self.own.values()])
+        return {name: part.view(tensor.shape) for (name, tensor), part in zip(self.own.items(), parts, strict=True)}
+
+    @cached_property
+    def numbered(self) -> dict[str, Tensor]:
+        """Its tensors, with the places of their entries in that row."""
+        return self.apart(torch.arange(len(self.entries), dtype=torch.float64))
+
+    @cached_property
+    def file(self) -> dict[str, Tensor]:
+        """The tensors in its file, with the places of their entries in that row."""
+        return {name: tensor.long() for name, tensor in as_stored(self.model, self.numbered).items()}
+
+    @cached_property
+    def places(self) -> dict[str, slice | Tensor]:
+        """The same in one dimension, as a slice if the places follow each other: that is much faster to copy."""
+        return {name: _as_slice(places.flatten()) for name, places in self.file.items()}
+
+    @cached_property
+    def constants(self) -> dict[str, Tensor]:
+        """The tensors in its file with which it does not compute."""
+        state = self.model.state_dict()
+        return as_stored(self.model, {name: tensor for name, tensor in state.items() if name not in self.axes})
+
+    @cached_property
     def ran(self) -> Traced:
         """The same twin after its run."""
         return _ran(self)
+
+
+def _as_slice(places: Tensor) -> slice | Tensor:
+    """Return places as a slice if they follow each other."""
+    first, count = int(places[0]) if len(places) else 0, len(places)
+    return slice(first, first + count) if torch.equal(places, torch.arange(first, first + count)) else places
 
 
 def traced(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Traced:
@@ -303,15 +346,6 @@ def as_stored(model: PreTrainedModel, values: Mapping[str, Tensor]) -> dict[str,
     """Return tensors as `save_pretrained` names and splits them: name in a file -> tensor."""
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(values))
     return found
-
-
-def with_numbers(found: Traced) -> dict[str, Tensor]:
-    """Return the model's tensors with entries that are numbered consecutively."""
-    state, start, numbered = found.model.state_dict(), 0, {}
-    for name in found.axes:
-        numbered[name] = torch.arange(start, start + state[name].numel(), dtype=torch.float64).view(state[name].shape)
-        start += state[name].numel()
-    return numbered
 
 
 def free_share(found: Traced) -> float:
