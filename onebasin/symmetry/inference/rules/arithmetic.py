@@ -13,7 +13,7 @@ from ..linear import once
 from ..products import product
 from ..trace import KEY, ONES, Call, Label, Trace, is_nothing
 from ..unification import unify
-from .constants import constant, entrywise, is_number, lined_up, through_view
+from .constants import beside, entrywise, is_number, lined_up, through_view
 from .maps import remapped, sum_of_maps, times_constants
 from .norms import bias_of_norm, gain_of, over_length, squared, weight_of_norm
 from .pointwise import pointwise
@@ -143,8 +143,8 @@ def scaled(trace: Trace, call: Call) -> Any:
             wide = tensor.dim() >= out.dim() - d and tensor.shape[d - out.dim()] > 1
             if divides and axis is q:
                 restrict(axis, PERMUTE, call.name)
-            if wide and not constant(tensor, d - out.dim()):
-                fix(axis, f"a constant ({call.name})")
+            if wide:
+                beside(axis, tensor, d - out.dim(), call.name, sums=False)
             axes.append(axis)
     known: dict[str, Any] = {}
     lengths = [label.length for label in (la, lb) if label is not None and label.length is not None]

@@ -19,14 +19,19 @@ def constant(tensor: Tensor, dim: int) -> bool:
     return bool((tensor == tensor.narrow(dim, 0, 1)).all())
 
 
-def beside(axis: Axis, tensor: Tensor, dim: int, why: str) -> None:
-    """Restrict an axis to maps that preserve a constant in the same sum."""
-    if not bool(tensor.any()):
-        return
-    if constant(tensor, dim):
-        restrict(axis, ONES, why)
-    else:
+def beside(axis: Axis, tensor: Tensor, dim: int, why: str, sums: bool = True) -> None:
+    """Restrict an axis to maps that preserve a constant in the same sum, or in the same product entry by entry. Of a
+    product of axes, each is restricted by how the constant differs along it."""
+    if axis.parts and not axis.cat:
+        dim = dim % tensor.dim()
+        sizes = [part.size for part in axis.parts]
+        apart = tensor.reshape(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
+        for place, part in enumerate(axis.parts, dim):
+            beside(part, apart, place, why, sums)
+    elif not constant(tensor, dim):
         fix(axis, f"a constant ({why})")
+    elif sums and bool(tensor.any()):
+        restrict(axis, ONES, why)
 
 
 def is_number(trace: Trace, value: Any) -> bool:
@@ -57,10 +62,8 @@ def entrywise(
             if tensor.dim() < out.dim() - d or tensor.shape[d - out.dim()] == 1:
                 if sums and bool(tensor.any()):
                     restrict(axis, ONES, why)
-            elif sums:
-                beside(axis, tensor, d - out.dim(), why)
-            elif not constant(tensor, d - out.dim()):
-                fix(axis, f"a constant ({why})")
+            else:
+                beside(axis, tensor, d - out.dim(), why, sums)
             axes.append(axis)
     return axes
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..atoms import PERMUTE, Axis, fix, restrict, write
 from ..trace import ONES, Call, Trace
 from ..unification import unify
-from .constants import constant, entrywise
+from .constants import beside, constant, entrywise
 from .registry import rule
 from .summands import vectors_of
 
@@ -37,8 +37,8 @@ def contract(trace: Trace, spec: str, given: Sequence[Tensor], out: Tensor, why:
                 for other, tensor, dim in uses:
                     if other is not None and other is not axis:
                         unify(axis, other, why)
-                    elif other is None and tensor.shape[dim] > 1 and not constant(tensor, dim):
-                        fix(axis, f"a constant ({why})")
+                    elif other is None and tensor.shape[dim] > 1:
+                        beside(axis, tensor, dim, why, sums=False)
                 restrict(axis, PERMUTE, why)
             kept[letter] = axis
         elif len(uses) == 1:

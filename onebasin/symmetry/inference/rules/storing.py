@@ -12,7 +12,7 @@ from ..atoms import PERMUTE, Axis, data, fix, hold, is_data, joined, lower, rest
 from ..selecting import pick
 from ..trace import Call, Trace, tensors
 from ..unification import unify
-from .constants import beside, lined_up
+from .constants import beside, constant, lined_up
 from .places import coordinates, line_of, moved
 from .registry import rule
 
@@ -27,6 +27,8 @@ def scattered(trace: Trace, call: Call) -> Any:
     if "put" in call.name or "fill" in call.name:
         return trace.unruled(call)
     empty = trace.label(target) is None and not bool(target.any())
+    dim = dim % target.dim()
+    level = trace.label(target) is None and constant(target, dim)  # the same number everywhere along the dimension
     mine = trace.axes(target, call.name)
     if trace.label(target) is None and not empty and trace.label(value) is None and trace.label(places) is None:
         return call.run()
@@ -35,7 +37,6 @@ def scattered(trace: Trace, call: Call) -> Any:
         if base is None or base.numel() != target.numel():
             return trace.unruled(call)
     out = call.run()
-    dim = dim % target.dim()
     label = trace.label(places)
     theirs = trace.axes(value, call.name) if isinstance(value, Tensor) else [None] * target.dim()
     spots = trace.axes(places, call.name) if places.dim() == target.dim() else [None] * target.dim()
@@ -46,7 +47,7 @@ def scattered(trace: Trace, call: Call) -> Any:
             named_by = label.indexes if label is not None else None
             if named_by is not None and axis is not None:
                 unify(axis, named_by, call.name)
-            elif named_by is not None and not empty:
+            elif named_by is not None and not level:
                 fix(named_by, call.name)
                 named_by = None
             elif axis is not None and named_by is None:
