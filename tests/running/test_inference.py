@@ -13,6 +13,7 @@ from math import inf
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -415,6 +416,66 @@ def test_spaces_beside_what_is_unused_stay() -> None:
     assert fixed("map", 6) == fixed("map", 6, 5) == fixed("bias", 8) == set()
     assert fixed("lm.0.map.weight", 6) == {"neurons"}
     assert fixed("map", 4, seen=["map"]) == fixed("mask_token", 4) == fixed("criterion.map", 4) == set()
+
+
+class HastyConfig(PretrainedConfig):
+    model_type = "hasty"
+
+    def __init__(self, num_hidden_layers: int = 4, **more: Any) -> None:
+        self.num_hidden_layers = num_hidden_layers
+        super().__init__(**more)
+
+
+class Hasty(PreTrainedModel):
+    """A model that ends after the first layer whose gate says so."""
+
+    config_class = HastyConfig
+    main_input_name = "input_ids"
+
+    def __init__(self, config: HastyConfig) -> None:
+        super().__init__(config)
+        self.embed, self.head = nn.Embedding(60, 24), nn.Linear(24, 60, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(24) for _ in range(config.num_hidden_layers))
+        self.up = nn.ModuleList(nn.Linear(24, 40) for _ in self.norms)
+        self.down = nn.ModuleList(nn.Linear(40, 24) for _ in self.norms)
+        self.gates = nn.ModuleList(nn.Linear(24, 1) for _ in self.norms)
+        self.post_init()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids)
+        for norm, up, down, gate in zip(self.norms, self.up, self.down, self.gates, strict=True):
+            h = norm(x)
+            x = x + down(torch.relu(up(h)))
+            if gate(h).mean() > 0:
+                break
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("gate", [None, 50.0])
+def test_layers_that_the_twin_left_out_can_still_be_reached(gate: float | None) -> None:
+    """The table also holds for inputs that pass through all layers: either another run reached them, or the stream
+    stays."""
+    model, given = twins.build(HastyConfig(), Hasty)
+
+    def gates(bias: float) -> None:
+        for each in model.gates:
+            each.bias.data.fill_(bias)
+
+    if gate is not None:
+        gates(gate)
+    found = inference.traced(model, given)
+    moves = {move for axis in found.axes["embed.weight"] if axis is not None for move in axis.moves}
+    text = table_text(found, STYLES[0])
+    assert gate is None or not moves
+    gates(-50.0)
+    departure, _ = proof.proved(text, tracing.untraced(model, given))
+    assert departure < proof.TOLERANCE
+
+
+def test_experts_that_each_take_a_copy_of_all_tokens_move() -> None:
+    """Llama 4 multiplies copies of the tokens by all scores, most of which are zero: they are set to minus infinity
+    beside those that were chosen."""
+    assert re.search(r"(?m)^    expert permutation ", inference.infer("llama4_text").text)
 
 
 def test_a_part_that_nothing_reads_stays() -> None:

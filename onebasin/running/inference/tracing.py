@@ -120,7 +120,7 @@ def _ran(twin: Traced) -> Traced:
                 before = len(trace.seen)
                 _run(model, inputs, trace)
                 left = kinds(trace.seen) & kinds(held.keys() - trace.seen.keys())
-                if len(trace.seen) == before or not left or not trace.chosen:
+                if len(trace.seen) == before or not left or not (trace.chosen or trace.decided):
                     break
                 shuffle(held.values(), run)
         axes = {name: trace.axes(tensor, "parameter") for name, tensor in held.items()}
@@ -138,7 +138,7 @@ def _ran(twin: Traced) -> Traced:
                 hold(axes[name], "unused")
                 if tied.get(name, name) not in stored:
                     idle.append(name)
-        _hold_around(idle, axes, kinds(trace.seen))
+        _hold_around(idle, axes, set() if trace.decided else kinds(trace.seen))
         _hold_unread([*axes.values(), *([norm.target, ~norm.source] for norm in trace.norms)])
         for leaf in (leaf for each in axes.values() for axis in each if axis is not None for leaf in axis.leaves):
             if leaf.home != leaf.top:  # there are parameters in both orders
@@ -157,7 +157,7 @@ def _hold_around(idle: Sequence[str], axes: Mapping[str, Sequence[Axis | None]],
     axes (a matrix: or divides it), and those of a space of several layers, which may come from outside their module.
     One of a kind that was used says nothing new, and masks, criteria and queries to denoise are for training.
 
-    idle: their names. seen: kinds of names that were used.
+    idle: their names. seen: kinds of names that were used, unless the model decides by its numbers which layers run.
     """
     sizes = {tuple(name.split(".")): [axis.size for axis in axes[name] if axis is not None] for name in idle
              if kind_of(name) not in seen and not TRAINING.search(name)}  # fmt: skip

@@ -22,7 +22,7 @@ from .atoms import Axis, hold, is_data, lower
 from .linear import Linear, settle
 from .products import square
 
-KEY = "_axes"
+KEY, _COMPARED = "_axes", "_compared"  # attributes of tensors: the label; made by comparing numbers
 
 
 @dataclass
@@ -85,15 +85,16 @@ class Gain:
 class Trace(TorchFunctionMode):
     """The record of a run.
 
-    silent: functions that do not change numbers, whose uses are not counted. norms: those with weights, in the order of
-    execution; normed: their weights at every use, "" between two runs. seen: parameters in that order. occurrences:
-    axes that a tensor has together. chosen: whether anything was chosen by the model's own numbers, so that another run
-    may use other parameters. apart: (axes, others) such that the first have no maps for each entry of the
-    others. rows: how often rows of these tables were looked up and summed. placed: a table of positions -> the vectors
-    to which its rows were added, see `Label.side`. softmaxed: parameters of the entries over which a softmax runs.
-    biases: a vector -> the matrix to whose product it is added first. together: a norm's weight -> that of an earlier
-    norm of the same vectors. gains: vectors that multiply the output of a matrix. uses: how often a parameter,
-    `("", name)`, and the output of a matrix and its bias, were used.
+    silent: functions that do not change numbers, whose uses are not counted. norms: those with weights, in the
+    order of execution; normed: their weights at every use, "" between two runs. seen: parameters in that order.
+    occurrences: axes that a tensor has together. chosen: whether anything was chosen by the model's own numbers, so
+    that another run may use other parameters. decided: whether Python read such numbers, so that other inputs may
+    run other layers. apart: (axes, others) such that the first have no maps for each entry of the others. rows: how
+    often rows of these tables were looked up and summed. placed: a table of positions -> the vectors to which its
+    rows were added, see `Label.side`. softmaxed: parameters of the entries over which a softmax runs. biases: a
+    vector -> the matrix to whose product it is added first. together: a norm's weight -> that of an earlier norm of
+    the same vectors. gains: vectors that multiply the output of a matrix. uses: how often a parameter, `("",
+    name)`, and the output of a matrix and its bias, were used.
     """
 
     rules: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class Trace(TorchFunctionMode):
     seen: dict[str, None] = field(default_factory=dict)
     occurrences: list[tuple[Axis, ...]] = field(default_factory=list)
     chosen: bool = False
+    decided: bool = False
     apart: list[tuple[tuple[Axis, ...], tuple[Axis, ...]]] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
     passes: list[tuple[Axis, str]] = field(default_factory=list)
@@ -122,6 +124,15 @@ class Trace(TorchFunctionMode):
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
         name = name_of(func)
+        compared = any(one.is_floating_point() or hasattr(one, _COMPARED) for one in given)
+        self.decided = self.decided or (compared and name in DECIDE)
+        out = self._run(func, name, given, args, kwargs)
+        if compared and isinstance(out, Tensor) and out.dtype == torch.bool:
+            setattr(out, _COMPARED, True)
+        return out
+
+    def _run(self, func: Any, name: str, given: list[Tensor], args: Any, kwargs: Any) -> Any:
+        """Run a function of torch by its rule."""
         tells = all(tensor.numel() for tensor in given)  # not of tokens of a kind that the inputs lack
         for tensor in given:
             if (label := getattr(tensor, KEY, None)) is not None and label.name and tells:
@@ -233,6 +244,7 @@ ZEROS = frozenset({"zeros", "new_zeros", "zeros_like"})
 READS = frozenset(
     {"item", "tolist", "numpy", "bool", "__bool__", "float", "int", "__float__", "__int__", "__index__", "__setitem__"}
 )
+DECIDE = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__"})
 CHOOSE = frozenset(
     {"topk", "sort", "argsort", "argmax", "argmin", "nonzero", "argwhere", "multinomial", "bernoulli"}
     | {"eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__ne__", "__gt__", "__ge__", "__lt__", "__le__"}
