@@ -54,7 +54,7 @@ def merge_best_layers(
     models: Sequence[ModelSource],
     output: str | Path | None = None,
     *,
-    validation: str | None,
+    validation: str | Path | None,
     metric: str = "loss",
     **options: Unpack[LayersKeywords],
 ) -> MergeResult:
@@ -81,7 +81,7 @@ def merge_best_layers(
         raise ValueError("layers auto chooses what is matched: it does not go with --match none or --budget")
     device = how.get("device", "cpu")
     refuse_device(device)
-    data, split = split_off(validation)
+    data, split = split_off(str(validation))
     page = place_of(output, how.get("report", False))
     with opened(models, how.get("family")) as given:
         if output is not None:

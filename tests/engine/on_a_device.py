@@ -6,6 +6,8 @@ test_devices.py runs this file in a process of its own: autograd counts devices 
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ import elsewhere
 import pytest
 import torch
 from pairs import folders, weights
+from safetensors.torch import load_file
 
 import onebasin
 
@@ -22,7 +25,10 @@ Job = Callable[..., Any]
 SELF = {"data": "self", "samples": 16, "context": 8}
 MATCHED: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("LlamaForCausalLM", {}),
+    "permutation": ("GPT2LMHeadModel", {}),
+    "orthogonal": ("BertForSequenceClassification", {}),
     "full": ("GPT2LMHeadModel", {}),
+    "full of grouped heads": ("LlamaForCausalLM", {"rescale": "joint"}),
     "full by activations": ("LlamaForCausalLM", {"match_with": "activations", **SELF}),
     "invertible by activations, learned": (
         "LlamaForCausalLM", {"match_with": "learned", "start": "activations", "steps": 3, **SELF},
@@ -83,14 +89,69 @@ def test_distilling(tmp_path: Path) -> None:
     alike(lambda out, device, precision: job(out, device=device), tmp_path)  # in float32, as models train
 
 
+def test_a_merge_file(tmp_path: Path) -> None:
+    a, b = folders(tmp_path, "LlamaForCausalLM")
+    config = tmp_path / "merge.yml"
+    models = ", ".join(f"{{model: {one}, parameters: {{weight: {weight}}}}}" for weight, one in enumerate((a, b), 1))
+    config.write_text(f"{{merge_method: linear, align: {{match: full}}, models: [{models}]}}")
+    alike(partial(onebasin.merge_config, config), tmp_path)
+
+
+def test_choosing_layers(tmp_path: Path) -> None:
+    models = folders(tmp_path, "LlamaForCausalLM")
+    task: dict[str, Any] = {"task": "causal-lm", "validation": _text(tmp_path), "context": 8}
+    alike(partial(onebasin.merge_best_layers, models, match="paper", **task), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "gram"])
+def test_statistics(kind: str, tmp_path: Path) -> None:
+    (model,) = folders(tmp_path, "LlamaForCausalLM", 1)
+    files = {device: tmp_path / f"{device}.safetensors" for device in ("cpu", elsewhere.NAME)}
+    for device, file in files.items():
+        onebasin.statistics(model, file, kind, canonical=True, device=device, precision="float64", **SELF)
+    here, there = (load_file(file) for file in files.values())
+    for name, tensor in here.items():
+        torch.testing.assert_close(there[name], tensor, atol=1e-5, rtol=1e-4)
+
+
 def test_measuring(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "LlamaForCausalLM")
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n' * 4)
-    task: dict[str, Any] = {"task": "causal-lm", "data": text, "context": 8, "device": elsewhere.NAME}
-    assert onebasin.evaluate(a, **task).loss > 0
-    assert len(onebasin.barrier(a, b, points=3, **task).losses) == 3
+    task: dict[str, Any] = {"task": "causal-lm", "data": _text(tmp_path), "context": 8}
+    there = {**task, "device": elsewhere.NAME}
+    assert onebasin.evaluate(a, **there).loss == pytest.approx(onebasin.evaluate(a, **task).loss, rel=1e-4)
+    losses = [onebasin.barrier(a, b, points=3, match="full", **each).losses for each in (there, task)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_verifying(tmp_path: Path) -> None:
+    a, b = folders(tmp_path, "LlamaForCausalLM")
+    onebasin.match(b, a, tmp_path / "matched", match="paper", alignment=tmp_path / "maps")
     assert onebasin.verify(a, a, device=elsewhere.NAME).same
+    moved = {"tensors": True, "alignment": tmp_path / "maps", "tolerance": 1e-4}
+    assert onebasin.verify(b, tmp_path / "matched", **moved, device=elsewhere.NAME).same
+
+
+def test_every_job_that_takes_a_device_is_here() -> None:
+    jobs = {name: job for name in onebasin.__all__ if inspect.isfunction(job := getattr(onebasin, name))}
+    run = re.findall(r"onebasin\.(\w+)[(,]", Path(__file__).read_text("utf-8"))
+    assert {name for name, job in jobs.items() if _takes_a_device(job)} == jobs.keys() & set(run)
+
+
+def _takes_a_device(job: Job) -> bool:
+    """Whether a job knows the word: it refuses all others before it does anything."""
+    given = {name: "" for name, each in inspect.signature(job).parameters.items() if each.default is each.empty
+             and each.kind is not each.VAR_KEYWORD}  # fmt: skip
+    try:
+        job(**given, device="nowhere")
+    except Exception as refused:
+        return "'device'" not in str(refused)
+    raise AssertionError(f"{job.__name__} runs on a device that is not there")
+
+
+def _text(where: Path) -> Path:
+    text = where / "text.jsonl"
+    text.write_text('{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n' * 4)
+    return text
 
 
 def test_the_device_refuses_tensors_of_the_cpu() -> None:
