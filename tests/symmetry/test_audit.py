@@ -61,7 +61,7 @@ TYPES: dict[str, dict[str, Any]] = {
 # turns by angles that two patches in a row do not tell apart, of sam_vision_model windows whose places are
 # parameters, distances that queries read, and a last sum that LayerNorms and a narrower matrix read; of eomt norms
 # after convolutions of each channel, and one by whose output a matrix multiplies.
-INFERRED = ["recurrent_gemma", "nanochat", "fnet", "granite", "glm4", "phi", "biogpt", "granitemoeshared",
+INFERRED = ["apertus", "recurrent_gemma", "nanochat", "fnet", "granite", "glm4", "phi", "biogpt", "granitemoeshared",
             "qwen2_vl_text", "nomic_bert", "mpnet", "openai_privacy_filter",
             "chinese_clip_vision_model", "yoso", "esm",
             "pixio", "mlcd_vision_model", "mra", "persimmon", "siglip_vision_model", "siglip2",

@@ -35,7 +35,7 @@ def around_norms(signature: Signature, tensors: Tensors, role: str) -> Tensor:
 
 def _given(signature: Signature, tensors: Tensors, role: str, tensor: Tensor) -> Iterator[Tensor]:
     entry, order = signature.tensors[role], list(signature.tensors)
-    if max(tensor.shape) == tensor.numel():  # a vector, also one with further dimensions of 1
+    if max(tensor.shape, default=1) == tensor.numel():  # a vector, also one with further dimensions of 1, or a number
         yield from units(tensor.shape)
         return
     for leaf in _by_channel(signature):
